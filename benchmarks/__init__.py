@@ -1,0 +1,1 @@
+"""Side-by-side ratios against other libraries: run `python -m benchmarks`."""

@@ -1,0 +1,115 @@
+"""`python -m benchmarks`: all topics, one table each, exit code 1 if a target is missed."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmarks import apply, calibration_error, memory, ours, smart, temperature
+from benchmarks.output import Results, Topic, machine, write, write_topic
+from benchmarks.timing import ForeignLoad
+
+Size = tuple[int, int]
+
+FULL: dict[str, list[Size]] = {
+    "temperature": [(10_000, 1000), (50_000, 100), (1_000_000, 10)],
+    "ece": [(1_000_000, 10)],
+    "smart": [(10_000, 1000)],
+    "apply": [(10_000, 1000)],
+    "memory": [(50_000, 1000)],
+}
+QUICK: dict[str, list[Size]] = {
+    "temperature": [(500, 100), (2_000, 20), (10_000, 10)],
+    "ece": [(20_000, 10)],
+    "smart": [(1_000, 100)],
+    "apply": [(500, 1000)],
+    "memory": [(2_000, 1000)],
+}
+
+
+def size(text: str) -> Size:
+    """`10000x1000` -> (10000, 1000)."""
+    try:
+        n, k = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a size is written ROWSxCLASSES, not {text!r}") from None
+    return n, k
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("topics", nargs="*", metavar="topic", help=f"of {', '.join(FULL)}")
+    parser.add_argument("--sizes", nargs="+", type=size, metavar="NxK", help="instead of the usual")
+    parser.add_argument("--rounds", type=int, help="alternated repetitions, instead of the usual")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds per contender and size")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="for us and for torch")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it work at all?")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as well")
+    chosen = parser.parse_args()
+    if unknown := set(chosen.topics) - set(FULL):
+        parser.error(f"unknown topic {', '.join(sorted(unknown))}; there are {', '.join(FULL)}")
+    return chosen
+
+
+def topics(options: argparse.Namespace) -> Iterable[Topic]:
+    sizes = QUICK if options.quick else FULL
+    budget = options.budget
+
+    def rounds(usual: int) -> int:
+        return options.rounds or (2 if options.quick else usual)
+
+    runs: dict[str, Callable[[list[Size]], Iterable[Topic]]] = {
+        "temperature": lambda at: temperature.run(at, rounds(7), budget),
+        "ece": lambda at: calibration_error.run(at, rounds(15), budget),
+        "smart": lambda at: smart.run(at, rounds(3), 8 * budget),
+        "apply": lambda at: apply.run(at, rounds(41), budget),
+        "memory": memory.run,
+    }
+    for name in options.topics or FULL:
+        yield from runs[name](options.sizes or sizes[name])
+
+
+def use_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    if not ours.set_threads(threads):
+        write("warning: calibrators.set_threads cannot be imported")
+
+
+def main() -> int:
+    options = arguments()
+    use_threads(options.threads)
+    results = Results(machine(options.threads))
+    for key, value in results.machine.items():
+        write(f"{key}: {value}")
+    load = ForeignLoad()
+    for topic in topics(options):
+        results.add(topic, load.cores)
+        write_topic(topic, load.cores)
+        load = ForeignLoad()
+    if options.json:
+        options.json.write_text(json.dumps(results.to_dict(), indent=2) + "\n")
+    return verdict(results, options.quick)
+
+
+def verdict(results: Results, quick: bool) -> int:
+    """The exit code. Small sizes say nothing about speed, so there everything only has to run."""
+    write()
+    for topic in results.topics:
+        for target in topic.targets:
+            write(f"{target}  [{topic.title}]")
+    if quick:
+        ran = all(target.value is not None for target in results.targets)
+        write(
+            f"quick: sizes too small to judge; {'everything ran' if ran else 'NOT everything ran'}"
+        )
+        return 0 if ran else 1
+    missed = sum(not target.passed for target in results.targets)
+    write(f"{'PASS' if results.passed else 'FAIL'}: {missed} of {len(results.targets)} missed")
+    return 0 if results.passed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,51 @@
+"""The calls into `calibrators` that are timed: what a user writes, checks included.
+
+Imports are inside the functions so that the rivals can be measured without us, and so that a
+broken import shows as a row with its error.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.data import Sample
+
+NAME = "calibrd"
+
+
+def set_threads(threads: int) -> bool:
+    """Whether `calibrators` could be told; the caller measures the rivals in any case."""
+    try:
+        from calibrators import set_threads as limit
+    except ImportError:
+        return False
+    limit(threads)
+    return True
+
+
+def fit_temperature(sample: Sample) -> Any:
+    from calibrators import CalibrationSet
+    from calibrators.methods.temperature import TemperatureScaling
+
+    return TemperatureScaling().fit(CalibrationSet(sample.logits, sample.labels))
+
+
+def fit_smart(sample: Sample, seed: int = 0) -> Any:
+    from calibrators import CalibrationSet
+    from calibrators.methods.smart import Smart
+
+    return Smart(seed=seed).fit(CalibrationSet(sample.logits, sample.labels))
+
+
+def ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    from calibrators.metrics import ece as measure
+
+    return float(measure(probabilities, labels, bins=15))
+
+
+def initial_weights(seed: int, hidden: int) -> tuple[np.ndarray, np.ndarray]:
+    """SMART's first layer as the seed gives it: w1 (1, hidden) and b1 (hidden,)."""
+    from calibrators.methods.smart import initial_weights as draw
+
+    w1, b1 = draw(seed, 1, hidden)
+    return np.asarray(w1, np.float64).reshape(1, hidden), np.asarray(b1, np.float64)

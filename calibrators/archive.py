@@ -1,0 +1,176 @@
+"""Maps as bytes and back: no pickle, a checked hash, and a format that says its own version.
+
+    8 bytes   b"calibrd" and the format version
+    32 bytes  sha256 of everything after it
+    4 bytes   length of the header, little-endian
+    header    JSON: method, k, kind, parameters, fit_info, library versions, arrays by name
+    arrays    little-endian, C order, one after the other by name
+
+The same map gives the same bytes as long as the libraries' versions are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import struct
+from dataclasses import fields
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.base import CalibrationMap
+from calibrators.constraints import broken_rule, field_hints
+from calibrators.errors import ArchiveError, CalibrationError
+from calibrators.registry import all_maps
+
+MAGIC = b"calibrd"
+FORMAT = 1
+PREFIX = struct.Struct("<8s32sI")
+DTYPES = ("<f8", "<f4", "<i8")
+
+
+def dump(fitted: CalibrationMap) -> bytes:
+    """The bytes of a map.
+
+    >>> from calibrators.methods.temperature import TemperatureMap
+    >>> load(dump(TemperatureMap(k=3, temperature=1.5))).temperature
+    1.5
+    """
+    parameters: dict[str, Any] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    for field in fields(fitted):
+        value = getattr(fitted, field.name)
+        target = arrays if isinstance(value, np.ndarray) else parameters
+        target[field.name] = value
+    packed = {
+        name: np.ascontiguousarray(one, one.dtype.newbyteorder("<"))
+        for name, one in sorted(arrays.items())
+    }
+    header = {
+        "method": fitted.method,
+        "parameters": parameters,
+        "arrays": {n: {"dtype": a.dtype.str, "shape": list(a.shape)} for n, a in packed.items()},
+        "libraries": _libraries(),
+    }
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    body = struct.pack("<I", len(text)) + text + b"".join(a.tobytes() for a in packed.values())
+    return MAGIC + bytes([FORMAT]) + hashlib.sha256(body).digest() + body
+
+
+def load(data: bytes) -> CalibrationMap:
+    """The map in these bytes; an ArchiveError that says what is wrong if there is none."""
+    header, payload = _open(data)
+    kind = all_maps().get(header["method"])
+    if kind is None:
+        raise ArchiveError("unknown_method", f"the method {header['method']!r} is not known here")
+    values = {**header["parameters"], **_arrays(header["arrays"], payload)}
+    hints = field_hints(kind)
+    if set(values) != set(hints):
+        odd = sorted(set(values) ^ set(hints))
+        raise ArchiveError("wrong_fields", f"missing or unknown fields of {kind.method!r}: {odd}")
+    for name, hint in hints.items():
+        if not _fits(hint, values[name]):
+            raise ArchiveError("wrong_fields", f"the field {name!r} holds {values[name]!r:.80}")
+    try:
+        return kind(**values)
+    except CalibrationError as error:
+        raise ArchiveError("wrong_fields", str(error)) from error
+
+
+def describe(data: bytes) -> dict[str, Any]:
+    """The header of an intact archive: method, parameters, arrays, libraries and its sha256."""
+    header, _ = _open(data)
+    return {**header, "format": FORMAT, "sha256": data[8:40].hex()}
+
+
+def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and array bytes of an archive whose hash and lengths are right."""
+    if len(data) < PREFIX.size or data[: len(MAGIC)] != MAGIC:
+        raise ArchiveError("not_an_archive", "these bytes do not start as a calibrd map does")
+    magic, digest, length = PREFIX.unpack_from(data)
+    if magic[-1] != FORMAT:
+        raise ArchiveError(
+            "unknown_format",
+            f"this map has format {magic[-1]}, this library reads {FORMAT}: upgrade calibrd",
+        )
+    body = data[8 + 32 :]
+    header = _parse(body[4 : 4 + length]) if 4 + length <= len(body) else None
+    expected = None if header is None else 4 + length + _array_bytes(header)
+    if expected is not None and len(body) > expected and _hash_ok(body[:expected], digest):
+        extra = len(body) - expected
+        raise ArchiveError("trailing_bytes", f"{extra} bytes follow the end of the map")
+    if not _hash_ok(body, digest):
+        raise ArchiveError("wrong_hash", "the map's bytes do not match its sha256: it is damaged")
+    if header is None or expected != len(body):
+        raise ArchiveError("wrong_length", "the map's header does not describe its bytes")
+    return header, body[4 + length :]
+
+
+def _hash_ok(body: bytes, digest: bytes) -> bool:
+    return hashlib.sha256(body).digest() == digest
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    """The header, if it is one; a hash that is right proves nothing about who made the bytes."""
+    try:
+        header = json.loads(text)
+        arrays = header["arrays"]
+        good = (
+            isinstance(header["method"], str)
+            and isinstance(header["parameters"], dict)
+            and all(
+                one["dtype"] in DTYPES and all(type(d) is int and d >= 0 for d in one["shape"])
+                for one in arrays.values()
+            )
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return header if good else None
+
+
+def _array_bytes(header: dict[str, Any]) -> int:
+    return sum(_size(one) for one in header["arrays"].values())
+
+
+def _size(described: dict[str, Any]) -> int:
+    size = int(described["dtype"][-1])
+    for dimension in described["shape"]:
+        size *= dimension
+    return size
+
+
+def _arrays(described: dict[str, Any], payload: bytes) -> dict[str, NDArray[Any]]:
+    arrays, offset = {}, 0
+    for name, one in sorted(described.items()):
+        raw = payload[offset : offset + _size(one)]
+        offset += len(raw)
+        array = np.frombuffer(raw, one["dtype"]).reshape(one["shape"])
+        if not np.isfinite(array).all():
+            raise ArchiveError(
+                "wrong_fields", f"the array {name!r} holds values that are not finite"
+            )
+        arrays[name] = array.astype(array.dtype.newbyteorder("="))
+        arrays[name].flags.writeable = False
+    return arrays
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if hint in (float, int, str) or getattr(hint, "__origin__", None) is not None:
+        if getattr(hint, "__origin__", None) in (dict, np.ndarray):
+            return isinstance(value, hint.__origin__)
+        return broken_rule(hint, value) is None
+    return isinstance(value, np.ndarray)
+
+
+def _libraries() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    for name in ("calibrd", "torch"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,234 @@
+"""What every method is made of: a recipe (Calibrator) that fits, and a map that applies.
+
+Both are frozen dataclasses: a recipe's fields are its hyper-parameters, a map's fields are plain
+numbers, strings and arrays. Checks, JSON schemas, storage, documentation and the contract tests all
+follow from the fields.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calibrators.blocks import Floats
+from calibrators.constraints import check_fields
+from calibrators.data import (
+    CalibrationSet,
+    Kind,
+    as_logits,
+    check_rows,
+    log_probabilities,
+    row_maxima,
+)
+from calibrators.errors import (
+    CalibrationWarning,
+    DataError,
+    ExportError,
+    FitCancelled,
+    FitError,
+    ParameterError,
+)
+from calibrators.softmax import scaled_logits, softmax
+
+if TYPE_CHECKING:
+    from calibrators.onnx import Graph
+
+
+class Progress(Protocol):
+    """Called as a fit goes on: the step just done, of how many, and the loss if there is one."""
+
+    def __call__(self, step: int, total: int, loss: float | None) -> None: ...
+
+
+class FitContext:
+    """What a running fit knows of its caller: the device, whom to tell, when to stop."""
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        progress: Progress | None = None,
+        cancel: Callable[[], bool] | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self.device = device
+        self.warnings: list[dict[str, str]] = []
+        self._progress = progress
+        self._cancel = cancel
+        self._quiet = quiet
+
+    def step(self, step: int, total: int, loss: float | None = None) -> None:
+        """Report a finished step; raises FitCancelled if the caller wants no more."""
+        if self._cancel is not None and self._cancel():
+            raise FitCancelled
+        if self._progress is not None:
+            self._progress(step, total, loss)
+
+    def inner(self) -> FitContext:
+        """For a fit inside this one: can be cancelled, keeps its own warnings, is silent."""
+        return FitContext(self.device, None, self._cancel, quiet=True)
+
+    def without_progress(self) -> FitContext:
+        """For a part of this fit that has steps of its own: the same warnings, no progress."""
+        part = FitContext(self.device, None, self._cancel, quiet=self._quiet)
+        part.warnings = self.warnings
+        return part
+
+    def warn(self, category: type[CalibrationWarning], message: str) -> None:
+        """Warn the caller now, and keep the warning for the map's ``fit_info``."""
+        self.warnings.append({"code": category.code, "message": message})
+        if not self._quiet:
+            warnings.warn(message, category, stacklevel=4)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CalibrationMap(ABC):
+    """A fitted calibration: immutable, applied with numpy alone.
+
+    ``k`` classes and the ``kind`` of input it was fitted on; other input is refused. ``fit_info``
+    is plain JSON: how the fit went, with its warnings.
+    """
+
+    method: ClassVar[str]
+    keeps_class: ClassVar[bool]
+
+    k: int
+    kind: Kind = "logits"
+    fit_info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.k < 2:
+            raise ParameterError("bad_parameter", f"a map needs at least 2 classes, got k={self.k}")
+
+    def apply(self, values: ArrayLike) -> Floats:
+        """Calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
+
+        float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
+        answers (n, 2).
+        """
+        return self._apply(self._logits_of(values))
+
+    def apply_set(self, data: CalibrationSet) -> Floats:
+        """Calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
+        if (data.k, data.kind) != (self.k, self.kind):
+            raise DataError(
+                "wrong_kind",
+                f"this map takes {self.kind} of {self.k} classes, got {data.kind} of {data.k}",
+            )
+        return self._apply(data.logits)
+
+    def transform(self, values: ArrayLike) -> Floats:
+        """Calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
+        return self._transform(self._logits_of(values))
+
+    def with_info(self, **info: Any) -> Self:
+        """The same map with more in its ``fit_info``."""
+        return replace(self, fit_info={**self.fit_info, **info})
+
+    def _logits_of(self, values: ArrayLike) -> Floats:
+        if self.kind == "probabilities":
+            logits = log_probabilities(values, stacklevel=4)
+        else:
+            logits = as_logits(values)
+        if logits.shape[1] != self.k:
+            raise DataError(
+                "wrong_classes",
+                f"this map was fitted on {self.k} classes, got {logits.shape[1]} columns",
+            )
+        return logits
+
+    @abstractmethod
+    def _transform(self, logits: Floats) -> Floats:
+        """Calibrated logits of checked-shape logits (n, k)."""
+
+    def _apply(self, logits: Floats) -> Floats:
+        return softmax(self._transform(logits))
+
+    def onnx_logits(self, graph: Graph, logits: str) -> str:
+        """Write the transform of the tensor ``logits`` into an ONNX graph; its output's name."""
+        raise ExportError("not_exportable", f"maps of the method {self.method!r} have no ONNX form")
+
+
+class TemperatureTypeMap(CalibrationMap):
+    """``softmax(logits / T)`` with one temperature for all rows or one for each row.
+
+    The order of the classes cannot change, so the predicted class keeps the largest probability.
+    """
+
+    keeps_class = True
+
+    def temperatures(self, values: ArrayLike) -> Floats:
+        """The temperature of every row (n,), float64."""
+        logits = self._logits_of(values)
+        check_rows(row_maxima(logits))
+        return np.broadcast_to(1 / self._inverse_temperatures(logits), (len(logits),))
+
+    @abstractmethod
+    def _inverse_temperatures(self, logits: Floats) -> Floats | float:
+        """1/T, a number or an array (n,) in float64."""
+
+    def onnx_logits(self, graph: Graph, logits: str) -> str:
+        """``(logits - row maximum) / T``; the temperature's own graph is the map's."""
+        largest = graph.add("ReduceMax", logits, graph.constant([1], np.int64), keepdims=1)
+        gaps = graph.add("Sub", logits, largest)
+        return graph.add("Mul", gaps, self._onnx_inverse_temperature(graph, logits))
+
+    @abstractmethod
+    def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
+        """Write 1/T, a number or a column (n, 1), into an ONNX graph."""
+
+    def _transform(self, logits: Floats) -> Floats:
+        return scaled_logits(logits, self._inverse_temperatures)
+
+    def _apply(self, logits: Floats) -> Floats:
+        return softmax(logits, self._inverse_temperatures)
+
+
+@dataclass(frozen=True)
+class Calibrator(ABC):
+    """A recipe: hyper-parameters as fields, checked when it is made; ``fit`` gives the map."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    reference: ClassVar[str]
+    cost: ClassVar[str]
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def fit(
+        self,
+        data: CalibrationSet,
+        *,
+        device: str = "cpu",
+        progress: Progress | None = None,
+        cancel: Callable[[], bool] | None = None,
+    ) -> CalibrationMap:
+        """Fit on ``data``; the same data, recipe and device give the same map.
+
+        ``device`` is where fits that use torch run: "cpu", "cuda", "cuda:1". ``progress(step,
+        total, loss)`` is called as the fit goes on; when ``cancel()`` answers True it stops with
+        FitCancelled. Warnings are issued and kept in the map's ``fit_info``.
+        """
+        if not isinstance(data, CalibrationSet):
+            raise FitError(
+                "not_a_calibration_set",
+                f"fit takes a CalibrationSet, got {type(data).__name__}: "
+                "make one with CalibrationSet(logits, labels)",
+            )
+        return self.fit_in(data, FitContext(device, progress, cancel))
+
+    def fit_in(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
+        """Fit inside a running fit's context."""
+        fitted = self._fit(data, context)
+        return fitted.with_info(rows=data.n, warnings=context.warnings)
+
+    @abstractmethod
+    def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap: ...

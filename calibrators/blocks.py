@@ -1,0 +1,110 @@
+"""Work on large arrays in blocks that fit a core's cache, on several threads.
+
+numpy lets other threads run while it computes, so two threads give nearly twice the speed. Results
+come back in block order, and a caller that adds them up gets the same bits on any number of
+threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Result = TypeVar("Result")
+Floats = NDArray[Any]
+
+BLOCK_ELEMENTS = 1 << 16
+NARROW = 48
+WORKER = "calibrators-block"
+
+
+class _Threads:
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    pool: ThreadPoolExecutor | None = None
+
+
+def set_threads(count: int) -> None:
+    """Use ``count`` threads from now on; the default is the cores this process may use."""
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    _forget_pool()
+    _Threads.count = count
+
+
+def get_threads() -> int:
+    """How many threads large arrays are worked on with."""
+    return _Threads.count
+
+
+def _forget_pool() -> None:
+    _Threads.pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
+
+
+class Scratch:
+    """Named buffers that one thread uses again for block after block.
+
+    >>> scratch = Scratch()
+    >>> scratch.take("work", (2, 3), np.float32).shape
+    (2, 3)
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, NDArray[np.uint8]] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Floats:
+        """An uninitialised array; what it held under this name before is gone."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.size < size:
+            buffer = self._buffers[name] = np.empty(size, dtype=np.uint8)
+        return buffer[:size].view(dtype).reshape(shape)
+
+
+def map_blocks(
+    work: Callable[[int, int, Scratch], Result], rows: int, columns: int
+) -> list[Result]:
+    """Call ``work(start, stop, scratch)`` for consecutive blocks of rows; results in order.
+
+    Work that itself maps blocks does so on its own thread: threads never wait for each other.
+    """
+    step = max(1, BLOCK_ELEMENTS // columns)
+    spans = [(start, min(rows, start + step)) for start in range(0, rows, step)]
+    threads = min(_Threads.count, len(spans))
+    if threads <= 1 or threading.current_thread().name.startswith(WORKER):
+        return _run(work, spans)
+    if _Threads.pool is None:
+        _Threads.pool = ThreadPoolExecutor(_Threads.count, thread_name_prefix=WORKER)
+    bounds = [len(spans) * t // threads for t in range(threads + 1)]
+    parts = [spans[a:b] for a, b in pairwise(bounds)]
+    return [one for part in _Threads.pool.map(lambda p: _run(work, p), parts) for one in part]
+
+
+def _run(work: Callable[[int, int, Scratch], Result], spans: list[tuple[int, int]]) -> list[Result]:
+    scratch = Scratch()
+    return [work(start, stop, scratch) for start, stop in spans]
+
+
+def oriented(block: Floats, scratch: Scratch) -> tuple[Floats, int]:
+    """A block in the layout numpy reduces fastest, and the axis its classes lie on.
+
+    Rows of a few classes are turned into a few long rows: numpy's inner loop then runs over
+    samples.
+    """
+    if block.shape[1] > NARROW:
+        return block, 1
+    turned = scratch.take("turned", block.shape[::-1], block.dtype)
+    turned[...] = block.T
+    return turned, 0

@@ -1,0 +1,22 @@
+"""Report -> Vega-Lite specification: one definition for browser, notebook, SVG and PNG.
+
+Every chart is a plain dict with its data inside. ``to_svg``, ``to_png`` and ``to_html`` draw it
+without a network (``pip install 'calibrd[charts]'``).
+"""
+
+from calibrators.charts.margins import margin_panels, temperature_curve
+from calibrators.charts.overview import before_after
+from calibrators.charts.reliability import reliability
+from calibrators.charts.render import to_html, to_png, to_svg
+from calibrators.charts.theme import MIME_TYPE
+
+__all__ = [
+    "MIME_TYPE",
+    "before_after",
+    "margin_panels",
+    "reliability",
+    "temperature_curve",
+    "to_html",
+    "to_png",
+    "to_svg",
+]

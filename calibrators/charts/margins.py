@@ -1,0 +1,224 @@
+"""Charts by margin: reliability in thirds of the margin, and the temperature a map gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from calibrators.base import CalibrationMap, TemperatureTypeMap
+from calibrators.charts.reliability import bin_values, tooltip
+from calibrators.charts.theme import (
+    ACCENT,
+    INK,
+    MUTED,
+    Spec,
+    counts,
+    diagonal,
+    finished,
+    percent,
+    share,
+)
+from calibrators.data import as_logits, log_probabilities
+from calibrators.errors import DataError, ParameterError
+from calibrators.measurement import THIRDS
+from calibrators.softmax import margins
+
+if TYPE_CHECKING:
+    from calibrators.measurement import MarginThird
+    from calibrators.report import Report
+
+PANEL = 215
+CELLS = 60
+WIDTH = 560
+
+
+def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
+    """Reliability of the rows with low, middle and high margins (Figure 15 of the SMART paper).
+
+    Points are equal-mass bins; the axes of a panel begin where its points do. Where one temperature
+    serves all, the thirds can err in different directions and the whole look better than its parts.
+
+    >>> from calibrators.report import evaluate
+    >>> chart = margin_panels(evaluate([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], draws=10))
+    >>> len(chart["hconcat"])
+    3
+    """
+    panels = [_third(one) for one in report.by_margin if one.name in thirds]
+    return finished(
+        {"hconcat": panels, "spacing": 24},
+        f"Reliability of {report.n} rows by thirds of the logit margin",
+    )
+
+
+def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
+    """The temperature a map gives to each margin, over the density of the data's margins.
+
+    Works for maps of temperature type; ``logits`` (n, k) are what such a map is applied to
+    (probabilities, if it was fitted on those). A band spans the temperatures of the middle 80 % of
+    the rows at a margin: it has no width where the margin alone decides.
+
+    >>> from calibrators.methods.temperature import TemperatureMap
+    >>> chart = temperature_curve(TemperatureMap(k=2, temperature=1.5), [[0.0, 1.0], [0.0, 3.0]])
+    >>> [layer["mark"]["type"] for layer in chart["vconcat"][0]["layer"]]
+    ['line', 'area', 'line', 'point']
+    """
+    if not isinstance(fitted, TemperatureTypeMap):
+        raise ParameterError(
+            "no_temperature",
+            f"fitted must be a map of temperature type, got one of {fitted.method!r}",
+        )
+    given = log_probabilities(logits) if fitted.kind == "probabilities" else as_logits(logits)
+    margin = margins(given).astype(np.float64)
+    kept = np.isfinite(margin)
+    if not kept.any():
+        raise DataError("no_finite_margin", "logits must hold a row with two finite logits")
+    end = (float(np.quantile(margin[kept], 0.995)) or 1.0) * (1 + 1e-9)
+    values = _cells(margin[kept], np.asarray(fitted.temperatures(logits))[kept], end)
+    density = counts((WIDTH, 60), _margin("lower", end, labels=True), "rows", _cell_tooltip())
+    return finished(
+        {
+            "title": {
+                "text": "temperature by margin",
+                "subtitle": f"{fitted.method}, over the margins of {len(margin):,} rows; "
+                "dashed: unchanged",
+            },
+            "data": {"values": values},
+            "spacing": 8,
+            "vconcat": [_curve(end), density],
+        },
+        f"Temperature by logit margin of a map of the method {fitted.method}",
+    )
+
+
+def _third(third: MarginThird) -> Spec:
+    sides = {"before": third.before, "after": third.after}
+    values = [
+        {**one, "side": name}
+        for name, side in sides.items()
+        if side is not None
+        for one in bin_values(side.equal_mass)
+    ]
+    lowest = _lowest(min(min(one["low"], one["confidence"]) for one in values))
+    ends = ("infinity" if one is None else f"{one:.2f}" for one in (third.lower, third.upper))
+    errors = " → ".join(percent(side.ece) for side in sides.values() if side is not None)
+    lines = [
+        f"{' to '.join(ends)}; {third.count:,} rows",
+        f"ECE {errors}",
+        f"noise floor {percent(third.after.noise_floor.mean)}",
+        f"axes from {lowest:g}" if lowest else "",
+    ]
+    return {
+        "title": {"text": f"{third.name} margin", "subtitle": lines},
+        "width": PANEL,
+        "height": PANEL,
+        "data": {"values": values},
+        "layer": [diagonal(lowest), _whiskers(lowest), _points(lowest)],
+    }
+
+
+def _lowest(value: float) -> float:
+    """Where the axes of a panel begin, so that points close to 1 are told apart."""
+    return next(start for start in (0.99, 0.98, 0.95, 0.9, 0.8, 0.5, 0.0) if start <= value)
+
+
+def _side() -> Spec:
+    scale = {"domain": ["before", "after"], "range": ["#9aa5b0", ACCENT]}
+    return {"field": "side", "type": "nominal", "scale": scale}
+
+
+def _whiskers(lowest: float) -> Spec:
+    return {
+        "mark": {"type": "rule", "strokeWidth": 1.2, "opacity": 0.7},
+        "encoding": {
+            "x": share("confidence", "confidence", lowest),
+            "y": share("low", "accuracy", lowest),
+            "y2": {"field": "high"},
+            "color": _side(),
+        },
+    }
+
+
+def _points(lowest: float) -> Spec:
+    side = {"field": "side", "type": "nominal", "title": "side"}
+    return {
+        "mark": {"type": "point", "filled": True, "size": 40, "opacity": 0.9},
+        "encoding": {
+            "x": share("confidence", "confidence", lowest),
+            "y": share("accuracy", "accuracy", lowest),
+            "color": _side(),
+            "tooltip": [side, *tooltip()],
+        },
+    }
+
+
+def _cells(margin: NDArray[Any], temperature: NDArray[Any], end: float) -> list[Spec]:
+    """Rows put into equal cells of the margin: how many, and the temperatures they get."""
+    cell = (margin / end * CELLS).astype(np.intp)
+    found = []
+    for number in np.unique(cell[margin <= end]):
+        here = temperature[cell == number]
+        low, high = np.quantile(here, (0.1, 0.9))
+        found.append(
+            {
+                "lower": end * number / CELLS,
+                "upper": end * (number + 1) / CELLS,
+                "margin": end * (number + 0.5) / CELLS,
+                "rows": len(here),
+                "temperature": float(here.mean()),
+                "low": float(low),
+                "high": float(high),
+            }
+        )
+    return found
+
+
+def _margin(field: str, end: float, *, labels: bool) -> Spec:
+    axis: Spec = {"title": "margin (largest minus second largest logit)"}
+    if not labels:
+        axis = {"title": None, "labels": False, "ticks": False}
+    scale = {"domain": [0, end], "nice": False}
+    return {"field": field, "type": "quantitative", "scale": scale, "axis": axis}
+
+
+def _curve(end: float) -> Spec:
+    x = _margin("margin", end, labels=False)
+    y = {
+        "field": "temperature",
+        "type": "quantitative",
+        "scale": {"zero": False, "padding": 12},
+        "axis": {"title": "temperature", "tickCount": 6, "grid": True},
+    }
+    at_one = {"y": {**y, "field": "one"}, "x": x}
+    return {
+        "width": WIDTH,
+        "height": 220,
+        "transform": [{"calculate": "1", "as": "one"}],
+        "layer": [
+            {
+                "mark": {"type": "line", "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1},
+                "encoding": at_one,
+            },
+            {
+                "mark": {"type": "area", "color": ACCENT, "opacity": 0.18},
+                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "line", "color": ACCENT, "strokeWidth": 2},
+                "encoding": {"x": x, "y": y},
+            },
+            {
+                "mark": {"type": "point", "opacity": 0, "size": 150, "color": INK},
+                "encoding": {"x": x, "y": y, "tooltip": _cell_tooltip()},
+            },
+        ],
+    }
+
+
+def _cell_tooltip() -> list[Spec]:
+    formats = {"margin": ".2f", "temperature": ".3f", "rows": ","}
+    return [
+        {"field": field, "type": "quantitative", "format": form} for field, form in formats.items()
+    ]

@@ -1,0 +1,157 @@
+"""The reliability diagram: accuracy against confidence, the gap coloured, the counts below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from calibrators.charts.theme import (
+    INK,
+    OVERCONFIDENT,
+    UNDERCONFIDENT,
+    Spec,
+    counts,
+    diagonal,
+    finished,
+    percent,
+    share,
+)
+
+if TYPE_CHECKING:
+    from calibrators.measurement import Bin, Measurement
+    from calibrators.report import Report
+
+Binning = Literal["equal_width", "equal_mass"]
+SIZE = 290
+COUNTS = 60
+
+
+def reliability(
+    report: Report, *, binning: Binning = "equal_width", sides: Sequence[str] = ("before", "after")
+) -> Spec:
+    """Accuracy of each bin against its confidence, before and after side by side.
+
+    A coloured bar runs from the mean confidence to the accuracy of a bin; whiskers are the interval
+    of the accuracy; bars below count the rows. Empty bins are not drawn.
+
+    >>> from calibrators.report import evaluate
+    >>> chart = reliability(evaluate([[0.9, 0.1], [0.6, 0.4]], [0, 1], draws=10))
+    >>> len(chart["hconcat"])
+    1
+    """
+    kind = "equally wide" if binning == "equal_width" else "equal-mass"
+    return finished(
+        {"hconcat": panels(report, binning, sides), "spacing": 28},
+        f"Reliability diagram with {report.bins} {kind} bins of {report.n} rows",
+    )
+
+
+def panels(
+    report: Report, binning: Binning = "equal_width", sides: Sequence[str] = ("before", "after")
+) -> list[Spec]:
+    """One diagram with its counts for each of the sides a report has."""
+    return [
+        _panel(name, side, binning, report) for name, side in report.sides.items() if name in sides
+    ]
+
+
+def bin_values(bins: tuple[Bin, ...]) -> list[Spec]:
+    """The rows of a table that hold samples, with what a tooltip says."""
+    return [
+        {
+            "lower": one.lower,
+            "upper": one.upper,
+            "count": one.count,
+            "confidence": one.confidence,
+            "accuracy": one.accuracy,
+            "low": one.accuracy_low,
+            "high": one.accuracy_high,
+            "gap": one.gap,
+            "direction": "overconfident" if one.gap < 0 else "underconfident",
+            "range": f"{one.lower:.3f} to {one.upper:.3f}",
+        }
+        for one in bins
+        if one.gap is not None
+    ]
+
+
+def tooltip() -> list[Spec]:
+    """What a bin says when pointed at."""
+    numbers = {
+        "confidence": "mean confidence",
+        "accuracy": "accuracy",
+        "low": "accuracy, at least",
+        "high": "accuracy, at most",
+        "gap": "accuracy - confidence",
+    }
+    return [
+        {"field": "range", "type": "nominal", "title": "bin"},
+        {"field": "count", "type": "quantitative", "title": "rows", "format": ",.0f"},
+        *(
+            {"field": field, "type": "quantitative", "title": title, "format": ".3f"}
+            for field, title in numbers.items()
+        ),
+    ]
+
+
+def _panel(name: str, side: Measurement, binning: Binning, report: Report) -> Spec:
+    subtitle = f"ECE {percent(side.metrics['ada_ece'] or 0.0)} (equal mass)"
+    if binning == "equal_width":
+        ece, floor = side.metrics["ece"] or 0.0, side.noise_floor.mean
+        subtitle = f"ECE {percent(ece)}, noise floor {percent(floor)}"
+    return {
+        "title": {
+            "text": name if report.before is not None else "reliability",
+            "subtitle": subtitle,
+        },
+        "data": {"values": bin_values(getattr(side, binning))},
+        "spacing": 8,
+        "vconcat": [
+            _diagram(),
+            counts((SIZE, COUNTS), share("lower", "confidence"), "count", tooltip()),
+        ],
+    }
+
+
+def _diagram() -> Spec:
+    x, y = share("confidence", None), share("accuracy", "accuracy")
+    x["axis"] |= {"labels": False, "ticks": False}
+    direction = {
+        "field": "direction",
+        "type": "nominal",
+        "scale": {
+            "domain": ["overconfident", "underconfident"],
+            "range": [OVERCONFIDENT, UNDERCONFIDENT],
+        },
+    }
+    gap = {
+        "x": {**x, "field": "lower"},
+        "x2": {"field": "upper"},
+        "y": {**y, "field": "confidence"},
+        "y2": {"field": "accuracy"},
+    }
+    whisker = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    return {
+        "width": SIZE,
+        "height": SIZE,
+        "layer": [
+            {
+                "mark": {"type": "rect", "opacity": 0.85, "xOffset": 0.5, "x2Offset": -0.5},
+                "encoding": {**gap, "color": direction, "tooltip": tooltip()},
+            },
+            _diagonal_without_x_axis(x),
+            {
+                "mark": {"type": "rule", "color": INK, "strokeWidth": 1.2},
+                "encoding": whisker,
+            },
+            {
+                "mark": {"type": "point", "color": INK, "filled": True, "size": 30, "opacity": 1},
+                "encoding": {"x": x, "y": y, "tooltip": tooltip()},
+            },
+        ],
+    }
+
+
+def _diagonal_without_x_axis(x: Spec) -> Spec:
+    line = diagonal()
+    return {**line, "encoding": {**line["encoding"], "x": x}}

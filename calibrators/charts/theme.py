@@ -1,0 +1,119 @@
+"""The look that all charts share, and the pieces they are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Spec = dict[str, Any]
+
+VERSION = "5.21"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+MIME_TYPE = "application/vnd.vegalite.v5+json"
+
+INK = "#24303b"
+MUTED = "#667380"
+RULE = "#e1e5e9"
+BAND = "#e3e8ec"
+BARS = "#8c98a4"
+ACCENT = "#2463a6"
+OVERCONFIDENT = "#d9844a"
+UNDERCONFIDENT = "#86a9cc"
+FONT = "Arial, Helvetica, sans-serif"
+
+CONFIG: Spec = {
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": {
+        "domainColor": RULE,
+        "gridColor": RULE,
+        "labelColor": MUTED,
+        "labelFlush": False,
+        "labelFontSize": 11,
+        "tickColor": RULE,
+        "titleColor": MUTED,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    },
+    "legend": {
+        "labelColor": INK,
+        "labelFontSize": 12,
+        "orient": "bottom",
+        "symbolStrokeWidth": 0,
+        "title": None,
+    },
+    "title": {
+        "anchor": "start",
+        "color": INK,
+        "fontSize": 14,
+        "offset": 10,
+        "subtitleColor": MUTED,
+        "subtitleFontSize": 12,
+        "subtitlePadding": 4,
+    },
+}
+
+
+def finished(spec: Spec, description: str) -> Spec:
+    """A whole chart: with its schema, its look and a description for screen readers.
+
+    ``$schema`` names the version of the language and is never fetched.
+    """
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        "background": "white",
+        "padding": 12,
+        "config": CONFIG,
+        **spec,
+    }
+
+
+def share(field: str, title: str | None, lowest: float = 0.0) -> Spec:
+    """The encoding of a share: from ``lowest`` to 1 whatever the data, in steps one can read."""
+    digits = 1 if lowest == 0 else 2 if lowest < 0.95 else 3
+    axis: Spec = {"title": title, "tickCount": 5, "format": f".{digits}f"}
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": {"domain": [lowest, 1], "nice": False},
+        "axis": axis,
+    }
+
+
+def diagonal(lowest: float = 0.0) -> Spec:
+    """The line on which accuracy equals confidence."""
+    ends = [{"confidence": one, "accuracy": one} for one in (lowest, 1.0)]
+    return {
+        "data": {"values": ends},
+        "mark": {"type": "line", "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1},
+        "encoding": {
+            "x": share("confidence", "confidence", lowest),
+            "y": share("accuracy", "accuracy", lowest),
+        },
+    }
+
+
+def counts(size: tuple[int, int], x: Spec, field: str, tooltip: list[Spec]) -> Spec:
+    """Bars from ``lower`` to ``upper`` that count rows, to stand below a diagram."""
+    axis = {"title": "rows", "tickCount": 3, "format": ",d"}
+    return {
+        "width": size[0],
+        "height": size[1],
+        "mark": {"type": "rect", "color": BARS, "xOffset": 0.5, "x2Offset": -0.5},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "upper"},
+            "y": {"field": field, "type": "quantitative", "scale": {"zero": True}, "axis": axis},
+            "y2": {"datum": 0},
+            "tooltip": tooltip,
+        },
+    }
+
+
+def percent(value: float) -> str:
+    """A share in percent.
+
+    >>> percent(0.0452)
+    '4.52 %'
+    """
+    return f"{100 * value:.2f} %"

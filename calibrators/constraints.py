@@ -1,0 +1,76 @@
+"""Check a recipe's fields against their annotations: the one place where parameters are judged.
+
+A field says its own rule, ``steps: Annotated[int, Ge(1)] = 300``; the service derives its JSON
+schema from the same annotation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from annotated_types import BaseMetadata, Ge, Gt, Interval, Le, Lt
+
+from calibrators.errors import ParameterError
+
+
+@cache
+def field_hints(owner: type) -> dict[str, Any]:
+    """The annotated types of a dataclass's fields, resolved once."""
+    hints = get_type_hints(owner, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(owner)}
+
+
+def check_fields(recipe: Any) -> None:
+    """Raise a ParameterError naming the field, the rule and the value, if one is broken."""
+    for name, hint in field_hints(recipe.__class__).items():
+        rule = broken_rule(hint, getattr(recipe, name))
+        if rule is not None:
+            raise ParameterError(
+                "bad_parameter",
+                f"{type(recipe).__name__}.{name} must be {rule}, got {getattr(recipe, name)!r}",
+            )
+
+
+def broken_rule(hint: Any, value: Any) -> str | None:
+    """The first rule of an annotation that a value breaks, in words; None if it keeps them all."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        rule = broken_rule(arguments[0], value)
+        return rule if rule is not None else _broken_bound(arguments[1:], value)
+    if origin is Literal:
+        return None if value in arguments else "one of " + ", ".join(map(repr, arguments))
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return "a tuple"
+        return next(filter(None, (broken_rule(arguments[0], one) for one in value)), None)
+    if hint is float:
+        ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return None if ok else "a finite number"
+    if hint is int:
+        return None if isinstance(value, int) and not isinstance(value, bool) else "an integer"
+    if isinstance(hint, type):
+        return None if isinstance(value, hint) else f"a {hint.__name__}"
+    raise TypeError(f"no rule is known for the annotation {hint!r}")
+
+
+def _broken_bound(constraints: tuple[Any, ...], value: Any) -> str | None:
+    for constraint in constraints:
+        bounds = list(constraint) if isinstance(constraint, Interval) else [constraint]
+        for bound in bounds:
+            match bound:
+                case Ge(ge=limit) if value < limit:
+                    return f"at least {limit}"
+                case Gt(gt=limit) if value <= limit:
+                    return f"greater than {limit}"
+                case Le(le=limit) if value > limit:
+                    return f"at most {limit}"
+                case Lt(lt=limit) if value >= limit:
+                    return f"less than {limit}"
+                case Ge() | Gt() | Le() | Lt():
+                    pass
+                case BaseMetadata():
+                    raise TypeError(f"no rule is known for the constraint {bound!r}")
+    return None

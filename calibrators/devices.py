@@ -1,0 +1,57 @@
+"""Where torch computes: the one place that imports it to look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from calibrators.blocks import get_threads
+from calibrators.errors import FitError
+
+if TYPE_CHECKING:
+    import torch
+
+WORTH_A_THREAD = 4_000_000
+
+
+def torch_device(name: str) -> torch.device:
+    """The torch device called "cpu", "cuda" or "cuda:1"; a FitError if it cannot be had."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise FitError(
+            "torch_missing", "this fit needs torch: pip install 'calibrd[train]'"
+        ) from error
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise FitError(
+            "device_unavailable",
+            f"device must be one this machine has ({', '.join(available_devices())}), got {name!r}",
+        ) from error
+    return device
+
+
+def available_devices() -> list[str]:
+    """The devices torch can compute on here."""
+    import torch
+
+    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+
+
+@contextmanager
+def torch_threads(elements: int) -> Iterator[None]:
+    """Let torch use our number of threads for arrays of this size, one if they are small.
+
+    On small arrays torch's threads mostly wait for each other, and on a busy machine for long.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(get_threads() if elements >= WORTH_A_THREAD else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

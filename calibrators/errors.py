@@ -1,0 +1,104 @@
+"""Everything this package raises or warns with.
+
+CalibrationError
+├── DataError          (ValueError)  the input breaks a rule: which, how many rows, the first one
+├── ParameterError     (ValueError)  a recipe's field breaks its constraint
+├── FitError                         a fit cannot give an answer
+│   └── FitCancelled                 the caller's ``cancel`` said so
+├── ArchiveError       (ValueError)  bytes that are not a map of ours
+└── ExportError                      a map that cannot be exported, or whose export is not proved
+
+CalibrationWarning     (UserWarning)
+├── LooksLikeProbabilities           logits whose rows are in [0, 1] and sum to 1
+├── ClippedProbabilities             zeros were raised to the smallest positive number
+├── BoundarySolution                 the best temperature lies at or beyond the stated bound
+├── FlatLogits                       nothing in the logits tells the classes apart
+└── SmallSample                      too few rows for the method asked for
+
+Every error and every warning has a stable ``code`` for programs beside its sentence for people.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CalibrationError(Exception):
+    """Base of all errors of this package."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class DataError(CalibrationError, ValueError):
+    """The input breaks a rule; ``rows`` break it and ``first`` is the first of them."""
+
+    def __init__(
+        self, code: str, message: str, *, rows: int | None = None, first: int | None = None
+    ) -> None:
+        if rows is not None:
+            noun = "row breaks" if rows == 1 else "rows break"
+            message = f"{message} ({rows} {noun} this rule, first row {first})"
+        super().__init__(code, message)
+        self.rows = rows
+        self.first = first
+
+
+class ParameterError(CalibrationError, ValueError):
+    """A recipe's field breaks its constraint."""
+
+
+class FitError(CalibrationError):
+    """A fit cannot give an answer."""
+
+
+class FitCancelled(FitError):
+    """The caller asked the fit to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled", "the fit was cancelled by its caller")
+
+
+class ArchiveError(CalibrationError, ValueError):
+    """Bytes that are not a calibration map of ours, or not an intact one."""
+
+
+class ExportError(CalibrationError):
+    """A map that cannot be exported, or whose export does not agree with it."""
+
+
+class CalibrationWarning(UserWarning):
+    """Base of all warnings of this package."""
+
+    code: ClassVar[str] = "warning"
+
+
+class LooksLikeProbabilities(CalibrationWarning):
+    """Logits whose rows lie in [0, 1] and sum to 1."""
+
+    code = "looks_like_probabilities"
+
+
+class ClippedProbabilities(CalibrationWarning):
+    """Probabilities of zero were raised to the smallest positive number."""
+
+    code = "clipped_probabilities"
+
+
+class BoundarySolution(CalibrationWarning):
+    """The best temperature lies at or beyond the stated bound."""
+
+    code = "boundary_solution"
+
+
+class FlatLogits(CalibrationWarning):
+    """Nothing in the logits tells the classes apart."""
+
+    code = "flat_logits"
+
+
+class SmallSample(CalibrationWarning):
+    """Too few rows for the method asked for."""
+
+    code = "small_sample"

@@ -1,0 +1,164 @@
+"""Fit a recipe and judge it on rows that the judged fit never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrators.base import CalibrationMap, Calibrator, FitContext, Progress
+from calibrators.blocks import Floats
+from calibrators.data import CalibrationSet
+from calibrators.errors import DataError, FitCancelled, FitError
+from calibrators.report import Report, evaluate
+from calibrators.softmax import margins, softmax
+
+HELD_OUT = 0.2
+HELD_OUT_FROM = 1000
+FOLDS = 5
+TICKS = 1000
+
+
+class Judged(NamedTuple):
+    """A map fitted on all rows, and the report on how its recipe did on unseen ones."""
+
+    map: CalibrationMap
+    report: Report
+
+
+def fit_and_judge(
+    recipe: Calibrator,
+    data: CalibrationSet,
+    *,
+    evaluation: CalibrationSet | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    cancel: Callable[[], bool] | None = None,
+) -> Judged:
+    """Fit ``recipe`` on all of ``data``, and report how it does on rows it was not fitted on.
+
+    Judged on ``evaluation`` if it is given (then there is one fit only); else from 1000 rows on by
+    a fit on four fifths and a stratified held-out fifth; else by 5-fold cross-fitting, where every
+    row is judged by a fit on the other folds. The map returned is always fitted on all of ``data``;
+    ``report.judged_on`` says which of these it was. ``progress`` counts to 1000 over the whole job
+    and never falls. Warnings of the judged fits are not issued, but kept in ``report.fit``.
+
+    >>> from calibrators.methods.temperature import TemperatureScaling
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(4000, 5)) * 2
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> fitted, report = fit_and_judge(TemperatureScaling(), CalibrationSet(3 * z, y))
+    >>> round(fitted.temperature), report.n, str(report.verdict)
+    (3, 800, 'improved')
+    """
+    job = _Job(recipe, device, progress, cancel)
+    if evaluation is not None:
+        _check_alike(data, evaluation)
+        fitted = job.fit(data, 0.0, 1.0)
+        words = f"a separate evaluation set of {evaluation.n:,} rows; fitted on {data.n:,} others"
+        return Judged(fitted, job.report(evaluation, fitted.apply_set(evaluation), words, fitted))
+    judged = _held_out if data.n >= HELD_OUT_FROM else _cross_fitted
+    rows, probabilities, words = judged(job, data, seed)
+    fitted = job.fit(data, job.done, 1.0)
+    return Judged(fitted, job.report(rows, probabilities, words, fitted))
+
+
+def _held_out(job: _Job, data: CalibrationSet, seed: int) -> tuple[CalibrationSet, Floats, str]:
+    seen, unseen = data.split(HELD_OUT, seed=seed)
+    fitted = job.fit(seen, 0.0, 0.45, judged=True)
+    words = (
+        f"a held-out fifth, {unseen.n:,} of {data.n:,} rows stratified by label (seed {seed}), "
+        "that the judged fit never saw; the map itself is fitted on all rows"
+    )
+    return unseen, fitted.apply_set(unseen), words
+
+
+def _cross_fitted(job: _Job, data: CalibrationSet, seed: int) -> tuple[CalibrationSet, Floats, str]:
+    if data.n < FOLDS:
+        raise FitError("too_few_rows", f"judging a fit needs at least {FOLDS} rows, got {data.n}")
+    fold = data.folds(FOLDS, seed=seed)
+    probabilities = np.empty(data.logits.shape, dtype=data.logits.dtype)
+    for number in range(FOLDS):
+        unseen = np.flatnonzero(fold == number)
+        seen = data.take(np.flatnonzero(fold != number))
+        fitted = job.fit(seen, *_span(number), judged=True)
+        probabilities[unseen] = fitted.apply_set(data.take(unseen))
+    words = (
+        f"{FOLDS}-fold cross-fitting: each of {data.n:,} rows by a fit on the other folds (seed "
+        f"{seed}); the map itself is fitted on all rows"
+    )
+    return data, probabilities, words
+
+
+def _span(number: int) -> tuple[float, float]:
+    """The part of the job's progress that a fold takes; the final fit takes one more such part."""
+    return number / (FOLDS + 1), (number + 1) / (FOLDS + 1)
+
+
+def _check_alike(data: CalibrationSet, evaluation: CalibrationSet) -> None:
+    if (data.k, data.kind) != (evaluation.k, evaluation.kind):
+        raise DataError(
+            "evaluation_differs",
+            f"evaluation must hold {data.kind} of {data.k} classes like the data, "
+            f"got {evaluation.kind} of {evaluation.k}",
+        )
+
+
+class _Job:
+    """The fits of one call, behind one progress bar that never falls."""
+
+    def __init__(
+        self,
+        recipe: Calibrator,
+        device: str,
+        progress: Progress | None,
+        cancel: Callable[[], bool] | None,
+    ) -> None:
+        self.recipe = recipe
+        self.done = 0.0
+        self._device = device
+        self._progress = progress
+        self._cancel = cancel
+        self._hushed: dict[str, dict[str, Any]] = {}
+
+    def fit(
+        self, data: CalibrationSet, start: float, end: float, *, judged: bool = False
+    ) -> CalibrationMap:
+        """Fit as the part of the job from ``start`` to ``end``; a judged fit warns silently."""
+        if self._cancel is not None and self._cancel():
+            raise FitCancelled
+
+        def step(step: int, total: int, loss: float | None) -> None:
+            self._advance(start + (end - start) * min(1.0, step / max(1, total)), loss)
+
+        context = FitContext(self._device, step, self._cancel, quiet=judged)
+        fitted = self.recipe.fit_in(data, context)
+        for warning in context.warnings if judged else []:
+            kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
+            kept["times"] += 1
+        self._advance(end, None)
+        return fitted
+
+    def report(
+        self, rows: CalibrationSet, probabilities: Floats, words: str, fitted: CalibrationMap
+    ) -> Report:
+        """The report on the judged rows."""
+        found = evaluate(
+            probabilities,
+            rows.labels,
+            before=softmax(rows.logits),
+            margin=margins(rows.logits),
+            judged_on=words,
+        )
+        said: dict[str, Any] = {"method": self.recipe.name, "parameters": asdict(self.recipe)}
+        if self._hushed:
+            said["warnings_while_judging"] = list(self._hushed.values())
+        return found.with_fit(**said, **fitted.fit_info)
+
+    def _advance(self, done: float, loss: float | None) -> None:
+        self.done = max(self.done, done)
+        if self._progress is not None:
+            self._progress(round(TICKS * self.done), TICKS, loss)

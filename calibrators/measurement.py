@@ -1,0 +1,270 @@
+"""What a report measures: metrics with intervals, reliability tables, and the same by margin.
+
+Nothing here is NaN or infinite: a figure that does not exist is None, so a report is plain JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import metrics as m
+from calibrators.blocks import Scratch, map_blocks, oriented
+from calibrators.errors import DataError
+from calibrators.metrics import BinTable, Interval, NoiseFloor, RowScores, TopLabel
+from calibrators.softmax import two_largest
+
+Floats = NDArray[Any]
+THIRDS = ("low", "middle", "high")
+ROWS_IN_A_BIN = 20
+FLOOR_DRAWS = 200
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is called and shown: in percent or as it is, and which way is better."""
+
+    name: str
+    title: str
+    percent: bool = True
+    digits: int = 2
+    higher_is_better: bool = False
+
+    def text(self, value: float | None, *, signed: bool = False) -> str:
+        """A value as people read it; empty if there is none.
+
+        >>> Metric("ece", "ECE").text(0.0452), Metric("ece", "ECE").text(-0.01, signed=True)
+        ('4.52 %', '-1.00 %')
+        """
+        return "" if value is None else self._number(value, signed) + (" %" if self.percent else "")
+
+    def interval(self, found: Interval, *, signed: bool = False) -> str:
+        """The bounds of an interval as people read them.
+
+        >>> Metric("nll", "NLL", percent=False).interval(Interval(0.5, 0.4, 0.6, 0.95))
+        '[0.40, 0.60]'
+        """
+        return f"[{self._number(found.low, signed)}, {self._number(found.high, signed)}]"
+
+    def _number(self, value: float, signed: bool) -> str:
+        scaled = round(100 * value if self.percent else value, self.digits) + 0.0
+        return f"{scaled:{'+' if signed and scaled else ''}.{self.digits}f}"
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("ece", "ECE, equal-width bins"),
+    Metric("ada_ece", "ECE, equal-mass bins"),
+    Metric("debiased_squared_error", "debiased squared error", percent=False, digits=5),
+    Metric("ece_debiased", "its root (debiased RMS)"),
+    Metric("smece", "smooth ECE"),
+    Metric("classwise_ece", "class-wise ECE"),
+    Metric("mce", "largest gap of a bin (MCE)"),
+    Metric("nll", "NLL", percent=False, digits=4),
+    Metric("brier", "Brier score", percent=False, digits=4),
+    Metric("accuracy", "accuracy", higher_is_better=True),
+    Metric("top_5_error", "top-5 error"),
+    Metric("refinement_auroc", "AUROC of right against wrong", higher_is_better=True),
+    Metric("aurc", "AURC (risk-coverage)", percent=False, digits=5),
+    Metric("e_aurc", "excess AURC", percent=False, digits=5),
+)
+
+
+@dataclass(frozen=True)
+class Bin:
+    """One row of a reliability table; ``gap`` is accuracy minus confidence.
+
+    ``accuracy_low`` and ``accuracy_high`` bound the accuracy (Wilson). An empty bin has None.
+    """
+
+    lower: float
+    upper: float
+    count: float
+    confidence: float | None
+    accuracy: float | None
+    gap: float | None
+    accuracy_low: float | None
+    accuracy_high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One set of probabilities against the labels.
+
+    ``metrics`` by the names of METRICS; ``intervals`` of those that are resampled (ece,
+    debiased_squared_error, nll, brier, accuracy); ``noise_floor``: the ECE that a perfectly
+    calibrated model with these confidences would measure on as many rows.
+    """
+
+    metrics: dict[str, float | None]
+    intervals: dict[str, Interval]
+    noise_floor: NoiseFloor
+    equal_width: tuple[Bin, ...]
+    equal_mass: tuple[Bin, ...]
+
+
+@dataclass(frozen=True)
+class MarginSide:
+    """The calibration of some of the rows: ECE (equal width), its noise floor, both tables."""
+
+    ece: float
+    noise_floor: NoiseFloor
+    equal_width: tuple[Bin, ...]
+    equal_mass: tuple[Bin, ...]
+
+
+@dataclass(frozen=True)
+class MarginThird:
+    """The rows of the low, middle or high third of the margins, from ``lower`` to ``upper``.
+
+    A bound of None is infinite: the second largest probability was 0.
+    """
+
+    name: str
+    lower: float | None
+    upper: float | None
+    count: int
+    after: MarginSide
+    before: MarginSide | None
+
+
+def measure(
+    probabilities: Floats, labels: NDArray[Any], rows: RowScores, options: dict[str, Any]
+) -> Measurement:
+    """All metrics of one set of probabilities; ``options`` are bins, draws, level and seed."""
+    bins = options["bins"]
+    width, mass = rows.top.equal_width(bins), rows.top.equal_mass(bins)
+    squared = mass.debiased_squared()
+    found = {
+        "ece": width.ece(),
+        "ada_ece": mass.ece(),
+        "ece_debiased": math.sqrt(max(0.0, squared)),
+        "debiased_squared_error": squared,
+        "smece": m.smece(rows.top),
+        "classwise_ece": m.classwise_ece(probabilities, labels, bins=bins),
+        "mce": width.mce(),
+        "nll": float(rows.nll.mean()),
+        "brier": float(rows.brier.mean()),
+        "accuracy": rows.top.accuracy,
+        "refinement_auroc": m.refinement_auroc(rows.top),
+        "aurc": m.aurc(rows.top),
+        "e_aurc": m.e_aurc(rows.top),
+    }
+    if probabilities.shape[1] > 5:
+        found["top_5_error"] = m.top_k_error(probabilities, labels, k=5)
+    return Measurement(
+        metrics={name: finite(value) for name, value in found.items()},
+        intervals=m.calibration_intervals(rows, **options),
+        noise_floor=_floor(rows.top, options),
+        equal_width=reliability_bins(width, options["level"]),
+        equal_mass=reliability_bins(mass, options["level"]),
+    )
+
+
+def reliability_bins(table: BinTable, level: float = 0.95) -> tuple[Bin, ...]:
+    """The rows of a reliability table, each accuracy with its Wilson interval.
+
+    >>> from calibrators.metrics import equal_width
+    >>> first, second = reliability_bins(equal_width([0.9, 0.8], [True, False], bins=2))
+    >>> first.count, first.accuracy, second.accuracy, round(second.gap, 2)
+    (0.0, None, 0.5, -0.35)
+    """
+    low, high = wilson(table.accuracy, table.effective_count, level)
+    columns = (table.mean_confidence, table.accuracy, table.gap, low, high)
+    return tuple(
+        Bin(float(lower), float(upper), float(count), *(finite(float(one)) for one in rest))
+        for lower, upper, count, *rest in zip(
+            table.lower, table.upper, table.count, *columns, strict=True
+        )
+    )
+
+
+def wilson(share: Floats, count: Floats, level: float) -> tuple[Floats, Floats]:
+    """Wilson's score interval of a share seen among ``count`` rows; NaN where there are none.
+
+    Wilson 1927.
+
+    >>> low, high = wilson(np.array([0.5]), np.array([100.0]), 0.95)
+    >>> round(float(low[0]), 3), round(float(high[0]), 3)
+    (0.404, 0.596)
+    """
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    size = np.where(count > 0, count, np.nan)
+    share = np.clip(share, 0, 1)
+    centre = (share + z**2 / (2 * size)) / (1 + z**2 / size)
+    half = z * np.sqrt(share * (1 - share) / size + z**2 / (4 * size**2)) / (1 + z**2 / size)
+    return np.maximum(centre - half, 0), np.minimum(centre + half, 1)
+
+
+def margins_of(probabilities: Floats) -> Floats:
+    """The logit margin that probabilities (n, k) show: log of the largest over the second (n,).
+
+    >>> margins_of(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist()
+    [0.0, inf]
+    """
+
+    def work(start: int, stop: int, scratch: Scratch) -> Floats:
+        largest, second = two_largest(*oriented(probabilities[start:stop], scratch))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(largest) - np.log(second), dtype=np.float64)
+
+    return np.concatenate(map_blocks(work, *probabilities.shape))
+
+
+def thirds(margin: Floats) -> list[tuple[str, NDArray[np.bool_]]]:
+    """Which rows have low, middle and high margins; equal margins stay together.
+
+    >>> [(name, rows.tolist()) for name, rows in thirds(np.array([3.0, 1.0, 2.0]))][0]
+    ('low', [False, True, False])
+    """
+    ordered, n = np.sort(margin), margin.size
+    cuts = ordered[[-(-n // 3) - 1, -(-2 * n // 3) - 1]]
+    third = np.searchsorted(cuts, margin, side="left")
+    parts = [(name, third == number) for number, name in enumerate(THIRDS)]
+    return [(name, rows) for name, rows in parts if rows.any()]
+
+
+def by_margin(
+    margin: Floats, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
+) -> tuple[MarginThird, ...]:
+    """Reliability in each third of the margins; a third that ties leave empty is left out."""
+    if margin.shape != after.confidence.shape or np.isnan(margin).any():
+        raise DataError(
+            "bad_margin",
+            f"margin must have shape {after.confidence.shape} and no NaN, got {margin.shape} "
+            f"with {np.count_nonzero(np.isnan(margin))} NaN",
+        )
+
+    def side(top: TopLabel, rows: NDArray[np.bool_]) -> MarginSide:
+        part = TopLabel(top.confidence[rows], top.correct[rows])
+        width = part.equal_width(options["bins"])
+        mass = part.equal_mass(max(1, min(options["bins"], part.correct.size // ROWS_IN_A_BIN)))
+        tables = (reliability_bins(table, options["level"]) for table in (width, mass))
+        return MarginSide(width.ece(), _floor(part, options), *tables)
+
+    return tuple(
+        MarginThird(
+            name,
+            finite(float(margin[rows].min())),
+            finite(float(margin[rows].max())),
+            int(np.count_nonzero(rows)),
+            side(after, rows),
+            None if before is None else side(before, rows),
+        )
+        for name, rows in thirds(margin)
+    )
+
+
+def finite(value: float) -> float | None:
+    """The value, or None if it is NaN or infinite."""
+    return value if math.isfinite(value) else None
+
+
+def _floor(top: TopLabel, options: dict[str, Any]) -> NoiseFloor:
+    return m.noise_floor(
+        top.confidence, bins=options["bins"], draws=FLOOR_DRAWS, seed=options["seed"]
+    )

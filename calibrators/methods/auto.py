@@ -1,0 +1,205 @@
+"""Auto: the simplest registered method that measurably calibrates better, or none at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from calibrators.base import CalibrationMap, Calibrator, FitContext
+from calibrators.constraints import field_hints
+from calibrators.curves import observe
+from calibrators.data import CalibrationSet
+from calibrators.errors import ParameterError, SmallSample
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
+from calibrators.metrics import (
+    Interval,
+    RowScores,
+    TopLabel,
+    calibration_intervals,
+    paired_intervals,
+    row_scores,
+)
+from calibrators.objectives import make_objective
+from calibrators.solvers import minimise_on_grid
+
+FEW_ROWS = 100
+PRIOR_DEVIATION = 0.5
+ONE_DEVIATION = 0.6827
+SCORE = "debiased_squared_error"
+
+
+@dataclass(frozen=True)
+class Auto(Calibrator):
+    """Chooses among the registered methods that keep the predicted class, inside the fit set alone.
+
+    1. Fewer than 100 rows, or no finite optimum: temperature scaling with the prior log T ~ N(0,
+    0.5^2).
+    2. The base is ``temperature`` if its likelihood gain pays for its parameter,
+       ``2 n (NLL(1) - NLL(T)) > 2``; otherwise ``identity``: the model is left alone.
+    3. Every other candidate is cross-validated (``folds``, stratified) against the base by the
+       out-of-fold debiased squared calibration error (top label, 15 equal-mass bins). It must beat
+       the base by more than one standard deviation of the paired bootstrap; the best of those that
+       do wins. ``draws`` bootstrap draws.
+
+    The winner is fitted on all rows and returned as its own kind of map. Its ``fit_info`` holds
+    every candidate with its out-of-fold score and 95 % interval, its change against the base, and
+    ``why``.
+
+    (table)
+
+    >>> rng = np.random.default_rng(1)
+    >>> z = rng.normal(size=(800, 4)) * 2
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)        # perfectly calibrated already
+    >>> fitted = Auto(candidates=("identity", "temperature")).fit(CalibrationSet(z, y))
+    >>> fitted.method, fitted.fit_info["why"]
+    ('identity', 'T = 0.99 would raise the likelihood no more than chance')
+    """
+
+    name = "auto"
+    summary = "the simplest method that measurably calibrates better, by cross-validation"
+    reference = "see its docstring for the rules that were tried"
+    cost = "five times its dearest candidate"
+
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+    candidates: tuple[str, ...] = ()
+    folds: Annotated[int, Ge(2), Le(20)] = 4
+    draws: Annotated[int, Ge(20), Le(100_000)] = 200
+
+    def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
+        recipes = self._recipes()
+        challengers = [name for name in recipes if name not in ("identity", "temperature")]
+        total = self.folds * (1 + len(challengers)) + 2
+        scaled = TemperatureScaling().fit_in(data, context.inner())
+        context.step(1, total)
+        if data.n < FEW_ROWS or scaled.fit_info["warnings"]:
+            return _with_prior(data, scaled, context)
+        base, why = _base(recipes, data, scaled)
+        trials = [
+            self._trial(name, recipes[name], data, Steps(context, 1 + self.folds * place, total))
+            for place, name in enumerate([base, *challengers])
+        ]
+        winner, why = self._winner(trials, why)
+        fitted = recipes[winner].fit_in(data, context.inner())
+        context.step(total, total)
+        judged = [self._describe(trial, trials[0]) for trial in trials]
+        return fitted.with_info(chosen_by=self.name, why=why, candidates=judged)
+
+    def _recipes(self) -> dict[str, Calibrator]:
+        """The candidates' recipes by name, identity among them, with this recipe's seed."""
+        from calibrators.registry import all_maps, get_method
+
+        if self.name in self.candidates:
+            raise ParameterError("bad_parameter", "Auto.candidates must not name 'auto' itself")
+        names = self.candidates or [n for n, kind in all_maps().items() if kind.keeps_class]
+        known = {name: get_method(name) for name in dict.fromkeys(["identity", *names])}
+        return {
+            name: recipe(**({"seed": self.seed} if "seed" in field_hints(recipe) else {}))
+            for name, recipe in known.items()
+        }
+
+    def _trial(self, name: str, recipe: Calibrator, data: CalibrationSet, steps: Steps) -> Trial:
+        """A candidate's out-of-fold scores on every row of the fit set."""
+        fold = data.folds(self.folds, seed=self.seed)
+        columns = np.empty((4, data.n))
+        for number in range(self.folds):
+            inside = steps.context.inner()
+            fitted = recipe.fit_in(data.take(np.flatnonzero(fold != number)), inside)
+            rows = np.flatnonzero(fold == number)
+            part = data.take(rows)
+            scores = row_scores(fitted.apply_set(part), part.labels)
+            columns[:, rows] = scores.top.confidence, scores.top.correct, scores.nll, scores.brier
+            steps.done(number + 1)
+        confidence, correct, nll, brier = columns
+        return Trial(name, RowScores(TopLabel(confidence, correct.astype(bool)), nll, brier))
+
+    def _change(self, trial: Trial, base: Trial, level: float) -> Interval:
+        changes = paired_intervals(
+            base.scores, trial.scores, draws=self.draws, level=level, seed=self.seed
+        )
+        return changes[SCORE]
+
+    def _winner(self, trials: list[Trial], why: str) -> tuple[str, str]:
+        base, *challengers = trials
+        changes = {one.method: self._change(one, base, ONE_DEVIATION) for one in challengers}
+        better = {name: change.value for name, change in changes.items() if change.high < 0}
+        if better:
+            return min(better, key=lambda name: better[name]), (
+                f"its out-of-fold calibration error is below that of {base.method} "
+                "by more than one standard deviation"
+            )
+        if challengers:
+            names = " and ".join(one.method for one in challengers)
+            why = f"{why}; {names} did not calibrate better by one standard deviation"
+        return base.method, why
+
+    def _describe(self, trial: Trial, base: Trial) -> dict[str, Any]:
+        scores = calibration_intervals(trial.scores, draws=self.draws, seed=self.seed)
+        change = None if trial is base else asdict(self._change(trial, base, 0.95))
+        return {
+            "method": trial.method,
+            **{name: asdict(scores[name]) for name in (SCORE, "ece", "nll", "brier")},
+            "change": change,
+        }
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate and its out-of-fold scores."""
+
+    method: str
+    scores: RowScores
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A stretch of a longer job's progress."""
+
+    context: FitContext
+    before: int
+    total: int
+
+    def done(self, count: int) -> None:
+        """Report that ``count`` steps of this stretch are done."""
+        self.context.step(self.before + count, self.total)
+
+
+def _base(
+    recipes: dict[str, Calibrator], data: CalibrationSet, scaled: CalibrationMap
+) -> tuple[str, str]:
+    """``temperature`` if it pays for its parameter, else ``identity``; and why."""
+    assert isinstance(scaled, TemperatureMap)  # noqa: S101
+    if "temperature" not in recipes:
+        return "identity", "it is the only simple candidate"
+    nll = make_objective("nll", observe(data))
+    gain = 2 * data.n * (nll(1.0)[0] - nll(1 / scaled.temperature)[0])
+    if gain > 2:
+        return "temperature", f"T = {scaled.temperature:.3g} raises the likelihood beyond chance"
+    return (
+        "identity",
+        f"T = {scaled.temperature:.3g} would raise the likelihood no more than chance",
+    )
+
+
+def _with_prior(
+    data: CalibrationSet, scaled: CalibrationMap, context: FitContext
+) -> TemperatureMap:
+    """Temperature scaling with log T ~ N(0, 0.5^2), for when the data alone cannot say."""
+    reason = (
+        f"{data.n} rows are too few to compare methods"
+        if data.n < FEW_ROWS
+        else scaled.fit_info["warnings"][0]["message"]
+    )
+    nll = make_objective("nll", observe(data))
+
+    def penalised(beta: float) -> float:
+        return data.n * nll(beta)[0] + 0.5 * (math.log(beta) / PRIOR_DEVIATION) ** 2
+
+    beta, _ = minimise_on_grid(penalised, 1.0, octaves=16)
+    context.warn(SmallSample, f"{reason}: temperature scaling with a prior of T near 1 is used")
+    info = {"objective": "nll", "device": "cpu", "at_bound": False, "prior": PRIOR_DEVIATION}
+    fitted = TemperatureMap(k=data.k, kind=data.kind, temperature=1 / beta, fit_info=info)
+    return fitted.with_info(chosen_by=Auto.name, why=reason, candidates=[])

@@ -1,0 +1,42 @@
+"""Identity: the model's own probabilities, as the baseline every other method must beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calibrators.base import Calibrator, FitContext, TemperatureTypeMap
+from calibrators.blocks import Floats
+from calibrators.data import CalibrationSet
+from calibrators.onnx import Graph
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IdentityMap(TemperatureTypeMap):
+    """``softmax(logits)``."""
+
+    method = "identity"
+
+    def _inverse_temperatures(self, logits: Floats) -> float:
+        return 1.0
+
+    def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
+        return graph.constant(1.0)
+
+
+@dataclass(frozen=True)
+class Identity(Calibrator):
+    """Leaves probabilities as they are.
+
+    >>> fitted = Identity().fit(CalibrationSet([[0.0, 0.0], [2.0, 0.0]], [1, 0]))
+    >>> fitted.apply([[0.0, 0.0]]).tolist()
+    [[0.5, 0.5]]
+    """
+
+    name = "identity"
+    summary = "the model's own probabilities, unchanged"
+    reference = ""
+    cost = "none"
+
+    def _fit(self, data: CalibrationSet, context: FitContext) -> IdentityMap:
+        context.step(1, 1)
+        return IdentityMap(k=data.k, kind=data.kind)

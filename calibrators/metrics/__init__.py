@@ -1,0 +1,84 @@
+"""Calibration metrics: pure numpy functions `f(probabilities, labels, ...) -> float`.
+
+`probabilities` are (n, k) with rows summing to 1, or (n,) / (n, 1) for the probability of class 1;
+`labels` are integers (n,). Top-label metrics take a `TopLabel` in place of both, so that a report
+passes over the classes, and sorts, only once.
+"""
+
+from calibrators.metrics.bins import BinTable, equal_width
+from calibrators.metrics.calibration import (
+    ada_ece,
+    debiased_squared_error,
+    ece,
+    ece_debiased,
+    ece_sweep,
+    mce,
+)
+from calibrators.metrics.classwise import classwise_ece, sce
+from calibrators.metrics.floor import NoiseFloor, noise_floor
+from calibrators.metrics.intervals import (
+    Interval,
+    bootstrap_interval,
+    calibration_intervals,
+    paired_intervals,
+)
+from calibrators.metrics.lipschitz import smce
+from calibrators.metrics.ranked import equal_mass
+from calibrators.metrics.ranking import (
+    aurc,
+    classwise_auroc,
+    e_aurc,
+    ood_auroc,
+    refinement_auroc,
+)
+from calibrators.metrics.scores import (
+    RowScores,
+    accuracy,
+    brier,
+    nll,
+    row_scores,
+    top_k_error,
+)
+from calibrators.metrics.smooth import kde_ece, smece
+from calibrators.metrics.soft import kernel_bias, pointwise_charbonnier, smce_bound, soft_ece
+from calibrators.metrics.toplabel import TopLabel, top_label
+
+__all__ = [
+    "BinTable",
+    "Interval",
+    "NoiseFloor",
+    "RowScores",
+    "TopLabel",
+    "accuracy",
+    "ada_ece",
+    "aurc",
+    "bootstrap_interval",
+    "brier",
+    "calibration_intervals",
+    "classwise_auroc",
+    "classwise_ece",
+    "debiased_squared_error",
+    "e_aurc",
+    "ece",
+    "ece_debiased",
+    "ece_sweep",
+    "equal_mass",
+    "equal_width",
+    "kde_ece",
+    "kernel_bias",
+    "mce",
+    "nll",
+    "noise_floor",
+    "ood_auroc",
+    "paired_intervals",
+    "pointwise_charbonnier",
+    "refinement_auroc",
+    "row_scores",
+    "sce",
+    "smce",
+    "smce_bound",
+    "smece",
+    "soft_ece",
+    "top_k_error",
+    "top_label",
+]

@@ -1,0 +1,144 @@
+"""Bins of confidence: one pass makes the table, every binned metric summarises it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrators.metrics._inputs import (
+    Array,
+    Floats,
+    Integers,
+    at_least,
+    checked_confidence,
+    checked_correct,
+    row_blocks,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class BinTable:
+    """Sums of confidence and correctness in each bin.
+
+    Counts may be fractional, because equal-mass bins share tied confidences in proportion.
+    `effective_count` is (sum w)^2 / sum w^2 over the shares w of the rows in a bin: the plain
+    count wherever no row is shared. It is what the variance of a bin's accuracy depends on.
+
+    >>> table = equal_width([0.2, 0.9, 0.9, 1.0], [False, True, False, True], bins=2)
+    >>> table.count
+    array([1., 3.])
+    >>> table.gap.round(3)
+    array([-0.2  , -0.267])
+    >>> round(table.ece(), 3)
+    0.25
+    """
+
+    count: Floats
+    confidence_sum: Floats
+    correct_sum: Floats
+    lower: Floats
+    upper: Floats
+    effective_count: Floats
+
+    @property
+    def mean_confidence(self) -> Floats:
+        """Mean confidence of each bin; NaN where a bin is empty."""
+        return ratio(self.confidence_sum, self.count)
+
+    @property
+    def accuracy(self) -> Floats:
+        """Share of correct predictions in each bin; NaN where a bin is empty."""
+        return ratio(self.correct_sum, self.count)
+
+    @property
+    def gap(self) -> Floats:
+        """Accuracy minus mean confidence: negative means overconfident."""
+        return ratio(self.correct_sum - self.confidence_sum, self.count)
+
+    def ece(self) -> float:
+        """Mean absolute gap, each bin weighted by its count."""
+        return float(np.abs(self.correct_sum - self.confidence_sum).sum() / self.count.sum())
+
+    def mce(self) -> float:
+        """Largest absolute gap of a bin that is not empty."""
+        return float(np.nanmax(np.abs(self.gap)))
+
+    def debiased_squared(self) -> float:
+        """Mean squared gap without the part that sampling noise adds; see `debiased_squared`."""
+        return float(
+            debiased_squared(
+                self.count,
+                self.correct_sum,
+                self.correct_sum - self.confidence_sum,
+                self.effective_count,
+            )
+        )
+
+
+def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Floats) -> Floats:
+    """`sum_b w_b ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` along the last axis.
+
+    The squared gap of a bin is too large by the variance of its accuracy, of which the second
+    term is an unbiased estimate. n_b is the effective count; bins with n_b <= 1 tell nothing
+    about their variance and count as 0 (as in the code of Kumar et al. 2019). `gap` is the sum of
+    correctness minus confidence.
+    """
+    usable = effective > 1
+    size = np.where(usable, count, 1.0)
+    accuracy = correct / size
+    noise = accuracy * (1 - accuracy) / np.where(usable, effective - 1, 1.0)
+    squared = np.where(usable, count * ((gap / size) ** 2 - noise), 0.0)
+    total: Floats = squared.sum(axis=-1) / count.sum(axis=-1)
+    return total
+
+
+def equal_width(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
+    """The table of `bins` equally wide bins (i/M, (i + 1)/M]; 0 belongs to the first.
+
+    Edges are float64 and a confidence exactly on an edge belongs to the bin below it.
+
+    >>> equal_width([0.25, 0.5, 0.75, 1.0], [True] * 4, bins=2).count
+    array([2., 2.])
+    """
+    at_least("bins", bins, 1)
+    scores = checked_confidence(confidence)
+    hits = checked_correct(correct, scores.size)
+    tally, sums = np.zeros(2 * bins), np.zeros(bins)
+    for block in row_blocks(scores.size, 1):
+        index = bin_index(scores[block], bins)
+        sums += np.bincount(index, scores[block], bins)
+        index *= 2
+        index += hits[block]
+        tally += np.bincount(index, minlength=2 * bins)
+    wrong, right = tally.reshape(bins, 2).T
+    edges = width_edges(bins)
+    count = wrong + right
+    return BinTable(count, sums, right, edges[:-1], edges[1:], count)
+
+
+def width_edges(bins: int) -> Floats:
+    """The edges 0, 1/M, ..., 1 in float64."""
+    return np.arange(bins + 1) / bins
+
+
+def bin_index(values: Array, bins: int) -> Integers:
+    """The equal-width bin of each value in [0, 1], exact at the float64 edges."""
+    edges = width_edges(bins)
+    below, above = edges[:-1].copy(), edges[1:].copy()
+    below[0], above[-1] = -np.inf, np.inf
+    values = values.astype(np.float64, copy=False)
+    index: Integers = np.ceil(values * bins).astype(np.intp)
+    index -= 1
+    np.clip(index, 0, bins - 1, out=index)
+    index -= values <= below.take(index)
+    index += values > above.take(index)
+    return index
+
+
+def ratio(part: Floats, whole: Floats) -> Floats:
+    """part / whole, NaN where whole is 0."""
+    share: Floats = np.full(part.shape, np.nan)
+    np.divide(part, whole, out=share, where=whole > 0)
+    return share

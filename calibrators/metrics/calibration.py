@@ -1,0 +1,103 @@
+"""Binned top-label calibration errors. Each takes (probabilities, labels) or a TopLabel."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrators.metrics._inputs import at_least
+from calibrators.metrics.toplabel import Scores, as_top_label
+
+
+def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
+    """Expected calibration error with equally wide bins.
+
+    `sum_b (n_b / n) |acc_b - conf_b|` over the bins (i/M, (i + 1)/M] of the top-label
+    confidence. Convention: confidence 0 falls in the first bin and 1 in the last; edges and
+    sums are float64. Naeini et al. 2015; Guo et al. 2017.
+
+    >>> round(ece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
+    0.3
+    """
+    at_least("bins", bins, 1)
+    return as_top_label(probabilities, labels).equal_width(bins).ece()
+
+
+def ada_ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
+    """Expected calibration error with equal-mass bins (AdaECE, ECE-EM).
+
+    `sum_b (n_b / n) |acc_b - conf_b|` with edges at the sorted positions floor(j n / M).
+    Convention: equal confidences at an edge are shared in proportion, so that the value never
+    depends on the order of the rows. Nguyen & O'Connor 2015; Mukhoti et al. 2020.
+
+    >>> ada_ece([[0.9, 0.1], [0.6, 0.4]], [0, 1], bins=2)
+    0.35
+    """
+    at_least("bins", bins, 1)
+    return as_top_label(probabilities, labels).equal_mass(bins).ece()
+
+
+def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
+    """Maximum calibration error: the largest `|acc_b - conf_b|` of the equally wide bins.
+
+    Convention: empty bins are left out, small ones are not. Naeini et al. 2015.
+
+    >>> mce([[0.9, 0.1], [0.6, 0.4]], [0, 1])
+    0.6
+    """
+    at_least("bins", bins, 1)
+    return as_top_label(probabilities, labels).equal_width(bins).mce()
+
+
+def debiased_squared_error(
+    probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15
+) -> float:
+    """Squared calibration error without the part that sampling noise adds.
+
+    `sum_b (n_b / n) ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over equal-mass bins.
+    Its expectation is 0 for a calibrated model whatever n is, so it can be negative. Convention:
+    n_b is the effective count when ties are shared between bins; bins with n_b <= 1 count as 0.
+    Bröcker 2012; Kumar et al. 2019.
+
+    >>> round(debiased_squared_error([[0.8, 0.2]] * 5, [0, 0, 0, 0, 1], bins=1), 6)
+    -0.04
+    """
+    at_least("bins", bins, 1)
+    return as_top_label(probabilities, labels).equal_mass(bins).debiased_squared()
+
+
+def ece_debiased(
+    probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15
+) -> float:
+    """Debiased root-mean-square calibration error of Kumar et al. 2019.
+
+    `sqrt(max(0, debiased_squared_error))`. Convention: equal-mass bins, L2 (not L1) over bins.
+
+    >>> round(ece_debiased([[0.8, 0.2]] * 4, [0, 0, 1, 1], bins=1), 6)
+    0.08165
+    """
+    return float(np.sqrt(max(0.0, debiased_squared_error(probabilities, labels, bins=bins))))
+
+
+def ece_sweep(
+    probabilities: Scores, labels: npt.ArrayLike | None = None, *, max_bins: int = 512
+) -> float:
+    """ECE with as many equal-mass bins as leave the accuracies in rising order.
+
+    Bins are added one by one as long as `acc_1 <= ... <= acc_b`; the last b that held is used.
+    Convention: absolute gaps (L1), at most `max_bins` bins. Roelofs et al. 2022 (preprint 2020).
+
+    >>> ece_sweep([[0.9, 0.1], [0.6, 0.4]], [0, 1])
+    0.35
+    """
+    at_least("max_bins", max_bins, 1)
+    ranked = as_top_label(probabilities, labels).ranked
+    count = ranked.score.size
+    bins = 1
+    while bins < min(max_bins, count):
+        edge = np.arange(bins + 2) * count // (bins + 1)
+        accuracy = np.diff(ranked.hits_at(edge)) / np.diff(edge)
+        if np.any(np.diff(accuracy) < -1e-12):
+            break
+        bins += 1
+    return ranked.equal_mass(bins).ece()

@@ -1,0 +1,69 @@
+"""smCE: the worst correlation of the residuals with a slowly varying function of confidence."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrators.metrics.toplabel import Scores, as_top_label
+
+
+def smce(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
+    """Smooth calibration error, exactly.
+
+    `max over f of (1/n) sum_i (a_i - c_i) f(c_i)` for f with |f| <= 1 and
+    |f(s) - f(t)| <= |s - t|. Convention: top label; f is bounded by 1.
+
+    Tied confidences share one value of f and only neighbours v_g, v_(g+1) bind each other, so this
+    is a linear program along a chain. With S_g the residuals summed up to v_g, its dual is
+
+    `min over U of sum_g |U_g - U_(g-1)| + sum_g (v_(g+1) - v_g) |U_g - S_g|`,
+
+    U starting at 0 and ending at the sum of all residuals: the total-variation fit to S, solved in
+    O(n log n). Kakade & Foster 2008; Błasiok et al. 2023; Kolmogorov et al. 2016 (the solver).
+
+    >>> round(smce([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
+    0.3
+    """
+    ranked = as_top_label(probabilities, labels).ranked
+    ties = ranked.ties
+    residual_sum = (ranked.hits_below - ranked.score_below)[ties[1:]]
+    distance = np.diff(ranked.score[ties[:-1]])
+    return _total_variation_fit(residual_sum.tolist(), distance.tolist()) / ranked.score.size
+
+
+def _total_variation_fit(target: list[float], weight: list[float]) -> float:
+    """Least cost of U from 0 to target[-1], where weight[g] pulls U_g to target[g].
+
+    The cost so far as a function of the present U is convex with slopes from -1 to 1: the line
+    `intercept - U` on the far left, then kinks that add 2 to its slope. A pull adds one kink, and
+    moving at cost 1 cuts the slopes off on both sides, so every kink comes and goes once.
+    """
+    place = [0.0, *target[:-1]]
+    size = [2.0, *(2 * pull for pull in weight)]
+    leftmost, rightmost = [(0.0, 0)], [(0.0, 0)]
+    intercept = 0.0
+    for kink, pull in enumerate(weight, start=1):
+        heapq.heappush(leftmost, (place[kink], kink))
+        heapq.heappush(rightmost, (-place[kink], kink))
+        intercept += pull * place[kink] - _cut(leftmost, size, pull)
+        _cut(rightmost, size, pull)
+    end = target[-1]
+    rise = (left * (end - at) for at, left in zip(place, size, strict=True) if at < end)
+    return intercept - end + sum(rise)
+
+
+def _cut(outermost: list[tuple[float, int]], size: list[float], amount: float) -> float:
+    """Take `amount` off the outermost kinks; returns the sum of what was taken times its place."""
+    moment = 0.0
+    while amount > 0 and outermost:
+        place, kink = outermost[0]
+        taken = min(size[kink], amount)
+        moment += taken * place
+        size[kink] -= taken
+        amount -= taken
+        if size[kink] <= 0:
+            heapq.heappop(outermost)
+    return moment

@@ -1,0 +1,113 @@
+"""Confidences sorted once: equal-mass bins of any number, and ranks, from cumulative sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrators.metrics._inputs import (
+    Bools,
+    Floats,
+    Integers,
+    at_least,
+    checked_confidence,
+    checked_correct,
+)
+from calibrators.metrics.bins import BinTable
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """Scores in rising order and the sums below each position (n + 1 of them)."""
+
+    score: Floats
+    score_below: Floats
+    hits_below: Floats
+
+    @classmethod
+    def of(cls, score: Floats, hit: Bools) -> Ranked:
+        """Sort scores in [0, 1] together with a flag.
+
+        The bits of a non-negative float64 sort like the number itself, and those of a number up
+        to 1 leave the top bit free: one sort of int64 keys carries the flag in the lowest bit.
+        """
+        keys = (score + 0.0).view(np.int64) << 1
+        keys |= hit
+        keys.sort()
+        ordered = (keys >> 1).view(np.float64)
+        return cls(ordered, _cumulated(ordered), _cumulated((keys & 1).astype(np.float64)))
+
+    @property
+    def ties(self) -> Integers:
+        """The positions at which groups of equal scores begin, and n at the end."""
+        steps = np.flatnonzero(self.score[1:] != self.score[:-1]) + 1
+        return np.concatenate(([0], steps, [self.score.size]))
+
+    def group(self, position: Integers) -> tuple[Integers, Integers]:
+        """Begin and end of the tie group at each position (the last one at n)."""
+        value = self.score[np.minimum(position, self.score.size - 1)]
+        begin = np.searchsorted(self.score, value, side="left")
+        end = np.searchsorted(self.score, value, side="right")
+        return begin, end
+
+    def hits_at(self, position: Integers) -> Floats:
+        """Flags below a position, where a tie group counts in proportion."""
+        return _shared(self.hits_below, position, *self.group(position))
+
+    def equal_mass(self, bins: int) -> BinTable:
+        """The table of `bins` bins with edges at the positions floor(j n / M)."""
+        count_all = self.score.size
+        edge = np.arange(bins + 1) * count_all // bins
+        begin, end = self.group(edge)
+        count = np.diff(edge).astype(np.float64)
+        score_sum = np.diff(_shared(self.score_below, edge, begin, end))
+        hit_sum = np.diff(_shared(self.hits_below, edge, begin, end))
+        lower = self.score[np.minimum(edge[:-1], count_all - 1)]
+        upper = self.score[np.maximum(edge[1:] - 1, 0)]
+        squares = _sum_of_squared_shares(edge, begin, end)
+        effective = np.divide(count**2, squares, out=np.zeros(bins), where=squares > 0)
+        return BinTable(count, score_sum, hit_sum, lower, upper, effective)
+
+
+def equal_mass(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
+    """The table of `bins` bins of the sorted confidences, as equal in count as integers allow.
+
+    Tied confidences that straddle an edge are shared between the bins in proportion, so that
+    the table never depends on the order of the rows. `lower` and `upper` are the smallest and
+    largest confidence in the bin.
+
+    >>> table = equal_mass([0.5, 0.9, 0.9, 0.9], [True, True, True, False], bins=2)
+    >>> table.correct_sum.round(3)
+    array([1.667, 1.333])
+    >>> table.lower, table.upper
+    (array([0.5, 0.9]), array([0.9, 0.9]))
+    """
+    at_least("bins", bins, 1)
+    scores = checked_confidence(confidence)
+    return Ranked.of(scores, checked_correct(correct, scores.size)).equal_mass(bins)
+
+
+def _cumulated(values: Floats) -> Floats:
+    below = np.zeros(values.size + 1)
+    np.cumsum(values, out=below[1:])
+    return below
+
+
+def _shared(below: Floats, position: Integers, begin: Integers, end: Integers) -> Floats:
+    share = (position - begin) / (end - begin)
+    return below[begin] + share * (below[end] - below[begin])
+
+
+def _sum_of_squared_shares(edge: Integers, begin: Integers, end: Integers) -> Floats:
+    low, high = edge[:-1], edge[1:]
+    first = np.minimum(end[:-1], high) - low
+    last = np.where(begin[1:] > low, high - begin[1:], 0)
+    whole: Floats = (high - low) - _loss(first, (end - begin)[:-1]) - _loss(last, (end - begin)[1:])
+    return whole
+
+
+def _loss(taken: Integers, size: Integers) -> Floats:
+    """By how much the squares of the shares taken / size sum to less than the rows taken."""
+    return taken - taken**2 / size

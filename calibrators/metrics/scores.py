@@ -1,0 +1,110 @@
+"""Scores that are means over rows: NLL, Brier, accuracy, top-k error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrators.metrics._inputs import (
+    Checked,
+    Floats,
+    at_least,
+    checked,
+    columns_first,
+    row_blocks,
+)
+from calibrators.metrics.toplabel import Scores, TopLabel, as_top_label, of_checked
+
+SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True, eq=False)
+class RowScores:
+    """What each row contributes: its top label, negative log-likelihood and Brier score.
+
+    Everything the bootstrap needs, made by one check of (probabilities, labels).
+    """
+
+    top: TopLabel
+    nll: Floats
+    brier: Floats
+
+
+def row_scores(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> RowScores:
+    """The RowScores of probabilities (n, k), or (n,) for binary, and labels (n,).
+
+    >>> rows = row_scores([[0.8, 0.2], [0.8, 0.2]], [0, 1])
+    >>> rows.brier.round(2)
+    array([0.08, 1.28])
+    """
+    data = checked(probabilities, labels)
+    return RowScores(of_checked(data), _nll(data), _brier(data))
+
+
+def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Negative log-likelihood `-(1/n) sum_i log p_i[y_i]`, in nats.
+
+    Convention: a probability below 1.2e-38 (the smallest normal float32) counts as that, so that
+    one underflow costs 87.3 nats of a row and not the whole figure, and float32 and float64 agree.
+
+    >>> round(nll([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 4)
+    0.9163
+    """
+    return float(_nll(checked(probabilities, labels)).mean())
+
+
+def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Brier score `(1/n) sum_i sum_c (p_ic - 1[y_i = c])^2`.
+
+    Convention: summed over classes as in Brier 1950, between 0 and 2; twice the one-column
+    score for binary problems.
+
+    >>> round(brier([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
+    0.68
+    """
+    return float(_brier(checked(probabilities, labels)).mean())
+
+
+def accuracy(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
+    """Share of rows whose prediction, the first of the largest columns, is the label.
+
+    >>> accuracy([[0.8, 0.2], [0.5, 0.5]], [0, 1])
+    0.5
+    """
+    return as_top_label(probabilities, labels).accuracy
+
+
+def top_k_error(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, k: int = 5) -> float:
+    """Share of rows whose label is not among the k largest columns.
+
+    Convention: among equal columns the first come first; with at most k classes it is 0.
+
+    >>> top_k_error([[0.5, 0.3, 0.2], [0.5, 0.25, 0.25]], [1, 2], k=2)
+    0.5
+    """
+    at_least("k", k, 1)
+    data = checked(probabilities, labels)
+    missed = 0
+    column = np.arange(data.classes)
+    for block in row_blocks(data.labels.size, data.classes):
+        values, label = data.probabilities[block], data.labels[block, None]
+        own = np.take_along_axis(values, label, axis=1)
+        ahead = (values > own) | ((values == own) & (column < label))
+        missed += int(np.count_nonzero(np.count_nonzero(ahead, axis=1) >= k))
+    return missed / data.labels.size
+
+
+def _nll(data: Checked) -> Floats:
+    return -np.log(np.clip(data.of_label, SMALLEST_PROBABILITY, 1.0))
+
+
+def _brier(data: Checked) -> Floats:
+    squares = np.empty(data.labels.size)
+    for block in row_blocks(data.labels.size, data.classes):
+        values, axis = columns_first(data.probabilities[block])
+        values = values.astype(np.float64)
+        values *= values
+        np.add.reduce(values, axis=axis, out=squares[block])
+    return squares - 2 * data.of_label + 1

@@ -1,0 +1,99 @@
+"""The predicted class of each row: how sure it is and whether it is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrators.metrics._inputs import (
+    Bools,
+    Checked,
+    Floats,
+    checked,
+    checked_confidence,
+    checked_correct,
+)
+from calibrators.metrics.bins import BinTable, equal_width
+from calibrators.metrics.ranked import Ranked
+
+
+@dataclass(frozen=True, eq=False)
+class TopLabel:
+    """Confidence (n,) of the predicted class and whether the prediction was correct (n,).
+
+    Every top-label metric takes one in place of (probabilities, labels): the pass over all
+    classes, and the sort, then happen once for the whole report.
+
+    >>> top = TopLabel([0.9, 0.6], [True, False])
+    >>> top.accuracy
+    0.5
+    """
+
+    confidence: Floats
+    correct: Bools
+
+    def __post_init__(self) -> None:
+        confidence = checked_confidence(self.confidence)
+        object.__setattr__(self, "confidence", confidence)
+        object.__setattr__(self, "correct", checked_correct(self.correct, confidence.size))
+
+    @property
+    def accuracy(self) -> float:
+        return float(np.count_nonzero(self.correct) / self.correct.size)
+
+    @cached_property
+    def residual(self) -> Floats:
+        """Correctness minus confidence."""
+        return self.correct - self.confidence
+
+    @cached_property
+    def ranked(self) -> Ranked:
+        """The rows sorted by confidence."""
+        return Ranked.of(self.confidence, self.correct)
+
+    def equal_width(self, bins: int = 15) -> BinTable:
+        return equal_width(self.confidence, self.correct, bins)
+
+    def equal_mass(self, bins: int = 15) -> BinTable:
+        return self.ranked.equal_mass(bins)
+
+
+Scores: TypeAlias = npt.ArrayLike | TopLabel
+
+
+def top_label(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> TopLabel:
+    """The TopLabel of probabilities (n, k), or (n,) for binary, and labels (n,).
+
+    The prediction is the first of the largest columns.
+
+    >>> top = top_label([[0.7, 0.2, 0.1], [0.4, 0.4, 0.2]], [0, 1])
+    >>> top.confidence, top.correct
+    (array([0.7, 0.4]), array([ True, False]))
+    """
+    return of_checked(checked(probabilities, labels))
+
+
+def of_checked(data: Checked) -> TopLabel:
+    """The TopLabel of checked input."""
+    correct = data.probabilities[np.arange(data.labels.size), data.labels] == data.largest
+    # Above one half (and the tolerance of the row sum) no second column can be as large.
+    doubtful = np.flatnonzero(correct & (data.largest < 0.501))
+    if doubtful.size:
+        prediction = np.argmax(data.probabilities[doubtful], axis=1)
+        correct[doubtful] = prediction == data.labels[doubtful]
+    return TopLabel(data.largest.astype(np.float64), correct)
+
+
+def as_top_label(probabilities: Scores, labels: npt.ArrayLike | None) -> TopLabel:
+    """A TopLabel given as such, or made from probabilities and labels."""
+    if isinstance(probabilities, TopLabel):
+        if labels is not None:
+            raise ValueError("labels must be left out when a TopLabel is given")
+        return probabilities
+    if labels is None:
+        raise ValueError("labels must be given with probabilities")
+    return top_label(probabilities, labels)

@@ -1,0 +1,240 @@
+"""A report as one HTML page that needs nothing else: no network, no script, light and dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from calibrators import charts, wording
+from calibrators.charts import theme
+
+if TYPE_CHECKING:
+    from calibrators.measurement import Bin, Metric
+    from calibrators.metrics import Interval, NoiseFloor
+    from calibrators.report import Report
+
+STYLE = f"""
+:root {{ color-scheme: light dark; --paper: #fff; --ink: {theme.INK}; --muted: {theme.MUTED};
+  --rule: {theme.RULE}; --band: {theme.BAND}; --accent: {theme.ACCENT}; --bars: {theme.BARS};
+  --good: #1f7a4d; --bad: #b3362b; --mixed: #96660a; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --paper: #15191d; --ink: #e4e8ec; --muted: #9aa6b1;
+  --rule: #2d353c; --band: #313a42; --accent: #74aee6; --bars: #66727d;
+  --good: #5cc492; --bad: #f08a7e; --mixed: #dfb35a; }} }}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: var(--paper);
+  color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", Arial, sans-serif;
+  font-variant-numeric: tabular-nums; }}
+h1 {{ font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; overflow-wrap: anywhere; }}
+h2 {{ font-size: 1.1rem; margin: 2.5rem 0 .75rem; }}
+p {{ margin: .25rem 0; max-width: 46rem; }}
+.muted, caption, th, small {{ color: var(--muted); }}
+.badge {{ display: inline-block; padding: .1rem .7rem; margin-right: .6rem; border-radius: 1rem;
+  border: 1px solid currentColor; font-weight: 600; white-space: nowrap; }}
+.improved {{ color: var(--good); }} .worse {{ color: var(--bad); }}
+.trade_off {{ color: var(--mixed); }}
+.no_measurable_change, .insufficient_data {{ color: var(--muted); }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: .92rem; }}
+caption {{ text-align: left; padding-bottom: .5rem; }}
+th, td {{ padding: .3rem .9rem .3rem 0; text-align: right; border-bottom: 1px solid var(--rule);
+  white-space: nowrap; }}
+th {{ font-weight: normal; }} tbody th {{ color: var(--ink); }}
+th:first-child, td:first-child {{ text-align: left; }}
+td small {{ display: block; font-size: .8rem; }}
+.charts {{ display: flex; flex-wrap: wrap; gap: 1rem 1.5rem; align-items: flex-end; }}
+svg {{ max-width: 100%; height: auto; }}
+svg [fill="{theme.INK}"] {{ fill: var(--ink); }}
+svg [stroke="{theme.INK}"] {{ stroke: var(--ink); }}
+svg [fill="{theme.MUTED}"] {{ fill: var(--muted); }}
+svg [stroke="{theme.MUTED}"] {{ stroke: var(--muted); }}
+svg [stroke="{theme.RULE}"] {{ stroke: var(--rule); }}
+svg [fill="{theme.BARS}"] {{ fill: var(--bars); }}
+svg [fill="{theme.ACCENT}"] {{ fill: var(--accent); }}
+svg [stroke="{theme.ACCENT}"] {{ stroke: var(--accent); }}
+summary {{ cursor: pointer; padding: .3rem 0; }}
+dl {{ display: grid; grid-template-columns: minmax(6rem, 9rem) 1fr; gap: .5rem 1rem; margin: 0;
+  font-size: .92rem; }}
+dt {{ color: var(--muted); }} dd {{ margin: 0; min-width: 0; overflow-wrap: anywhere; }}
+@media (max-width: 34rem) {{ th, td {{ padding-right: .5rem; }}
+  tbody th {{ white-space: normal; min-width: 7rem; }} table {{ font-size: .8rem; }}
+  dl {{ grid-template-columns: 1fr; gap: .1rem; }}
+  dd {{ margin-bottom: .6rem; }} }}
+"""
+
+
+def render(
+    report: Report,
+    *,
+    title: str = "Calibration report",
+    more_charts: Mapping[str, theme.Spec] | None = None,
+) -> str:
+    """The page of a report; ``more_charts`` are drawn under their headings.
+
+    Every string is escaped. Needs ``pip install 'calibrd[charts]'`` for the diagrams.
+    """
+    sections = [
+        ("Metrics", _metrics(report)),
+        ("Reliability", _charts("reliability", _reliability(report))),
+        ("By margin", _charts("margin", _thirds(report))),
+    ]
+    sections += [
+        (heading, _charts(f"more{place}", [spec]))
+        for place, (heading, spec) in enumerate((more_charts or {}).items())
+    ]
+    sections += [
+        ("Reliability tables", _tables(report)),
+        ("Conventions", _list(report.conventions)),
+    ]
+    if report.fit:
+        sections.append(("Fit", _list(report.fit)))
+    body = "\n".join(
+        f"<section><h2>{escape(heading)}</h2>{content}</section>" for heading, content in sections
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>"
+        f"<header><h1>{escape(title)}</h1>{_header(report)}</header>\n{body}\n</body></html>\n"
+    )
+
+
+def _header(report: Report) -> str:
+    said = f'<p class="muted">{escape(wording.heading(report))}</p>'
+    if report.verdict is None:
+        return said
+    name = report.verdict.value
+    badge = f'<span class="badge {name}">{escape(name.replace("_", " "))}</span>'
+    return f"{said}<p>{badge}{escape(report.verdict.meaning)}</p>"
+
+
+def _metrics(report: Report) -> str:
+    level = f"{100 * report.level:g} % intervals below each figure"
+    names = [*report.sides, *(["change"] if report.before else [])]
+    rows = []
+    for row in report.rows():
+        metric = row.metric
+        shown = {"before": row.before, "after": row.after, "change": row.change}
+        held = {name: side.intervals for name, side in report.sides.items()}
+        held["change"] = report.change
+        cells = [
+            _figure(shown[name], held[name], metric, signed=name == "change") for name in names
+        ]
+        rows.append((escape(metric.title), *cells))
+        if metric.name == "ece":
+            floors = [_floor(metric, side.noise_floor) for side in report.sides.values()]
+            rows.append(("its noise floor", *floors, *([""] if report.before else [])))
+    head = names if report.before else ["value"]
+    return _table(("metric", *head), rows, caption=level)
+
+
+def _figure(text: str, intervals: Mapping[str, Interval], metric: Metric, *, signed: bool) -> str:
+    found = intervals.get(metric.name)
+    bounds = "" if found is None else f"<small>{metric.interval(found, signed=signed)}</small>"
+    return _minus(escape(text) + bounds)
+
+
+def _floor(metric: Metric, found: NoiseFloor) -> str:
+    return f"{metric.text(found.mean)}<small>up to {metric.text(found.quantile95)}</small>"
+
+
+def _reliability(report: Report) -> list[theme.Spec]:
+    return [charts.reliability(report, sides=(name,)) for name in report.sides]
+
+
+def _thirds(report: Report) -> list[theme.Spec]:
+    return [charts.margin_panels(report, thirds=(third.name,)) for third in report.by_margin]
+
+
+def _tables(report: Report) -> str:
+    found = []
+    for binning in ("equal_width", "equal_mass"):
+        for name, side in report.sides.items():
+            words = f"{binning.replace('_', ' ')}, {name}" if report.before else binning
+            table = _bins(getattr(side, binning))
+            opened = " open" if (binning, name) == ("equal_width", "after") else ""
+            found.append(f"<details{opened}><summary>{escape(words)}</summary>{table}</details>")
+    return "".join(found)
+
+
+def _bins(bins: tuple[Bin, ...]) -> str:
+    rows = []
+    for one in bins:
+        figures: Iterable[str] = ("", "", "", "")
+        if one.gap is not None and one.accuracy_low is not None:
+            figures = (
+                f"{one.confidence:.4f}",
+                f"{one.accuracy:.4f}",
+                f"{one.gap:+.4f}",
+                f"[{one.accuracy_low:.4f}, {one.accuracy_high:.4f}]",
+            )
+        edges = f"{one.lower:.4f} to {one.upper:.4f}"
+        count = f"{one.count:,.1f}".removesuffix(".0")
+        rows.append((edges, count, *(_minus(figure) for figure in figures)))
+    head = ("bin", "rows", "mean confidence", "accuracy", "gap", "interval of the accuracy")
+    return _table(head, rows)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> str:
+    """A table of cells that are HTML already."""
+    top = "".join(f'<th scope="col">{escape(one)}</th>' for one in head)
+    lines = []
+    for first, *rest in rows:
+        cells = "".join(f"<td>{one}</td>" for one in rest)
+        lines.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
+    label = f"<caption>{escape(caption)}</caption>" if caption else ""
+    body = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table>{label}{body}</table></div>'
+
+
+def _list(entries: Mapping[str, Any]) -> str:
+    lines = (f"<dt>{_words(name)}</dt><dd>{_value(one)}</dd>" for name, one in entries.items())
+    return f"<dl>{''.join(lines)}</dl>"
+
+
+def _value(value: Any) -> str:
+    """Plain JSON as HTML: intervals as such, a list of objects as a table."""
+    if value is None or value == [] or value == {}:
+        return "none"
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return _minus(f"{value:,}")
+        case float():
+            return _minus(f"{value:.4g}")
+        case {"value": float(), "low": float(), "high": float()}:
+            return f"{_value(value['value'])} [{_value(value['low'])}, {_value(value['high'])}]"
+        case [{}, *_]:
+            names = list(dict.fromkeys(name for one in value for name in one))
+            rows = [[_value(one.get(name)) for name in names] for one in value]
+            return _table([str(name).replace("_", " ") for name in names], rows)
+        case dict():
+            return ", ".join(f"{_words(name)} {_value(one)}" for name, one in value.items())
+        case list():
+            return ", ".join(map(_value, value))
+    return escape(str(value))
+
+
+def _words(name: object) -> str:
+    return escape(str(name).replace("_", " "))
+
+
+def _charts(name: str, specs: list[theme.Spec]) -> str:
+    drawn = (_inline_svg(spec, f"{name}{place}") for place, spec in enumerate(specs))
+    return f'<div class="charts">{"".join(drawn)}</div>'
+
+
+def _inline_svg(spec: theme.Spec, prefix: str) -> str:
+    """The chart as SVG inside HTML: transparent, without namespaces, its ids made its own."""
+    svg = charts.to_svg({**spec, "background": "transparent", "padding": 2})
+    svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
+    label = escape(str(spec.get("description", "")), quote=True)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def _minus(text: str) -> str:
+    return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)

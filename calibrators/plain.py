@@ -1,0 +1,65 @@
+"""Frozen dataclasses to plain JSON and back, from their annotations alone."""
+
+from __future__ import annotations
+
+import math
+import types
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+Made = TypeVar("Made")
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, enums, tuples and numpy values as plain JSON; NaN and infinity become None.
+
+    >>> to_plain({"a": (1, float("nan")), "b": np.float32(0.5)})
+    {'a': [1, None], 'b': 0.5}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
+    match value:
+        case dict():
+            return {str(key): to_plain(one) for key, one in value.items()}
+        case list() | tuple():
+            return [to_plain(one) for one in value]
+        case Enum():
+            return value.value
+        case np.generic() | np.ndarray():
+            return to_plain(value.tolist())
+        case float():
+            return value if math.isfinite(value) else None
+    return value
+
+
+def from_plain(kind: type[Made], value: Any) -> Made:
+    """The dataclass that ``to_plain`` wrote; ValueError or TypeError if it is no such thing.
+
+    >>> from calibrators.metrics import NoiseFloor
+    >>> from_plain(NoiseFloor, {"mean": 0.01, "quantile95": 0.02})
+    NoiseFloor(mean=0.01, quantile95=0.02)
+    """
+    made: Made = _read(kind, value)
+    return made
+
+
+def _read(hint: Any, value: Any) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _read(arguments[0], value)
+    if origin is tuple:
+        return tuple(_read(arguments[0], one) for one in value)
+    if origin is dict:
+        return {key: _read(arguments[1], one) for key, one in value.items()}
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = get_type_hints(hint)
+        given = {name: _read(hints.get(name, Any), one) for name, one in value.items()}
+        return hint(**given)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    if hint in (int, float, str) and not isinstance(value, (int, float) if hint is float else hint):
+        raise TypeError(f"expected {hint.__name__}, got {value!r}")
+    return value

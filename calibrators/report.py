@@ -1,0 +1,210 @@
+"""``evaluate(probabilities, labels)``: how well calibrated a model is, with error bars."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calibrators import charts, page, wording
+from calibrators.errors import DataError, ExportError
+from calibrators.measurement import (
+    METRICS,
+    Floats,
+    MarginThird,
+    Measurement,
+    Metric,
+    by_margin,
+    margins_of,
+    measure,
+)
+from calibrators.metrics import Interval, paired_intervals, row_scores
+from calibrators.plain import from_plain, to_plain
+from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate
+
+FORMAT = 1
+
+
+class MetricRow(NamedTuple):
+    """A line of a report's table, as text; what does not exist is empty."""
+
+    metric: Metric
+    before: str
+    after: str
+    change: str
+    interval: str
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(Measurement):
+    """The calibration of n rows and k classes; all fields are plain numbers, text and tables.
+
+    The fields of Measurement are those of the probabilities evaluated (the "after" side).
+    ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
+    intervals of after minus before, and ``verdict`` what they amount to; without ``before`` these
+    are None and empty. ``by_margin`` splits the rows into thirds of the logit margin,
+    ``conventions`` states in words how everything is counted, ``fit`` is plain JSON on the map that
+    was judged.
+    """
+
+    n: int
+    k: int
+    bins: int
+    draws: int
+    level: float
+    seed: int
+    judged_on: str
+    before: Measurement | None = None
+    change: dict[str, Interval] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    by_margin: tuple[MarginThird, ...] = ()
+    conventions: dict[str, str] = field(default_factory=dict)
+    fit: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        verdict = None if self.verdict is None else self.verdict.value
+        return f"Report(n={self.n}, k={self.k}, ece={self.metrics['ece']:.4f}, {verdict=})"
+
+    @property
+    def sides(self) -> dict[str, Measurement]:
+        """What was measured, by name: "before" (if given) and "after"."""
+        return {"after": self} if self.before is None else {"before": self.before, "after": self}
+
+    def gate(self, limit: float) -> Gate:
+        """Whether the calibration error is known to be at most ``limit`` (see verdict.gate)."""
+        found = gate(self.intervals["debiased_squared_error"], limit)
+        return found if self.n >= LEAST_ROWS else Gate.INSUFFICIENT_DATA
+
+    def with_fit(self, **fit: Any) -> Report:
+        """The same report with more said about the fit; NaN and infinity become None."""
+        return replace(self, fit=to_plain({**self.fit, **fit}))
+
+    def rows(self) -> list[MetricRow]:
+        """The table of metrics as text: percent where a metric is a share, else as it is."""
+        return [self._row(metric) for metric in METRICS if metric.name in self.metrics]
+
+    def summary(self) -> str:
+        """The report as a plain-text table for terminals."""
+        return wording.summary(self)
+
+    def chart(self) -> dict[str, Any]:
+        """The overview as a Vega-Lite specification (a plain dict with its data inside)."""
+        return charts.before_after(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON; ``Report.from_dict`` turns it back."""
+        return {"format": FORMAT, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Report:
+        """The report that ``to_dict`` wrote."""
+        try:
+            given = dict(values)
+            if given.pop("format", None) != FORMAT:
+                raise ValueError(f"format must be {FORMAT}, got {values.get('format')!r}")
+            return from_plain(cls, given)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DataError("not_a_report", f"this is no report of ours: {error}") from error
+
+    def save(self, path: str | Path, *, title: str = "Calibration report") -> Path:
+        """Write .html (a page that needs no network), .json, or the chart as .svg or .png."""
+        target = Path(path)
+        match target.suffix.lower():
+            case ".html":
+                content = page.render(self, title=title).encode()
+            case ".json":
+                content = json.dumps(self.to_dict(), indent=1, allow_nan=False).encode()
+            case ".svg":
+                content = charts.to_svg(self.chart()).encode()
+            case ".png":
+                content = charts.to_png(self.chart())
+            case other:
+                raise ExportError(
+                    "unknown_format", f"path must end in .html, .json, .svg or .png, got {other!r}"
+                )
+        target.write_bytes(content)
+        return target
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {charts.MIME_TYPE: self.chart(), "text/plain": self.summary()}
+
+    def _row(self, metric: Metric) -> MetricRow:
+        after = self.metrics[metric.name]
+        before = None if self.before is None else self.before.metrics[metric.name]
+        change = None if before is None or after is None else after - before
+        held = self.change if self.before else self.intervals
+        interval = held.get(metric.name)
+        return MetricRow(
+            metric,
+            metric.text(before),
+            metric.text(after),
+            metric.text(change, signed=True),
+            "" if interval is None else metric.interval(interval, signed=self.before is not None),
+        )
+
+
+def evaluate(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    *,
+    before: ArrayLike | None = None,
+    margin: ArrayLike | None = None,
+    bins: int = 15,
+    draws: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    judged_on: str = "as given",
+) -> Report:
+    """Measure the calibration of probabilities (n, k), or (n,) for binary, against labels (n,).
+
+    ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
+    the paired change of each metric and a verdict. ``margin`` (n,) is the largest minus the second
+    largest logit, if it is known better than from the (uncalibrated) probabilities. ``draws`` and
+    ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these are. How
+    everything is counted is in ``report.conventions``.
+
+    >>> rng = np.random.default_rng(0)
+    >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=2000)
+    >>> labels = (p.cumsum(axis=1) < rng.random((2000, 1))).sum(axis=1)    # p is the truth
+    >>> sharp = p**3 / (p**3).sum(axis=1, keepdims=True)
+    >>> report = evaluate(p, labels, before=sharp, draws=200)
+    >>> report.before.metrics["ece"] > 0.05 > report.metrics["ece"], str(report.verdict)
+    (True, 'improved')
+    """
+    options: dict[str, Any] = {"bins": bins, "draws": draws, "level": level, "seed": seed}
+    truth = np.asarray(labels)
+    rows = row_scores(probabilities, truth)
+    matrix = _two_columns(probabilities)
+    old_rows = None if before is None else row_scores(before, truth)
+    old = matrix if before is None else _two_columns(before)
+    if old.shape != matrix.shape:
+        raise DataError("shape_mismatch", f"before must have shape {matrix.shape}, got {old.shape}")
+    change = {} if old_rows is None else paired_intervals(old_rows, rows, **options)
+    margins = margins_of(old) if margin is None else np.asarray(margin, dtype=np.float64)
+    verdict = None
+    if change:
+        verdict = decide(len(matrix), change["debiased_squared_error"], change["nll"])
+    return Report(
+        **vars(measure(matrix, truth, rows, options)),
+        **options,
+        n=len(matrix),
+        k=matrix.shape[1],
+        judged_on=judged_on,
+        before=None if old_rows is None else measure(old, truth, old_rows, options),
+        change=change,
+        verdict=verdict,
+        by_margin=by_margin(margins, rows.top, None if old_rows is None else old_rows.top, options),
+        conventions=wording.conventions(bins, draws, level),
+    )
+
+
+def _two_columns(probabilities: ArrayLike) -> Floats:
+    matrix = np.asarray(probabilities)
+    if matrix.ndim == 2 and matrix.shape[1] > 1:
+        return matrix
+    second = matrix.reshape(-1).astype(np.float64)
+    return np.column_stack((1 - second, second))

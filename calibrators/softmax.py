@@ -1,0 +1,94 @@
+"""The blocked softmax that applies every temperature-type map: numpy only, exact to the type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from calibrators.blocks import Floats, Scratch, map_blocks, oriented
+from calibrators.data import check_rows, row_maxima
+
+InverseTemperature = Callable[[Floats], Floats | float]
+
+
+def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = None) -> Floats:
+    """Row-wise ``softmax(logits * inverse_temperature(logits))``; checks rows as it goes.
+
+    The largest logit is subtracted before anything is multiplied, so margins of 1e4 and -inf are
+    exact and the largest logit always has the largest probability.
+
+    >>> softmax(np.array([[0.0, -np.inf], [1e4, 0.0], [3.0, 3.0]])).tolist()
+    [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]
+    """
+
+    def finish(target: Floats, axis: int) -> None:
+        np.exp(target, out=target)
+        target /= target.sum(axis=axis, keepdims=True)
+
+    return _scaled(logits, inverse_temperature, finish)
+
+
+def scaled_logits(logits: Floats, inverse_temperature: InverseTemperature) -> Floats:
+    """``(logits - row maximum) * inverse_temperature``: logits with the same softmax.
+
+    >>> scaled_logits(np.array([[3.0, 1.0]]), lambda block: 0.5).tolist()
+    [[0.0, -1.0]]
+    """
+    return _scaled(logits, inverse_temperature, lambda target, axis: None)
+
+
+def _scaled(
+    logits: Floats,
+    inverse_temperature: InverseTemperature | None,
+    finish: Callable[[Floats, int], None],
+) -> Floats:
+    out = np.empty(logits.shape, dtype=logits.dtype)
+
+    def work(start: int, stop: int, scratch: Scratch) -> bool:
+        block = logits[start:stop]
+        turned, axis = oriented(block, scratch)
+        maxima = turned.max(axis=axis, keepdims=True)
+        if not np.isfinite(maxima).all():
+            return False
+        target = out[start:stop] if axis == 1 else turned
+        np.subtract(turned, maxima, out=target)
+        if inverse_temperature is not None:
+            beta = np.asarray(inverse_temperature(block), dtype=logits.dtype)
+            target *= beta if beta.ndim == 0 else np.expand_dims(beta, axis)
+        finish(target, axis)
+        if axis == 0:
+            out[start:stop] = turned.T
+        return True
+
+    if not all(map_blocks(work, *logits.shape)):
+        check_rows(row_maxima(logits))
+    return out
+
+
+def margins(logits: Floats) -> Floats:
+    """Largest minus second largest logit of every row (n,); inf where only one is finite.
+
+    >>> margins(np.array([[1.0, 3.0, 2.5], [2.0, 2.0, 0.0]])).tolist()
+    [0.5, 0.0]
+    """
+
+    def work(start: int, stop: int, scratch: Scratch) -> Floats:
+        largest, second = two_largest(*oriented(logits[start:stop], scratch))
+        return np.subtract(largest, second)
+
+    return np.concatenate(map_blocks(work, *logits.shape))
+
+
+def two_largest(block: Floats, axis: int) -> tuple[Floats, Floats]:
+    """The largest and second largest value along an axis of a 2-d block."""
+    if axis == 0:
+        largest, second = block[0].copy(), np.full(block.shape[1], -np.inf, dtype=block.dtype)
+        for row in block[1:]:
+            np.maximum(second, np.minimum(largest, row), out=second)
+            np.maximum(largest, row, out=largest)
+        return largest, second
+    rows, top = np.arange(len(block)), block.argmax(axis=1)
+    rest = block.copy()
+    rest[rows, top] = -np.inf
+    return block[rows, top], rest.max(axis=1)

@@ -1,0 +1,84 @@
+"""What a report says in words: its conventions, and its table for terminals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calibrators.measurement import FLOOR_DRAWS
+from calibrators.verdict import LEAST_ROWS
+
+if TYPE_CHECKING:
+    from calibrators.metrics import NoiseFloor
+    from calibrators.report import Report
+
+
+def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
+    """How everything in a report is counted, a sentence or two for each subject.
+
+    >>> conventions(15, 1000, 0.95)["equal width"][:40]
+    'The 15 bins are (i/15, (i+1)/15]: a conf'
+    """
+    return {
+        "prediction": "The prediction is the class of the largest probability, the first of them "
+        "if several are equal; confidence is that probability. All errors are of this top label, "
+        "except the class-wise ECE, NLL and Brier score, which look at every class.",
+        "equal width": f"The {bins} bins are (i/{bins}, (i+1)/{bins}]: a confidence on an edge "
+        "belongs to the bin below it, 0 to the first bin. ECE is the mean absolute gap between "
+        "accuracy and mean confidence, each bin weighted by its rows; MCE is the largest gap of a "
+        "bin that is not empty.",
+        "equal mass": f"The {bins} bins hold equally many of the sorted confidences; equal "
+        "confidences at an edge are shared between the bins in proportion, so that the order of "
+        "the rows never matters.",
+        "debiased": "The debiased squared error is the mean squared gap of the equal-mass bins, "
+        "less the part that chance adds, acc (1 - acc) / (n_b - 1) in each bin. Its expectation is "
+        "0 for a calibrated model, so it can be negative; its square root counts that as 0.",
+        "smooth ECE": "Gaussian smoothing of the gaps, reflected at 0 and 1, with the bandwidth at "
+        "which the error equals it; no bins.",
+        "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that; the Brier "
+        "score is summed over the classes, from 0 to 2.",
+        "intervals": f"{100 * level:g} % intervals from {draws:,} bootstrap draws of the rows, "
+        "with the bins kept. The draws are shifted so that their mean is the estimate, because "
+        "resampling adds its noise a second time. Changes are after minus before on the same drawn "
+        "rows. Intervals of the accuracy of a bin are Wilson's.",
+        "noise floor": "The ECE of a perfectly calibrated model with these confidences on as many "
+        f"rows: right and wrong redrawn {FLOOR_DRAWS} times from the confidences, mean and 95 % "
+        "quantile. An ECE below that quantile is no evidence of miscalibration.",
+        "margin": "Rows are split at the thirds of the margin, the largest minus the second "
+        "largest logit of the uncalibrated model; rows of equal margin stay together. Their "
+        "equal-mass tables have fewer bins where there would be fewer than 20 rows in each.",
+        "verdict": "Better and worse mean that the whole interval of the change lies on that side "
+        f"of 0. It rests on the debiased squared error and the NLL, and needs {LEAST_ROWS} rows.",
+    }
+
+
+def summary(report: Report) -> str:
+    """A report as a plain-text table for terminals, about 90 columns wide."""
+    compared = report.before is not None
+    percent = f"{100 * report.level:g} % interval"
+    head = ("", "before", "after", "change", percent) if compared else ("", "value", percent)
+    rows = [head]
+    for metric, before, after, change, interval in report.rows():
+        cells = (before, after, change, interval) if compared else (after, interval)
+        rows.append((metric.title, *cells))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        "  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]))).rstrip()
+        for line in rows
+    ]
+    floors = floor(report.noise_floor)
+    if report.before is not None:
+        floors = f"before {floor(report.before.noise_floor)}, after {floors}"
+    lines = [heading(report), "", *table, "", f"noise floor of the ECE: {floors}"]
+    if report.verdict is not None:
+        lines.append(f"verdict: {report.verdict} ({report.verdict.meaning})")
+    return "\n".join(lines)
+
+
+def heading(report: Report) -> str:
+    """Which rows, and how they were judged."""
+    return f"{report.n:,} rows, {report.k:,} classes; judged on: {report.judged_on}"
+
+
+def floor(found: NoiseFloor) -> str:
+    """A noise floor in percent: mean, and the 95 % quantile."""
+    return f"{100 * found.mean:.2f} % (up to {100 * found.quantile95:.2f} %)"

@@ -1,0 +1,163 @@
+"""smECE, smCE, KDE-ECE and the soft-binned functionals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import relplot
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from scipy.optimize import linprog
+
+from calibrators.metrics import (
+    TopLabel,
+    kde_ece,
+    kernel_bias,
+    pointwise_charbonnier,
+    smce,
+    smce_bound,
+    smece,
+    soft_ece,
+    top_label,
+)
+
+tops = st.lists(
+    st.tuples(
+        st.one_of(st.floats(0, 1), st.integers(0, 20).map(lambda tick: tick / 20)), st.booleans()
+    ),
+    min_size=1,
+    max_size=60,
+).map(lambda pairs: TopLabel(*map(list, zip(*pairs, strict=True))))
+
+
+def reflected_gaussian(t: np.ndarray, centre: np.ndarray, width: float) -> np.ndarray:
+    """K(t, c) for all pairs: the Gaussian with its images at c + 2j and -c + 2j."""
+    total = np.zeros((t.size, centre.size))
+    for image in range(-3, 4):
+        for mirrored in (centre + 2 * image, -centre + 2 * image):
+            total += np.exp(-0.5 * ((t[:, None] - mirrored) / width) ** 2)
+    return total / (width * np.sqrt(2 * np.pi))
+
+
+def linear_program(top: TopLabel) -> float:
+    """smCE from a general solver."""
+    value, group = np.unique(top.confidence, return_inverse=True)
+    slope = np.bincount(group, top.residual) / top.confidence.size
+    steps = sparse.eye(value.size - 1, value.size, k=1) - sparse.eye(value.size - 1, value.size)
+    limit = np.tile(np.diff(value), 2)
+    sides = sparse.vstack([steps, -steps]).tocsr() if value.size > 1 else None
+    solved = linprog(-slope, sides, limit if value.size > 1 else None, bounds=(-1, 1))
+    return -solved.fun
+
+
+@pytest.mark.parametrize("sharpen", [0.6, 1.0, 1.5])
+def test_smece_agrees_with_relplot(sample, sharpen: float) -> None:
+    top = top_label(*sample(3000, sharpen=sharpen))
+    theirs = relplot.smECE(top.confidence, top.correct.astype(float))
+    assert smece(top) == pytest.approx(theirs, abs=2e-3)
+
+
+@pytest.mark.parametrize("sharpen", [1.5, 3.0])
+def test_smece_is_the_fixed_point_of_the_definition(sample, sharpen: float) -> None:
+    """Also where relplot, which cuts its kernel off at 0.5, is off by 0.007 (sharpen = 3)."""
+    top = top_label(*sample(300, sharpen=sharpen))
+    width = smece(top)
+    t = (np.arange(4000) + 0.5) / 4000
+    curve = reflected_gaussian(t, top.confidence, width) @ top.residual / 300
+    assert np.abs(curve).mean() == pytest.approx(width, abs=1e-5)
+    assert width > 0.02
+
+
+def test_kde_ece_is_the_definition(sample) -> None:
+    top = top_label(*sample(300, sharpen=1.5))
+    t = (np.arange(4000) + 0.5) / 4000
+    for bandwidth in (None, 0.03):
+        width = bandwidth or top.confidence.std() * 600**-0.2
+        kernel = reflected_gaussian(t, top.confidence, width)
+        curve = t * kernel.mean(axis=1) - (kernel @ top.correct) / 300
+        found = kde_ece(top, bandwidth=bandwidth)
+        assert found == pytest.approx(np.abs(curve).mean(), abs=1e-5)
+        assert found > 0.02
+
+
+@pytest.mark.parametrize("metric", [smece, smce, kde_ece])
+def test_one_confidence_only(metric) -> None:
+    top = TopLabel([0.8] * 10, [True] * 5 + [False] * 5)
+    assert metric(top) == pytest.approx(0.3, abs=1e-4)
+    assert metric(TopLabel([1.0] * 3, [True] * 3)) == pytest.approx(0, abs=5e-4)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(tops)
+def test_smce_solves_the_linear_program(top: TopLabel) -> None:
+    """As far as HiGHS does, which leaves constraints broken by up to 1e-7."""
+    assert smce(top) == pytest.approx(linear_program(top), abs=5e-7)
+
+
+def test_smce_solves_a_larger_linear_program(sample) -> None:
+    probabilities, labels = sample(800, classes=3, sharpen=1.2)
+    top = top_label(probabilities, labels)
+    rounded = TopLabel(top.confidence.round(3), top.correct)
+    for case in (top, rounded):
+        assert smce(case) == pytest.approx(linear_program(case), abs=5e-7)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(tops, st.floats(1, 1e4), st.floats(0, 0.1))
+def test_theorem_3_1(top: TopLabel, lam: float, delta: float) -> None:
+    """smCE <= H + 2 B_lam. With Eq. 6 read literally even H alone is a bound, as |f| <= 1."""
+    bound = smce_bound(top, lam=lam, delta=delta)
+    assert smce(top) <= bound + 1e-12
+    assert bound == pytest.approx(
+        pointwise_charbonnier(top, delta=delta) + 2 * kernel_bias(lam), abs=1e-12
+    )
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(tops)
+def test_theorem_3_1_for_the_binned_form(top: TopLabel) -> None:
+    """The form SMART is fitted with: f changes little inside a soft bin, so the bound is not
+    trivial. It needs bins closer than the kernel is wide, as 15 bins at lam = 200 are."""
+    assert smce(top) <= soft_ece(top) + kernel_bias(200.0) + 1e-12
+
+
+def test_the_binned_bound_is_tighter_than_the_pointwise_one(sample) -> None:
+    top = top_label(*sample(5000))
+    assert soft_ece(top) + 2 * kernel_bias() < smce_bound(top) - 0.1
+
+
+def test_soft_ece_is_the_definition(sample) -> None:
+    top = top_label(*sample(200, sharpen=1.5))
+    for bins, lam, delta in ((15, 200.0, 0.0), (8, 30.0, 0.01)):
+        centre = [(b + 0.5) / bins for b in range(bins)]
+        total = 0.0
+        for b in range(bins):
+            weight = np.exp(-lam * (top.confidence - centre[b]) ** 2)
+            weight /= sum(np.exp(-lam * (top.confidence - u) ** 2) for u in centre)
+            gap = (weight @ top.correct - weight @ top.confidence) / weight.sum()
+            total += weight.sum() / 200 * np.sqrt(gap**2 + delta**2)
+        assert soft_ece(top, bins=bins, lam=lam, delta=delta) == pytest.approx(total)
+        assert total > 0.02
+
+
+def test_soft_bins_become_hard_ones(sample) -> None:
+    top = top_label(*sample(2000, sharpen=1.5))
+    assert soft_ece(top, lam=1e7) == pytest.approx(top.equal_width(15).ece(), abs=1e-6)
+
+
+def test_pointwise_form_prefers_hard_answers_to_the_truth(sample) -> None:
+    """Why SMART is not fitted with Eq. 6 as written: the truth scores 2c(1 - c), hard answers
+    min(c, 1 - c). The binned form ranks them the right way round."""
+    truth = top_label(*sample(20_000, classes=10))
+    hard = TopLabel((truth.confidence > 0.5).astype(float), truth.correct)
+    assert pointwise_charbonnier(hard) < pointwise_charbonnier(truth) - 0.04
+    assert soft_ece(truth) < 0.02 < 0.1 < soft_ece(hard)
+    c = truth.confidence
+    assert pointwise_charbonnier(truth) == pytest.approx(np.mean(2 * c * (1 - c)), abs=0.01)
+    assert pointwise_charbonnier(hard) == pytest.approx(np.minimum(c, 1 - c).mean(), abs=0.01)
+
+
+def test_kernel_bias_is_at_most_one() -> None:
+    assert kernel_bias(0.01) == 1.0
+    assert kernel_bias(200.0, kappa=2.0) == pytest.approx(2 * kernel_bias(200.0))

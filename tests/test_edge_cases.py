@@ -1,0 +1,86 @@
+"""The table of edge cases, row by row: what each method does, and what a user is told."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import draw
+
+from calibrators import CalibrationSet, CalibrationWarning, DataError, all_methods
+
+DATA = draw(400, 4, temperature=2.0)
+METHODS = sorted(all_methods())
+
+
+def fit(name: str, data: CalibrationSet) -> tuple[Any, list[str]]:
+    """The map and the codes of the warnings it was given with."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted = all_methods()[name]().fit(data)
+    issued = [one.category.code for one in caught if issubclass(one.category, CalibrationWarning)]
+    assert issued == [one["code"] for one in fitted.fit_info["warnings"]]
+    return fitted, issued
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_flat_logits(name: str) -> None:
+    fitted, codes = fit(name, CalibrationSet(np.full((200, 4), 3.0), DATA.labels[:200]))
+    np.testing.assert_allclose(fitted.apply(np.full((1, 4), 3.0)), 0.25)
+    expected = {"identity": [], "auto": ["small_sample"]}.get(name, ["flat_logits"])
+    assert codes == expected
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_right(name: str) -> None:
+    fitted, codes = fit(name, CalibrationSet(DATA.logits, DATA.logits.argmax(axis=1)))
+    expected = {"identity": [], "auto": ["small_sample"]}.get(name, ["boundary_solution"])
+    assert codes == expected
+    if name in ("temperature", "smart"):
+        assert fitted.fit_info["at_bound"]
+        margin = np.sort(DATA.logits, axis=1)
+        clear = margin[:, -1] - margin[:, -2] > 0.1
+        assert fitted.apply(DATA.logits)[clear].max(axis=1).min() > 0.999
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_wrong(name: str) -> None:
+    fitted, codes = fit(name, CalibrationSet(DATA.logits, DATA.logits.argmin(axis=1)))
+    expected = {"identity": [], "auto": ["small_sample"]}.get(name, ["boundary_solution"])
+    assert codes == expected
+    if name in ("temperature", "smart"):
+        assert fitted.fit_info["at_bound"]
+        np.testing.assert_allclose(fitted.apply(DATA.logits), 0.25, atol=1e-2)
+
+
+def test_fewer_than_two_classes() -> None:
+    with pytest.raises(DataError, match="at least 2 classes"):
+        CalibrationSet(np.empty((3, 0)), [0, 0, 0])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_one_class_occurs(name: str) -> None:
+    fitted, _ = fit(name, DATA.take(np.flatnonzero(DATA.labels == 2)))
+    assert np.isfinite(fitted.apply(DATA.logits)).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("margin", [60.0, 1e4, 1e30])
+def test_large_margins(name: str, margin: float) -> None:
+    logits = DATA.logits.astype(np.float64).copy()
+    logits[::7, 0] += margin
+    fitted, _ = fit(name, CalibrationSet(logits, DATA.labels))
+    p = fitted.apply(logits)
+    assert np.isfinite(p).all()
+    assert (p[np.arange(len(p)), logits.argmax(axis=1)] == p.max(axis=1)).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_row_the_same(name: str) -> None:
+    labels = np.repeat([0, 1, 2], [60, 30, 10])
+    fitted, _ = fit(name, CalibrationSet(np.tile([2.0, 1.0, 0.0], (100, 1)), labels))
+    p = fitted.apply([[2.0, 1.0, 0.0]])[0]
+    if name != "identity":
+        assert p[0] == pytest.approx(0.6, abs=0.07)

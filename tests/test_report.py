@@ -1,0 +1,265 @@
+"""Reports and verdicts against known truth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from calibrators.errors import DataError, ExportError, ParameterError
+from calibrators.measurement import METRICS, margins_of, wilson
+from calibrators.metrics import Interval, ece
+from calibrators.report import Report, evaluate
+from calibrators.softmax import softmax
+from calibrators.verdict import Gate, Verdict, decide, gate
+
+
+def truth(n: int, k: int = 10, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Logits, and labels drawn from their softmax: a perfectly calibrated model."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(n, k)) * 2
+    return logits, (logits + rng.gumbel(size=(n, k))).argmax(axis=1)
+
+
+@pytest.fixture(scope="module")
+def fixed() -> Report:
+    """An overconfident model (T = 1/3) and the same with its true temperature."""
+    logits, labels = truth(3000)
+    return evaluate(softmax(logits), labels, before=softmax(3 * logits), draws=300)
+
+
+def change(low: float, high: float) -> Interval:
+    return Interval((low + high) / 2, low, high, 0.95)
+
+
+BETTER, SAME, WORSE = change(-0.2, -0.1), change(-0.1, 0.1), change(0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "nll", "expected"),
+    [
+        (BETTER, BETTER, Verdict.IMPROVED),
+        (BETTER, SAME, Verdict.IMPROVED),
+        (BETTER, WORSE, Verdict.TRADE_OFF),
+        (SAME, BETTER, Verdict.NO_MEASURABLE_CHANGE),
+        (SAME, SAME, Verdict.NO_MEASURABLE_CHANGE),
+        (SAME, WORSE, Verdict.WORSE),
+        (WORSE, BETTER, Verdict.WORSE),
+        (WORSE, SAME, Verdict.WORSE),
+        (WORSE, WORSE, Verdict.WORSE),
+        (change(-0.1, 0.0), SAME, Verdict.NO_MEASURABLE_CHANGE),
+        (change(np.nan, np.nan), SAME, Verdict.NO_MEASURABLE_CHANGE),
+    ],
+)
+def test_every_verdict_of_the_two_intervals(
+    calibration: Interval, nll: Interval, expected: Verdict
+) -> None:
+    assert decide(100, calibration, nll) is expected
+    assert decide(99, calibration, nll) is Verdict.INSUFFICIENT_DATA
+    assert expected.meaning
+    assert json.dumps(expected) == f'"{expected.value}"'
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (-0.0001, 0.0004, Gate.PASS),
+        (-0.0002, -0.0001, Gate.PASS),
+        (0.0003, 0.0005, Gate.INSUFFICIENT_DATA),
+        (0.00041, 0.0005, Gate.FAIL),
+        (np.nan, np.nan, Gate.INSUFFICIENT_DATA),
+    ],
+)
+def test_a_gate_compares_roots_with_its_limit(low: float, high: float, expected: Gate) -> None:
+    assert gate(change(low, high), 0.02) is expected
+
+
+@pytest.mark.parametrize("limit", [-0.01, np.nan, np.inf])
+def test_a_gate_refuses_a_senseless_limit(limit: float) -> None:
+    with pytest.raises(ParameterError, match="limit"):
+        gate(SAME, limit)
+
+
+def test_a_report_gates_only_with_enough_rows(fixed: Report) -> None:
+    assert fixed.gate(0.2) is Gate.PASS
+    assert evaluate(*few_rows(50), draws=20).gate(0.9) is Gate.INSUFFICIENT_DATA
+
+
+def few_rows(n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    logits, labels = truth(n, 3)
+    return softmax(logits), labels
+
+
+def test_the_true_temperature_improves_and_a_wrong_one_worsens(fixed: Report) -> None:
+    assert fixed.verdict is Verdict.IMPROVED
+    assert fixed.change["debiased_squared_error"].high < 0
+    assert fixed.change["accuracy"].low == fixed.change["accuracy"].high == 0
+    logits, labels = truth(3000)
+    spoilt = evaluate(softmax(0.4 * logits), labels, before=softmax(logits), draws=300)
+    assert spoilt.verdict is Verdict.WORSE
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_calibrated_model_shows_no_measurable_change(seed: int) -> None:
+    logits, labels = truth(2000, seed=seed)
+    report = evaluate(softmax(logits / 1.01), labels, before=softmax(logits), draws=200)
+    assert report.verdict is Verdict.NO_MEASURABLE_CHANGE
+    assert report.before is not None
+    assert (report.before.metrics["ece"] or 0) < 1.3 * report.before.noise_floor.quantile95
+
+
+def test_few_rows_are_insufficient_and_one_side_has_no_verdict() -> None:
+    probabilities, labels = few_rows(99)
+    report = evaluate(probabilities, labels, before=probabilities, draws=20)
+    assert report.verdict is Verdict.INSUFFICIENT_DATA
+    alone = evaluate(probabilities, labels, draws=20)
+    assert (alone.verdict, alone.before, alone.change) == (None, None, {})
+    assert "top_5_error" not in alone.metrics
+
+
+def test_reliability_tables_add_up(fixed: Report) -> None:
+    for side in fixed.sides.values():
+        for bins, name in ((side.equal_width, "ece"), (side.equal_mass, "ada_ece")):
+            assert sum(one.count for one in bins) == pytest.approx(fixed.n)
+            errors = sum(one.count * abs(one.gap) for one in bins if one.gap is not None)
+            assert errors / fixed.n == pytest.approx(side.metrics[name], abs=1e-12)
+            for one in bins:
+                if one.accuracy is None:
+                    assert one.count == 0
+                else:
+                    low, high = one.accuracy_low, one.accuracy_high
+                    assert low is not None
+                    assert high is not None
+                    assert 0 <= low <= one.accuracy + 1e-12
+                    assert one.accuracy - 1e-12 <= high <= 1
+
+
+def test_every_metric_is_titled_and_agrees_with_its_interval(fixed: Report) -> None:
+    assert set(fixed.metrics) == {metric.name for metric in METRICS}
+    for side in fixed.sides.values():
+        for name, interval in side.intervals.items():
+            assert interval.value == pytest.approx(side.metrics[name], abs=1e-12)
+            assert interval.low <= interval.value <= interval.high
+
+
+def test_wilson_agrees_with_scipy() -> None:
+    low, high = wilson(np.array([0.0, 0.3, 1.0]), np.array([7.0, 50.0, 3.0]), 0.9)
+    for place, (hits, n) in enumerate(((0, 7), (15, 50), (3, 3))):
+        expected = binomtest(hits, n).proportion_ci(0.9, method="wilson")
+        assert (low[place], high[place]) == pytest.approx(tuple(expected), abs=1e-12)
+
+
+def test_thirds_of_the_margin_partition_the_rows(fixed: Report) -> None:
+    assert [third.name for third in fixed.by_margin] == ["low", "middle", "high"]
+    assert [third.count for third in fixed.by_margin] == [1000, 1000, 1000]
+    for lower, upper in zip(fixed.by_margin, fixed.by_margin[1:], strict=False):
+        assert (lower.upper or 0) < (upper.lower or 0)
+    for third in fixed.by_margin:
+        for side in (third.before, third.after):
+            assert side is not None
+            assert sum(one.count for one in side.equal_width) == third.count
+            assert sum(one.count for one in side.equal_mass) == pytest.approx(third.count)
+    for name, whole in fixed.sides.items():
+        parts = sum(third.count * getattr(third, name).ece for third in fixed.by_margin)
+        assert parts / fixed.n >= (whole.metrics["ece"] or 0) - 1e-12
+
+
+def test_the_order_of_rows_does_not_matter_even_with_ties_and_certainty() -> None:
+    logits, labels = truth(600, 4)
+    probabilities = np.round(softmax(3 * logits), 1)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    order = np.random.default_rng(1).permutation(600)
+    one = evaluate(probabilities, labels, draws=2)
+    two = evaluate(probabilities[order], labels[order], draws=2)
+    assert np.isinf(margins_of(probabilities)).any()
+    assert one.by_margin[-1].upper is None
+    assert [third.count for third in one.by_margin] == [third.count for third in two.by_margin]
+    assert [third.after.ece for third in one.by_margin] == pytest.approx(
+        [third.after.ece for third in two.by_margin], abs=1e-12
+    )
+    for name, value in one.metrics.items():
+        assert value == pytest.approx(two.metrics[name], abs=1e-9)
+
+
+def test_margins_given_are_used_and_checked() -> None:
+    probabilities, labels = few_rows(120)
+    margin = np.arange(120.0)
+    found = evaluate(probabilities, labels, margin=margin, draws=2)
+    assert [(third.lower, third.upper) for third in found.by_margin] == [
+        (0, 39),
+        (40, 79),
+        (80, 119),
+    ]
+    low = found.by_margin[0].after.ece
+    assert low == pytest.approx(ece(probabilities[:40], labels[:40]))
+    for wrong in (margin[1:], np.where(margin == 3, np.nan, margin)):
+        with pytest.raises(DataError, match="margin"):
+            evaluate(probabilities, labels, margin=wrong, draws=2)
+
+
+def test_binary_probabilities_may_be_one_column() -> None:
+    rng = np.random.default_rng(0)
+    second = rng.random(300)
+    labels = (rng.random(300) < second).astype(int)
+    both = evaluate(np.column_stack((1 - second, second)), labels, draws=20)
+    assert evaluate(second, labels, draws=20) == evaluate(second[:, None], labels, draws=20) == both
+
+
+def test_before_must_be_of_the_same_shape() -> None:
+    probabilities, labels = few_rows(120)
+    with pytest.raises(DataError, match="before"):
+        evaluate(probabilities, labels, before=np.full((120, 4), 0.25))
+
+
+def test_a_report_survives_json(fixed: Report) -> None:
+    certain = evaluate([[1.0, 0.0], [0.9, 0.1], [1.0, 0.0]], [0, 0, 0], draws=5)
+    assert certain.metrics["refinement_auroc"] is None
+    for report in (fixed.with_fit(value=np.float32(0.5), worst=float("inf")), certain):
+        text = json.dumps(report.to_dict(), allow_nan=False)
+        assert Report.from_dict(json.loads(text)) == report
+
+
+@pytest.mark.parametrize(
+    "junk", [{}, {"format": 2}, {"format": 1, "n": 3}, {"format": 1, "n": "3"}]
+)
+def test_what_is_no_report_is_refused(junk: dict[str, object]) -> None:
+    with pytest.raises(DataError, match="no report"):
+        Report.from_dict(junk)
+
+
+def test_the_summary_says_what_matters(fixed: Report) -> None:
+    text = fixed.summary()
+    for words in ("ECE, equal-width bins", "before", "95 % interval", "noise floor", "improved"):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= 110
+    assert repr(fixed).endswith("verdict='improved')")
+    assert len(repr(fixed)) < 80
+
+
+def test_notebooks_get_the_chart_and_the_table(fixed: Report) -> None:
+    bundle = fixed._repr_mimebundle_(include=None, exclude=None)
+    assert bundle["application/vnd.vegalite.v5+json"] == fixed.chart()
+    assert bundle["text/plain"] == fixed.summary()
+
+
+def test_saving_follows_the_suffix(fixed: Report, tmp_path: Path) -> None:
+    assert fixed.save(tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
+    assert Report.from_dict(json.loads(fixed.save(tmp_path / "a.json").read_text())) == fixed
+    assert fixed.save(tmp_path / "a.svg").read_text().startswith("<svg")
+    assert fixed.save(str(tmp_path / "a.png")).read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ExportError, match=r"\.html"):
+        fixed.save(tmp_path / "a.docx")
+
+
+def test_reports_load_neither_torch_nor_the_chart_renderer() -> None:
+    code = (
+        "import sys, calibrators.report, calibrators.judging\n"
+        "assert not {'torch', 'vl_convert', 'scipy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,180 @@
+"""SMART: its theorems, its gradients, and what it does on data with known truth."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples import draw, sample
+from scipy.special import softmax
+
+from calibrators import CalibrationSet, FitError, archive, onnx
+from calibrators.errors import BoundarySolution, FlatLogits
+from calibrators.indicators import Indicator, indicate
+from calibrators.methods.smart import NEUTRAL, Smart, SmartMap, initial_weights
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
+from calibrators.metrics import accuracy, ece
+from calibrators.objectives import ObjectiveName
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    k=st.integers(2, 50),
+    temperature=st.floats(0.05, 20),
+    seed=st.integers(0, 2**31),
+    spread=st.floats(0.1, 10),
+)
+def test_margin_bounds(k: int, temperature: float, seed: int, spread: float) -> None:
+    """Paper, A.1: m / -log(S/(K-1)) <= T <= m / -log S with S = 1/q - 1, for q > 1/2."""
+    z = np.random.default_rng(seed).normal(size=k) * spread
+    q = softmax(z / temperature).max()
+    if q <= 0.5 or q > 1 - 1e-9:
+        return
+    second, first = np.sort(z)[-2:]
+    margin, odds = first - second, 1 / q - 1
+    upper = margin / -np.log(odds)
+    lower = margin / -np.log(odds / (k - 1))
+    assert lower <= temperature * (1 + 1e-6)
+    assert temperature <= upper * (1 + 1e-6)
+    if k == 2:
+        assert lower == pytest.approx(upper)
+
+
+def test_starts_at_the_temperature_scaling_solution() -> None:
+    data = draw(800, 4)
+    w1, b1 = initial_weights(0, 1, 16)
+    scaled = TemperatureScaling().fit(data)
+    start = SmartMap(
+        k=4,
+        base_temperature=scaled.temperature,
+        indicator="margin",
+        centre=np.zeros(1),
+        spread=np.ones(1),
+        w1=w1,
+        b1=b1,
+        w2=np.zeros(16),
+        b2=NEUTRAL,
+    )
+    np.testing.assert_allclose(start.apply(data.logits), scaled.apply(data.logits), atol=1e-6)
+
+
+def autograd(data: CalibrationSet, steps: int) -> torch.Tensor:
+    """Temperatures of the same model trained by autograd straight through the softmax."""
+    base = TemperatureScaling().fit(data).temperature
+    z = torch.from_numpy(data.logits.astype(np.float64)) / base
+    y = torch.from_numpy(data.labels)
+    top = z.topk(2, dim=1).values
+    margin = top[:, 0] - top[:, 1]
+    signal = ((margin - margin.mean()) / margin.std(unbiased=False))[:, None]
+    start = (*initial_weights(0, 1, 16), np.zeros(16), np.array(NEUTRAL))
+    w1, b1, w2, b2 = weights = [torch.tensor(one, requires_grad=True) for one in start]
+    optimiser = torch.optim.Adam(weights, lr=5e-3)
+    centres = (torch.arange(15, dtype=torch.float64) + 0.5) / 15
+
+    def temperatures() -> torch.Tensor:
+        raised = torch.relu(signal @ w1 + b1) @ w2 + b2
+        return torch.nn.functional.softplus(raised) + 0.1
+
+    for _ in range(steps):
+        optimiser.zero_grad()
+        c = torch.softmax(z / temperatures()[:, None], dim=1).max(dim=1).values
+        w = torch.softmax(-200 * (c[:, None] - centres) ** 2, dim=1)
+        residual = (w * ((z.argmax(dim=1) == y).double() - c)[:, None]).sum(dim=0)
+        loss = (residual**2 + (1e-3 * w.sum(dim=0)) ** 2).sqrt().sum() / len(c)
+        loss.backward()
+        optimiser.step()
+    return temperatures().detach() * base
+
+
+@pytest.mark.parametrize("k", [3, 200])
+def test_is_what_autograd_through_the_softmax_gives(k: int) -> None:
+    data = draw(1500, k, temperature=2.0)
+    ours = Smart(steps=20).fit(data).apply(data.logits).max(axis=1)
+    theirs = autograd(data, 20).numpy()
+    expected = softmax(data.logits / theirs[:, None], axis=1).max(axis=1)
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+def two_regimes(n: int, seed: int) -> tuple[CalibrationSet, np.ndarray]:
+    """Overconfident only where the margin is large: one temperature cannot mend it."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, 4)) * 3
+    top = np.sort(z, axis=1)
+    temperature = np.where(top[:, -1] - top[:, -2] > 2, 3.0, 0.8)
+    truth = z / temperature[:, None]
+    labels = (truth + rng.gumbel(size=z.shape)).argmax(axis=1)
+    return CalibrationSet(z, labels), softmax(truth, axis=1).max(axis=1)
+
+
+def test_mends_what_one_temperature_cannot() -> None:
+    fit, _ = two_regimes(8000, 0)
+    test, truth = two_regimes(8000, 1)
+    errors = {
+        recipe.name: np.abs(recipe.fit(fit).apply(test.logits).max(axis=1) - truth).mean()
+        for recipe in (Smart(), TemperatureScaling())
+    }
+    assert errors["smart"] < 0.5 * errors["temperature"]
+
+
+def test_real_sample() -> None:
+    cal, test = sample("cal"), sample("test")
+    p = Smart().fit(cal).apply(test.logits)
+    assert accuracy(p, test.labels) == accuracy(softmax(test.logits, axis=1), test.labels)
+    assert ece(p, test.labels) < 0.012
+
+
+def test_seed_changes_the_start_only() -> None:
+    data = draw(2000, 5)
+    maps = [Smart(seed=seed).fit(data) for seed in (0, 0, 1)]
+    assert archive.dump(maps[0]) == archive.dump(maps[1])
+    p = [one.apply(data.logits) for one in maps]
+    assert not np.array_equal(p[0], p[2])
+    assert np.abs(p[0] - p[2]).mean() < 0.01
+
+
+@pytest.mark.parametrize("indicator", get_args(Indicator))
+def test_every_indicator_fits_applies_and_exports(indicator: Indicator) -> None:
+    data = draw(500, 4)
+    fitted = Smart(indicator=indicator, steps=30).fit(data)
+    signal = indicate(indicator, data.logits, fitted.base_temperature)
+    np.testing.assert_allclose(signal.mean(axis=0), fitted.centre)
+    np.testing.assert_allclose(signal.std(axis=0), fitted.spread)
+    assert onnx.export(fitted)
+    assert np.isfinite(fitted.apply([[0.0, -np.inf, 1.0, 2.0], [-np.inf] * 3 + [1.0]])).all()
+
+
+@pytest.mark.parametrize("objective", get_args(ObjectiveName))
+@pytest.mark.parametrize("k", [4, 150])
+def test_every_objective_falls(objective: str, k: int) -> None:
+    losses: list[float] = []
+    recipe = Smart(objective=objective, steps=60)
+    fitted = recipe.fit(draw(800, k), progress=lambda s, t, loss: losses.append(loss))
+    assert len(losses) == 60
+    assert fitted.fit_info["value"] <= losses[0]
+    assert fitted.fit_info["objective"] == objective
+
+
+def test_boundary_and_flat_logits_give_the_temperature_map() -> None:
+    data = draw(300, 4)
+    right = CalibrationSet(data.logits, data.logits.argmax(axis=1))
+    with pytest.warns(BoundarySolution):
+        assert isinstance(Smart().fit(right), TemperatureMap)
+    with pytest.warns(FlatLogits):
+        assert isinstance(Smart().fit(CalibrationSet(np.zeros((9, 3)), [0] * 9)), TemperatureMap)
+
+
+def test_unknown_devices_are_refused_with_those_there_are() -> None:
+    for device in ("cuda:99", "abacus"):
+        with pytest.raises(FitError, match="device must be one this machine has") as caught:
+            Smart().fit(draw(50, 3), device=device)
+        assert caught.value.code == "device_unavailable"
+
+
+def test_threads_of_torch_are_left_as_they_were() -> None:
+    before = torch.get_num_threads()
+    Smart(steps=2).fit(draw(50, 3))
+    assert torch.get_num_threads() == before
