@@ -63,7 +63,8 @@ def fit_and_judge(
     judged = _held_out if data.n >= HELD_OUT_FROM else _cross_fitted
     rows, probabilities, words = judged(job, data, seed)
     fitted = job.fit(data, job.done, 1.0)
-    return Judged(fitted, job.report(rows, probabilities, words, fitted))
+    folds = FOLDS if judged is _cross_fitted else 1
+    return Judged(fitted, job.report(rows, probabilities, words, fitted, folds))
 
 
 def _held_out(job: _Job, data: CalibrationSet, seed: int) -> tuple[CalibrationSet, Floats, str]:
@@ -143,7 +144,12 @@ class _Job:
         return fitted
 
     def report(
-        self, rows: CalibrationSet, probabilities: Floats, words: str, fitted: CalibrationMap
+        self,
+        rows: CalibrationSet,
+        probabilities: Floats,
+        words: str,
+        fitted: CalibrationMap,
+        folds: int = 1,
     ) -> Report:
         """The report on the judged rows."""
         found = evaluate(
@@ -152,6 +158,7 @@ class _Job:
             before=softmax(rows.logits),
             margin=margins(rows.logits),
             judged_on=words,
+            folds=folds,
         )
         said: dict[str, Any] = {"method": self.recipe.name, "parameters": asdict(self.recipe)}
         if self._hushed:

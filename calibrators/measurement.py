@@ -133,7 +133,11 @@ class MarginThird:
 
 
 def measure(
-    probabilities: Floats, labels: NDArray[Any], rows: RowScores, options: dict[str, Any]
+    probabilities: Floats,
+    labels: NDArray[Any],
+    rows: RowScores,
+    intervals: dict[str, Interval],
+    options: dict[str, Any],
 ) -> Measurement:
     """All metrics of one set of probabilities; ``options`` are bins, draws, level and seed."""
     bins = options["bins"]
@@ -158,7 +162,7 @@ def measure(
         found["top_5_error"] = m.top_k_error(probabilities, labels, k=5)
     return Measurement(
         metrics={name: finite(value) for name, value in found.items()},
-        intervals=m.calibration_intervals(rows, **options),
+        intervals=intervals,
         noise_floor=_floor(rows.top, options),
         equal_width=reliability_bins(width, options["level"]),
         equal_mass=reliability_bins(mass, options["level"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,13 @@ from calibrators.measurement import (
     margins_of,
     measure,
 )
-from calibrators.metrics import Interval, paired_intervals, row_scores
+from calibrators.metrics import (
+    Compared,
+    Interval,
+    calibration_intervals,
+    compared_intervals,
+    row_scores,
+)
 from calibrators.plain import from_plain, to_plain
 from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate
 
@@ -158,14 +165,16 @@ def evaluate(
     level: float = 0.95,
     seed: int = 0,
     judged_on: str = "as given",
+    folds: int = 1,
 ) -> Report:
     """Measure the calibration of probabilities (n, k), or (n,) for binary, against labels (n,).
 
     ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
     the paired change of each metric and a verdict. ``margin`` (n,) is the largest minus the second
     largest logit, if it is known better than from the (uncalibrated) probabilities. ``draws`` and
-    ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these are. How
-    everything is counted is in ``report.conventions``.
+    ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these are. If the
+    probabilities are out-of-fold, ``folds`` says of how many fits. How everything is counted is in
+    ``report.conventions``.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=2000)
@@ -183,23 +192,37 @@ def evaluate(
     old = matrix if before is None else _two_columns(before)
     if old.shape != matrix.shape:
         raise DataError("shape_mismatch", f"before must have shape {matrix.shape}, got {old.shape}")
-    change = {} if old_rows is None else paired_intervals(old_rows, rows, **options)
     margins = margins_of(old) if margin is None else np.asarray(margin, dtype=np.float64)
-    verdict = None
+    if old_rows is None:
+        found = Compared({}, calibration_intervals(rows, **options), {})
+    else:
+        found = compared_intervals(old_rows, rows, **options)
+    change, verdict = dict(found.change), None
     if change:
+        change["nll"] = change["nll"].widened(_fold_factor(folds))
         verdict = decide(len(matrix), change["debiased_squared_error"], change["nll"])
     return Report(
-        **vars(measure(matrix, truth, rows, options)),
+        **vars(measure(matrix, truth, rows, found.after, options)),
         **options,
         n=len(matrix),
         k=matrix.shape[1],
         judged_on=judged_on,
-        before=None if old_rows is None else measure(old, truth, old_rows, options),
+        before=None if old_rows is None else measure(old, truth, old_rows, found.before, options),
         change=change,
         verdict=verdict,
         by_margin=by_margin(margins, rows.top, None if old_rows is None else old_rows.top, options),
         conventions=wording.conventions(bins, draws, level),
     )
+
+
+def _fold_factor(folds: int) -> float:
+    """How much wider the interval of the NLL must be for out-of-fold probabilities.
+
+    Fits on overlapping folds are not independent, and what they learn is anti-correlated with the
+    fold they are judged on: rows alone show too little variance, by ``1 + folds / (folds - 1)``.
+    Nadeau & Bengio 2003.
+    """
+    return 1.0 if folds < 2 else math.sqrt(1 + folds / (folds - 1))
 
 
 def _two_columns(probabilities: ArrayLike) -> Floats:

@@ -39,7 +39,9 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "intervals": f"{100 * level:g} % intervals from {draws:,} bootstrap draws of the rows, "
         "with the bins kept. The draws are shifted so that their mean is the estimate, because "
         "resampling adds its noise a second time. Changes are after minus before on the same drawn "
-        "rows. Intervals of the accuracy of a bin are Wilson's.",
+        "rows. Where each row is judged by a fit on other folds, the interval of the change of the "
+        "NLL is widened (1.5 times for 5 folds; Nadeau & Bengio 2003), because such fits are not "
+        "independent. Intervals of the accuracy of a bin are Wilson's.",
         "noise floor": "The ECE of a perfectly calibrated model with these confidences on as many "
         f"rows: right and wrong redrawn {FLOOR_DRAWS} times from the confidences, mean and 95 % "
         "quantile. An ECE below that quantile is no evidence of miscalibration.",

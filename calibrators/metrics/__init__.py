@@ -17,9 +17,11 @@ from calibrators.metrics.calibration import (
 from calibrators.metrics.classwise import classwise_ece, sce
 from calibrators.metrics.floor import NoiseFloor, noise_floor
 from calibrators.metrics.intervals import (
+    Compared,
     Interval,
     bootstrap_interval,
     calibration_intervals,
+    compared_intervals,
     paired_intervals,
 )
 from calibrators.metrics.lipschitz import smce
@@ -45,6 +47,7 @@ from calibrators.metrics.toplabel import TopLabel, top_label
 
 __all__ = [
     "BinTable",
+    "Compared",
     "Interval",
     "NoiseFloor",
     "RowScores",
@@ -57,6 +60,7 @@ __all__ = [
     "calibration_intervals",
     "classwise_auroc",
     "classwise_ece",
+    "compared_intervals",
     "debiased_squared_error",
     "e_aurc",
     "ece",
