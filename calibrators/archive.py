@@ -73,8 +73,9 @@ def load(data: bytes) -> CalibrationMap:
         odd = sorted(set(values) ^ set(hints))
         raise ArchiveError("wrong_fields", f"missing or unknown fields of {kind.method!r}: {odd}")
     for name, hint in hints.items():
-        if not _fits(hint, values[name]):
-            raise ArchiveError("wrong_fields", f"the field {name!r} holds {values[name]!r:.80}")
+        rule = broken_rule(hint, values[name])
+        if rule is not None:
+            raise ArchiveError("wrong_fields", f"the field {name!r} must be {rule}")
     try:
         return kind(**values)
     except CalibrationError as error:
@@ -156,14 +157,6 @@ def _arrays(described: dict[str, Any], payload: bytes) -> dict[str, NDArray[Any]
         arrays[name] = array.astype(array.dtype.newbyteorder("="))
         arrays[name].flags.writeable = False
     return arrays
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    if hint in (float, int, str) or getattr(hint, "__origin__", None) is not None:
-        if getattr(hint, "__origin__", None) in (dict, np.ndarray):
-            return isinstance(value, hint.__origin__)
-        return broken_rule(hint, value) is None
-    return isinstance(value, np.ndarray)
 
 
 def _libraries() -> dict[str, str]:

@@ -51,8 +51,9 @@ def broken_rule(hint: Any, value: Any) -> str | None:
         return None if ok else "a finite number"
     if hint is int:
         return None if isinstance(value, int) and not isinstance(value, bool) else "an integer"
-    if isinstance(hint, type):
-        return None if isinstance(value, hint) else f"a {hint.__name__}"
+    kind = origin or hint
+    if isinstance(kind, type):
+        return None if isinstance(value, kind) else f"a {kind.__name__}"
     raise TypeError(f"no rule is known for the annotation {hint!r}")
 
 

@@ -32,7 +32,8 @@ def test_takes_smart_where_one_temperature_cannot_do() -> None:
 def test_says_what_was_tried_and_why() -> None:
     fitted = Auto().fit(two_regimes(3000, 0)[0])
     tried = {one["method"]: one for one in fitted.fit_info["candidates"]}
-    assert set(tried) == {"temperature", "smart"}
+    assert set(tried) == {"identity", "temperature", "smart"}
+    assert fitted.fit_info["base"] == "temperature"
     assert tried["temperature"]["change"] is None
     for one in tried.values():
         for name in ("debiased_squared_error", "ece", "nll", "brier"):
@@ -61,7 +62,8 @@ def test_all_right_does_not_become_certainty() -> None:
 def test_candidates_can_be_named() -> None:
     data = draw(600, 3, temperature=2.0)
     fitted = Auto(candidates=("temperature",)).fit(data)
-    assert [one["method"] for one in fitted.fit_info["candidates"]] == ["temperature"]
+    tried = [one["method"] for one in fitted.fit_info["candidates"]]
+    assert tried == ["identity", "temperature"]
     with pytest.raises(ParameterError, match="must not name 'auto'"):
         Auto(candidates=("auto",)).fit(data)
     with pytest.raises(ParameterError, match="did you mean 'smart'"):
@@ -73,4 +75,4 @@ def test_progress_counts_folds() -> None:
     Auto().fit(draw(400, 3), progress=lambda step, total, loss: seen.append(total - step))
     assert seen == sorted(seen, reverse=True)
     assert seen[-1] == 0
-    assert np.unique(seen).size == len(seen) == 10
+    assert np.unique(seen).size == len(seen) == 14

@@ -30,14 +30,14 @@ FEW_ROWS = 100
 PRIOR_DEVIATION = 0.5
 ONE_DEVIATION = 0.6827
 SCORE = "debiased_squared_error"
+SIMPLE = ("identity", "temperature")
 
 
 @dataclass(frozen=True)
 class Auto(Calibrator):
     """Chooses among the registered methods that keep the predicted class, inside the fit set alone.
 
-    1. Fewer than 100 rows, or no finite optimum: temperature scaling with the prior log T ~ N(0,
-    0.5^2).
+    1. Fewer than 100 rows, or no finite optimum: temperature scaling with log T ~ N(0, 0.5^2).
     2. The base is ``temperature`` if its likelihood gain pays for its parameter,
        ``2 n (NLL(1) - NLL(T)) > 2``; otherwise ``identity``: the model is left alone.
     3. Every other candidate is cross-validated (``folds``, stratified) against the base by the
@@ -71,22 +71,23 @@ class Auto(Calibrator):
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         recipes = self._recipes()
-        challengers = [name for name in recipes if name not in ("identity", "temperature")]
-        total = self.folds * (1 + len(challengers)) + 2
+        total = self.folds * len(recipes) + 2
         scaled = TemperatureScaling().fit_in(data, context.inner())
         context.step(1, total)
         if data.n < FEW_ROWS or scaled.fit_info["warnings"]:
-            return _with_prior(data, scaled, context)
+            fitted = _with_prior(data, scaled, context)
+            context.step(total, total)
+            return fitted
+        trials = {
+            name: self._trial(name, recipe, data, Steps(context, 1 + self.folds * place, total))
+            for place, (name, recipe) in enumerate(recipes.items())
+        }
         base, why = _base(recipes, data, scaled)
-        trials = [
-            self._trial(name, recipes[name], data, Steps(context, 1 + self.folds * place, total))
-            for place, name in enumerate([base, *challengers])
-        ]
-        winner, why = self._winner(trials, why)
-        fitted = recipes[winner].fit_in(data, context.inner())
+        winner, why = self._winner(trials, base, why)
+        chosen = recipes[winner].fit_in(data, context.inner())
         context.step(total, total)
-        judged = [self._describe(trial, trials[0]) for trial in trials]
-        return fitted.with_info(chosen_by=self.name, why=why, candidates=judged)
+        judged = [self._describe(trial, trials[base]) for trial in trials.values()]
+        return chosen.with_info(chosen_by=self.name, why=why, base=base, candidates=judged)
 
     def _recipes(self) -> dict[str, Calibrator]:
         """The candidates' recipes by name, identity among them, with this recipe's seed."""
@@ -122,19 +123,23 @@ class Auto(Calibrator):
         )
         return changes[SCORE]
 
-    def _winner(self, trials: list[Trial], why: str) -> tuple[str, str]:
-        base, *challengers = trials
-        changes = {one.method: self._change(one, base, ONE_DEVIATION) for one in challengers}
+    def _winner(self, trials: dict[str, Trial], base: str, why: str) -> tuple[str, str]:
+        """The challenger that beats the base most clearly, else the base; and why."""
+        changes = {
+            name: self._change(trial, trials[base], ONE_DEVIATION)
+            for name, trial in trials.items()
+            if name not in SIMPLE
+        }
         better = {name: change.value for name, change in changes.items() if change.high < 0}
         if better:
             return min(better, key=lambda name: better[name]), (
-                f"its out-of-fold calibration error is below that of {base.method} "
+                f"its out-of-fold calibration error is below that of {base} "
                 "by more than one standard deviation"
             )
-        if challengers:
-            names = " and ".join(one.method for one in challengers)
+        if changes:
+            names = " and ".join(changes)
             why = f"{why}; {names} did not calibrate better by one standard deviation"
-        return base.method, why
+        return base, why
 
     def _describe(self, trial: Trial, base: Trial) -> dict[str, Any]:
         scores = calibration_intervals(trial.scores, draws=self.draws, seed=self.seed)

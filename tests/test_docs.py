@@ -1,0 +1,65 @@
+"""The README's code runs as pasted, and its tables are true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from calibrators import all_methods
+from calibrators.registry import all_maps
+from calibrators.verdict import Verdict
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def method_rows() -> list[str]:
+    rows = []
+    for name, recipe in all_methods().items():
+        parameters = ", ".join(f"`{field.name}`" for field in fields(recipe)) or "none"
+        kept = "the winner's" if name not in all_maps() else all_maps()[name].keeps_class
+        text = {True: "yes", False: "no"}.get(kept, str(kept))
+        rows.append(f"| `{name}` | {recipe.summary} | {parameters} | {text} | {recipe.cost} |")
+    return rows
+
+
+def verdict_rows() -> list[str]:
+    return [f"| `{verdict}` | {verdict.meaning} |" for verdict in Verdict]
+
+
+@pytest.mark.parametrize("row", method_rows() + verdict_rows())
+def test_tables_are_true(row: str) -> None:
+    assert row in README.splitlines()
+
+
+def test_no_other_methods_or_verdicts_are_listed() -> None:
+    listed = [line for line in README.splitlines() if line.startswith("| `") and "make" not in line]
+    assert sorted(listed) == sorted(method_rows() + verdict_rows())
+
+
+def test_every_make_target_is_there() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    named = set(re.findall(r"make ([a-z-]+)", README)) - {"serve"}
+    assert named <= set(targets)
+
+
+def test_code_runs_as_pasted(tmp_path: Path) -> None:
+    code = "\n".join(re.findall(r"```python\n(.*?)```", README, flags=re.S))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("improved\n2,000 rows, 10 classes")
+    assert "logits must not be NaN (1 row breaks this rule, first row 1)" in done.stdout
+    assert (tmp_path / "report.html").stat().st_size > 10_000
