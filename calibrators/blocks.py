@@ -7,9 +7,10 @@ threads.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -66,11 +67,22 @@ class Scratch:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Floats:
         """An uninitialised array; what it held under this name before is gone."""
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
             buffer = self._buffers[name] = np.empty(size, dtype=np.uint8)
         return buffer[:size].view(dtype).reshape(shape)
+
+
+def row_blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Slices of rows small enough for the block to stay in the cache.
+
+    >>> list(row_blocks(100_000, 1))
+    [slice(0, 65536, None), slice(65536, 100000, None)]
+    """
+    step = max(1, BLOCK_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        yield slice(start, min(rows, start + step))
 
 
 def map_blocks(
@@ -80,8 +92,7 @@ def map_blocks(
 
     Work that itself maps blocks does so on its own thread: threads never wait for each other.
     """
-    step = max(1, BLOCK_ELEMENTS // columns)
-    spans = [(start, min(rows, start + step)) for start in range(0, rows, step)]
+    spans = [(block.start, block.stop) for block in row_blocks(rows, columns)]
     threads = min(_Threads.count, len(spans))
     if threads <= 1 or threading.current_thread().name.startswith(WORKER):
         return _run(work, spans)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from calibrators.blocks import Scratch, map_blocks, oriented
+from calibrators.errors import DataError, ParameterError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.intp]
@@ -16,8 +18,6 @@ Array: TypeAlias = npt.NDArray[Any]
 
 SUM_TOLERANCE = 1e-3
 ROUNDING = 1e-6
-BLOCK_VALUES = 1 << 16
-NARROW = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +52,16 @@ def checked_probabilities(
     matrix = _matrix(probabilities, name)
     rows, classes = matrix.shape
     largest, lowest, total = (np.empty(rows, matrix.dtype) for _ in range(3))
-    with np.errstate(invalid="ignore", over="ignore"):
-        for block in row_blocks(rows, classes):
-            values, axis = columns_first(matrix[block])
-            np.maximum.reduce(values, axis=axis, out=largest[block])
-            np.minimum.reduce(values, axis=axis, out=lowest[block])
-            np.add.reduce(values, axis=axis, out=total[block])
+
+    def work(start: int, stop: int, scratch: Scratch) -> None:
+        values, axis = oriented(matrix[start:stop], scratch)
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.maximum.reduce(values, axis=axis, out=largest[start:stop])
+            np.minimum.reduce(values, axis=axis, out=lowest[start:stop])
+            np.add.reduce(values, axis=axis, out=total[start:stop])
+
+    map_blocks(work, rows, classes)
+    with np.errstate(invalid="ignore"):
         outside = (lowest < -ROUNDING) | (largest > 1 + ROUNDING)
         hint = ""
         if 2 * np.count_nonzero(outside) > rows:
@@ -71,15 +75,19 @@ def checked_probabilities(
 def _matrix(probabilities: npt.ArrayLike, name: str) -> Array:
     matrix = np.asarray(probabilities)
     if matrix.dtype.kind not in "fiub":
-        raise ValueError(f"{name} must be real numbers, got dtype {matrix.dtype}")
+        raise DataError("bad_input", f"{name} must be real numbers, got dtype {matrix.dtype}")
     if matrix.dtype not in (np.float32, np.float64):
         matrix = matrix.astype(np.float64)
     if matrix.ndim not in (1, 2):
-        raise ValueError(f"{name} must have shape (n, k), (n,) or (n, 1), got {matrix.shape}")
+        raise DataError(
+            "bad_input", f"{name} must have shape (n, k), (n,) or (n, 1), got {matrix.shape}"
+        )
     if matrix.shape[0] == 0:
-        raise ValueError(f"{name} must have at least one row, got shape {matrix.shape}")
+        raise DataError("bad_input", f"{name} must have at least one row, got shape {matrix.shape}")
     if matrix.ndim == 2 and matrix.shape[1] == 0:
-        raise ValueError(f"{name} must have at least 2 classes, got shape {matrix.shape}")
+        raise DataError(
+            "bad_input", f"{name} must have at least 2 classes, got shape {matrix.shape}"
+        )
     if matrix.ndim == 1 or matrix.shape[1] == 1:
         second = matrix.reshape(-1).astype(np.float64)
         with np.errstate(invalid="ignore"):
@@ -90,11 +98,13 @@ def _matrix(probabilities: npt.ArrayLike, name: str) -> Array:
 def _labels(labels: npt.ArrayLike, rows: int, classes: int) -> Integers:
     array = np.asarray(labels)
     if array.dtype.kind not in "iub":
-        raise ValueError(f"labels must be integers, got dtype {array.dtype}")
+        raise DataError("bad_input", f"labels must be integers, got dtype {array.dtype}")
     if array.ndim != 1:
-        raise ValueError(f"labels must have shape (n,), got {array.shape}")
+        raise DataError("bad_input", f"labels must have shape (n,), got {array.shape}")
     if array.size != rows:
-        raise ValueError(f"labels must be as many as the rows: {array.size} for {rows} rows")
+        raise DataError(
+            "bad_input", f"labels must be as many as the rows: {array.size} for {rows} rows"
+        )
     if array.min() < 0 or array.max() >= classes:
         outside = (array < 0) | (array >= classes)
         refuse(outside, f"labels must lie in 0..{classes - 1}")
@@ -105,7 +115,9 @@ def checked_confidence(confidence: npt.ArrayLike) -> Floats:
     """Confidences (n,) as float64, finite and in [0, 1]; rounding beyond 1 is cut off."""
     values = np.asarray(confidence, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
-        raise ValueError(f"confidence must have shape (n,) with n >= 1, got {values.shape}")
+        raise DataError(
+            "bad_input", f"confidence must have shape (n,) with n >= 1, got {values.shape}"
+        )
     inside = (values >= -ROUNDING) & (values <= 1 + ROUNDING)
     refuse(~inside, "confidence must lie in [0, 1]")
     return np.clip(values, 0.0, 1.0)
@@ -115,7 +127,9 @@ def checked_correct(correct: npt.ArrayLike, rows: int) -> Bools:
     """Correctness (n,) as booleans; 0 and 1 are taken too."""
     values = np.asarray(correct)
     if values.shape != (rows,):
-        raise ValueError(f"correct must have shape ({rows},) like confidence, got {values.shape}")
+        raise DataError(
+            "bad_input", f"correct must have shape ({rows},) like confidence, got {values.shape}"
+        )
     if values.dtype != np.bool_:
         refuse((values != 0) & (values != 1), "correct must be True or False (or 1 and 0)")
     return values.astype(np.bool_, copy=False)
@@ -124,31 +138,13 @@ def checked_correct(correct: npt.ArrayLike, rows: int) -> Bools:
 def at_least(name: str, value: int, least: int) -> None:
     """Refuse an integer option below its least value."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
-def refuse(broken: Bools, rule: str, hint: str = "") -> None:
-    """Raise ValueError with the number of broken rows and the first, if there is any."""
-    count = int(np.count_nonzero(broken))
-    if count:
-        first = int(np.argmax(broken))
-        raise ValueError(
-            f"{rule}: {count} of {broken.size} rows break this, the first is row {first}{hint}"
+        raise ParameterError(
+            "bad_parameter", f"{name} must be an integer of at least {least}, got {value!r}"
         )
 
 
-def row_blocks(rows: int, classes: int) -> Iterator[slice]:
-    """Slices of rows small enough for the block to stay in the cache."""
-    size = max(1, BLOCK_VALUES // classes)
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
-
-
-def columns_first(block: Array) -> tuple[Array, int]:
-    """The block laid out for fast reductions over classes, and the axis to reduce.
-
-    Few classes: transposed to (k, rows), so that the reduction runs over whole vectors.
-    """
-    if block.shape[1] <= NARROW:
-        return np.ascontiguousarray(block.T), 0
-    return block, 1
+def refuse(broken: Bools, rule: str, hint: str = "") -> None:
+    """Raise a DataError with the number of broken rows and the first, if there is any."""
+    count = int(np.count_nonzero(broken))
+    if count:
+        raise DataError("bad_input", rule + hint, rows=count, first=int(np.argmax(broken)))

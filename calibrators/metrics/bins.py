@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.blocks import Scratch, map_blocks
 from calibrators.metrics._inputs import (
     Array,
+    Bools,
     Floats,
     Integers,
     at_least,
     checked_confidence,
     checked_correct,
-    row_blocks,
 )
 
 
@@ -105,14 +106,22 @@ def equal_width(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 1
     at_least("bins", bins, 1)
     scores = checked_confidence(confidence)
     hits = checked_correct(correct, scores.size)
-    tally, sums = np.zeros(2 * bins), np.zeros(bins)
-    for block in row_blocks(scores.size, 1):
-        index = bin_index(scores[block], bins)
-        sums += np.bincount(index, scores[block], bins)
+    return tabulate(scores, hits, bins)
+
+
+def tabulate(scores: Floats, hits: Bools, bins: int) -> BinTable:
+    """The equal-width table of checked confidences and correctness."""
+
+    def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Integers]:
+        index = bin_index(scores[start:stop], bins)
+        sums: Floats = np.bincount(index, scores[start:stop], bins).astype(np.float64, copy=False)
         index *= 2
-        index += hits[block]
-        tally += np.bincount(index, minlength=2 * bins)
-    wrong, right = tally.reshape(bins, 2).T
+        index += hits[start:stop]
+        return sums, np.bincount(index, minlength=2 * bins)
+
+    parts = map_blocks(work, scores.size, 4)
+    sums = np.sum([part[0] for part in parts], axis=0)
+    wrong, right = np.sum([part[1] for part in parts], axis=0, dtype=float).reshape(bins, 2).T
     edges = width_edges(bins)
     count = wrong + right
     return BinTable(count, sums, right, edges[:-1], edges[1:], count)

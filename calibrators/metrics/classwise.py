@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.metrics._inputs import Checked, Floats, at_least, checked, row_blocks
+from calibrators.blocks import row_blocks
+from calibrators.metrics._inputs import Checked, Floats, at_least, checked
 from calibrators.metrics.bins import bin_index
 from calibrators.metrics.ranked import Ranked
 from calibrators.metrics.toplabel import of_checked

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.metrics._inputs import Array, Floats, checked, checked_probabilities, row_blocks
+from calibrators.blocks import row_blocks
+from calibrators.metrics._inputs import Array, Floats, checked, checked_probabilities
 from calibrators.metrics.ranked import Ranked
 from calibrators.metrics.toplabel import Scores, as_top_label
 

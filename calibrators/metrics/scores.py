@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.blocks import Scratch, map_blocks, oriented, row_blocks
 from calibrators.metrics._inputs import (
     Checked,
     Floats,
     at_least,
     checked,
-    columns_first,
-    row_blocks,
 )
 from calibrators.metrics.toplabel import Scores, TopLabel, as_top_label, of_checked
 
@@ -102,9 +101,12 @@ def _nll(data: Checked) -> Floats:
 
 def _brier(data: Checked) -> Floats:
     squares = np.empty(data.labels.size)
-    for block in row_blocks(data.labels.size, data.classes):
-        values, axis = columns_first(data.probabilities[block])
+
+    def work(start: int, stop: int, scratch: Scratch) -> None:
+        values, axis = oriented(data.probabilities[start:stop], scratch)
         values = values.astype(np.float64)
         values *= values
-        np.add.reduce(values, axis=axis, out=squares[block])
+        np.add.reduce(values, axis=axis, out=squares[start:stop])
+
+    map_blocks(work, data.labels.size, data.classes)
     return squares - 2 * data.of_label + 1

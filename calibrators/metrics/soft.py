@@ -7,7 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.metrics._inputs import Array, Floats, at_least, row_blocks
+from calibrators.blocks import row_blocks
+from calibrators.metrics._inputs import Array, Floats, at_least
 from calibrators.metrics.toplabel import Scores, as_top_label
 
 

@@ -9,15 +9,17 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.blocks import Scratch, map_blocks
 from calibrators.metrics._inputs import (
     Bools,
     Checked,
     Floats,
+    at_least,
     checked,
     checked_confidence,
     checked_correct,
 )
-from calibrators.metrics.bins import BinTable, equal_width
+from calibrators.metrics.bins import BinTable, tabulate
 from calibrators.metrics.ranked import Ranked
 
 
@@ -41,6 +43,14 @@ class TopLabel:
         object.__setattr__(self, "confidence", confidence)
         object.__setattr__(self, "correct", checked_correct(self.correct, confidence.size))
 
+    @classmethod
+    def trusted(cls, confidence: Floats, correct: Bools) -> TopLabel:
+        """From float64 confidences in [0, 1] and booleans that need no further check."""
+        made = cls.__new__(cls)
+        object.__setattr__(made, "confidence", confidence)
+        object.__setattr__(made, "correct", correct)
+        return made
+
     @property
     def accuracy(self) -> float:
         return float(np.count_nonzero(self.correct) / self.correct.size)
@@ -56,7 +66,8 @@ class TopLabel:
         return Ranked.of(self.confidence, self.correct)
 
     def equal_width(self, bins: int = 15) -> BinTable:
-        return equal_width(self.confidence, self.correct, bins)
+        at_least("bins", bins, 1)
+        return tabulate(self.confidence, self.correct, bins)
 
     def equal_mass(self, bins: int = 15) -> BinTable:
         return self.ranked.equal_mass(bins)
@@ -79,13 +90,20 @@ def top_label(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> TopLabel:
 
 def of_checked(data: Checked) -> TopLabel:
     """The TopLabel of checked input."""
-    correct = data.probabilities[np.arange(data.labels.size), data.labels] == data.largest
-    # Above one half (and the tolerance of the row sum) no second column can be as large.
-    doubtful = np.flatnonzero(correct & (data.largest < 0.501))
-    if doubtful.size:
-        prediction = np.argmax(data.probabilities[doubtful], axis=1)
-        correct[doubtful] = prediction == data.labels[doubtful]
-    return TopLabel(data.largest.astype(np.float64), correct)
+    confidence = np.empty(data.labels.size)
+    correct = np.empty(data.labels.size, dtype=np.bool_)
+
+    def work(start: int, stop: int, scratch: Scratch) -> None:
+        part, labels = data.probabilities[start:stop], data.labels[start:stop]
+        largest, right = data.largest[start:stop], correct[start:stop]
+        np.equal(part[np.arange(stop - start), labels], largest, out=right)
+        # Above one half (and the tolerance of the row sum) no second column can be as large.
+        doubtful = np.flatnonzero(right & (largest < 0.501))
+        right[doubtful] = np.argmax(part[doubtful], axis=1) == labels[doubtful]
+        np.clip(largest, 0.0, 1.0, out=confidence[start:stop])
+
+    map_blocks(work, *data.probabilities.shape)
+    return TopLabel.trusted(confidence, correct)
 
 
 def as_top_label(probabilities: Scores, labels: npt.ArrayLike | None) -> TopLabel:
