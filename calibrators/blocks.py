@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 Result = TypeVar("Result")
 Floats = NDArray[Any]
 
-BLOCK_ELEMENTS = 1 << 16
+BLOCK_ELEMENTS = 1 << 18
 NARROW = 48
 WORKER = "calibrators-block"
 
@@ -78,7 +78,7 @@ def row_blocks(rows: int, columns: int) -> Iterator[slice]:
     """Slices of rows small enough for the block to stay in the cache.
 
     >>> list(row_blocks(100_000, 1))
-    [slice(0, 65536, None), slice(65536, 100000, None)]
+    [slice(0, 100000, None)]
     """
     step = max(1, BLOCK_ELEMENTS // columns)
     for start in range(0, rows, step):

@@ -22,54 +22,91 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """Probabilities (n, k) and labels (n,) that passed every check, with each row's maximum."""
+    """Probabilities (n, k) and labels (n,) that passed every check, and what one pass saw of them.
+
+    Of each row: the largest probability (in [0, 1]), whether the first largest column is the label,
+    and the probability of the label.
+    """
 
     probabilities: Array
     labels: Integers
-    largest: Array
+    confidence: Floats
+    correct: Bools
+    of_label: Floats
 
     @property
     def classes(self) -> int:
         return int(self.probabilities.shape[1])
 
-    @property
-    def of_label(self) -> Floats:
-        """The probability given to each row's own label."""
-        rows = np.arange(self.labels.size)
-        return self.probabilities[rows, self.labels].astype(np.float64)
-
 
 def checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Checked:
     """Check shapes, values and labels; a binary (n,) or (n, 1) input becomes (n, 2)."""
-    matrix, largest = checked_probabilities(probabilities)
-    return Checked(matrix, _labels(labels, *matrix.shape), largest)
+    matrix = _matrix(probabilities, "probabilities")
+    truth = _labels(labels, *matrix.shape)
+    confidence, of_label = np.empty(truth.size), np.empty(truth.size)
+    correct = np.empty(truth.size, dtype=np.bool_)
 
-
-def checked_probabilities(
-    probabilities: npt.ArrayLike, name: str = "probabilities"
-) -> tuple[Array, Array]:
-    """The (n, k) matrix and the largest value of each row."""
-    matrix = _matrix(probabilities, name)
-    rows, classes = matrix.shape
-    largest, lowest, total = (np.empty(rows, matrix.dtype) for _ in range(3))
-
-    def work(start: int, stop: int, scratch: Scratch) -> None:
+    def work(start: int, stop: int, scratch: Scratch) -> bool:
         values, axis = oriented(matrix[start:stop], scratch)
-        with np.errstate(invalid="ignore", over="ignore"):
-            np.maximum.reduce(values, axis=axis, out=largest[start:stop])
-            np.minimum.reduce(values, axis=axis, out=lowest[start:stop])
-            np.add.reduce(values, axis=axis, out=total[start:stop])
+        largest, sound = _row_maxima(values, axis)
+        own = _of_label(values, axis, truth[start:stop])
+        right = np.equal(own, largest, out=correct[start:stop])
+        # Above one half (and the tolerance of the row sum) no second column can be as large.
+        if largest.min() < 0.5 + SUM_TOLERANCE:
+            same = np.equal(values, np.expand_dims(largest, axis)).view(np.uint8)
+            tied = np.flatnonzero(np.add.reduce(same, axis=axis, dtype=np.uint16) > 1)
+            right[tied] = matrix[start + tied].argmax(axis=1) == truth[start + tied]
+        np.clip(largest, 0.0, 1.0, out=confidence[start:stop])
+        of_label[start:stop] = own
+        return sound
 
-    map_blocks(work, rows, classes)
-    with np.errstate(invalid="ignore"):
-        outside = (lowest < -ROUNDING) | (largest > 1 + ROUNDING)
+    if not all(map_blocks(work, *matrix.shape)):
+        _refuse_rows(matrix, "probabilities")
+    return Checked(matrix, truth, confidence, correct, of_label)
+
+
+def checked_probabilities(probabilities: npt.ArrayLike, name: str) -> Array:
+    """The (n, k) matrix of probabilities without labels."""
+    matrix = _matrix(probabilities, name)
+
+    def work(start: int, stop: int, scratch: Scratch) -> bool:
+        return _row_maxima(*oriented(matrix[start:stop], scratch))[1]
+
+    if not all(map_blocks(work, *matrix.shape)):
+        _refuse_rows(matrix, name)
+    return matrix
+
+
+def _row_maxima(values: Array, axis: int) -> tuple[Array, bool]:
+    """The largest value of each row of an oriented block, and whether all are probabilities."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        largest = np.maximum.reduce(values, axis=axis)
+        off = np.add.reduce(values, axis=axis)
+        off -= 1
+        np.abs(off, out=off)
+        inside = values.min() >= -ROUNDING and largest.max() <= 1 + ROUNDING
+        return largest, bool(inside and off.max() <= SUM_TOLERANCE)
+
+
+def _of_label(values: Array, axis: int, labels: Integers) -> Array:
+    """The value of each row's own label in an oriented block."""
+    rows = np.arange(labels.size)
+    if axis == 1:
+        return np.asarray(values[rows, labels])
+    return values.reshape(-1).take(labels * labels.size + rows)
+
+
+def _refuse_rows(matrix: Array, name: str) -> None:
+    """Say which rule is broken, in how many rows."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        outside = np.any((matrix < -ROUNDING) | (matrix > 1 + ROUNDING), axis=1)
+        total: Array = matrix.sum(axis=1)
         hint = ""
-        if 2 * np.count_nonzero(outside) > rows:
+        if 2 * np.count_nonzero(outside) > len(matrix):
             hint = "; these look like logits; apply softmax or a calibration map first"
         refuse(~np.isfinite(total), f"{name} must be finite (no NaN, no infinity)", hint)
         refuse(outside, f"{name} must lie in [0, 1]", hint)
         refuse(np.abs(total - 1) > SUM_TOLERANCE, f"{name} must sum to 1 in each row")
-    return matrix, largest
 
 
 def _matrix(probabilities: npt.ArrayLike, name: str) -> Array:

@@ -18,6 +18,8 @@ from calibrators.metrics._inputs import (
     checked_correct,
 )
 
+NEAR_AN_EDGE = 1e-6
+
 
 @dataclass(frozen=True, eq=False)
 class BinTable:
@@ -134,16 +136,20 @@ def width_edges(bins: int) -> Floats:
 
 def bin_index(values: Array, bins: int) -> Integers:
     """The equal-width bin of each value in [0, 1], exact at the float64 edges."""
-    edges = width_edges(bins)
-    below, above = edges[:-1].copy(), edges[1:].copy()
-    below[0], above[-1] = -np.inf, np.inf
-    values = values.astype(np.float64, copy=False)
-    index: Integers = np.ceil(values * bins).astype(np.intp)
+    scaled = values.astype(np.float64, copy=False) * bins
+    index: Integers = np.ceil(scaled).astype(np.intp)
     index -= 1
-    np.clip(index, 0, bins - 1, out=index)
-    index -= values <= below.take(index)
-    index += values > above.take(index)
-    return index
+    scaled -= np.rint(scaled)
+    near = np.flatnonzero(np.abs(scaled, out=scaled) < NEAR_AN_EDGE)
+    index.flat[near] += _correction(values.flat[near], index.flat[near], bins)
+    return np.clip(index, 0, bins - 1, out=index)
+
+
+def _correction(values: Array, index: Integers, bins: int) -> Integers:
+    """How far off the bins of values are whose product with `bins` may have been rounded."""
+    edges = width_edges(bins)
+    below, above = edges.take(index, mode="clip"), edges.take(index + 1, mode="clip")
+    return (values > above).astype(np.intp) - (values <= below)
 
 
 def ratio(part: Floats, whole: Floats) -> Floats:

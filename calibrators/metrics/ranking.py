@@ -47,8 +47,8 @@ def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike)
     >>> ood_auroc([[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.6, 0.4]])
     1.0
     """
-    inside, _ = checked_probabilities(probabilities_in, "probabilities_in")
-    outside, _ = checked_probabilities(probabilities_out, "probabilities_out")
+    inside = checked_probabilities(probabilities_in, "probabilities_in")
+    outside = checked_probabilities(probabilities_out, "probabilities_out")
     if inside.shape[1] != outside.shape[1]:
         raise ValueError(
             "probabilities_out must have as many classes as probabilities_in: "

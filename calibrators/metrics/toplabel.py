@@ -9,7 +9,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.blocks import Scratch, map_blocks
 from calibrators.metrics._inputs import (
     Bools,
     Checked,
@@ -90,20 +89,7 @@ def top_label(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> TopLabel:
 
 def of_checked(data: Checked) -> TopLabel:
     """The TopLabel of checked input."""
-    confidence = np.empty(data.labels.size)
-    correct = np.empty(data.labels.size, dtype=np.bool_)
-
-    def work(start: int, stop: int, scratch: Scratch) -> None:
-        part, labels = data.probabilities[start:stop], data.labels[start:stop]
-        largest, right = data.largest[start:stop], correct[start:stop]
-        np.equal(part[np.arange(stop - start), labels], largest, out=right)
-        # Above one half (and the tolerance of the row sum) no second column can be as large.
-        doubtful = np.flatnonzero(right & (largest < 0.501))
-        right[doubtful] = np.argmax(part[doubtful], axis=1) == labels[doubtful]
-        np.clip(largest, 0.0, 1.0, out=confidence[start:stop])
-
-    map_blocks(work, *data.probabilities.shape)
-    return TopLabel.trusted(confidence, correct)
+    return TopLabel.trusted(data.confidence, data.correct)
 
 
 def as_top_label(probabilities: Scores, labels: npt.ArrayLike | None) -> TopLabel:
