@@ -17,7 +17,7 @@ OBJECTIVE_DIFFERENCE = 1e-4
 PLAIN = "autograd through softmax"
 LEAN = "autograd through logsumexp"
 DOUBLE = "autograd in float64"
-MARGIN_EFFECT = 1.0
+MARGIN_EFFECT = 2.0
 UNJUDGED_CLASSES = 20
 
 

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 Result = TypeVar("Result")
 Floats = NDArray[Any]
 
-BLOCK_ELEMENTS = 1 << 18
+BLOCK_ELEMENTS = 1 << 19
 NARROW = 48
 WORKER = "calibrators-block"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.intp]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Array: TypeAlias = npt.NDArray[Any]
+Summary = TypeVar("Summary")
 
 SUM_TOLERANCE = 1e-3
 ROUNDING = 1e-6
@@ -24,45 +26,75 @@ ROUNDING = 1e-6
 class Checked:
     """Probabilities (n, k) and labels (n,) that passed every check, and what one pass saw of them.
 
-    Of each row: the largest probability (in [0, 1]), whether the first largest column is the label,
-    and the probability of the label.
+    Of each row: the largest probability (in [0, 1]) and whether its first column is the label.
     """
 
     probabilities: Array
     labels: Integers
     confidence: Floats
     correct: Bools
-    of_label: Floats
 
     @property
     def classes(self) -> int:
         return int(self.probabilities.shape[1])
 
+    @property
+    def of_label(self) -> Floats:
+        """The probability given to each row's own label."""
+        rows = np.arange(self.labels.size)
+        return self.probabilities[rows, self.labels].astype(np.float64)
+
 
 def checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Checked:
     """Check shapes, values and labels; a binary (n,) or (n, 1) input becomes (n, 2)."""
-    matrix = _matrix(probabilities, "probabilities")
-    truth = _labels(labels, *matrix.shape)
-    confidence, of_label = np.empty(truth.size), np.empty(truth.size)
-    correct = np.empty(truth.size, dtype=np.bool_)
+    matrix, truth = _shaped(probabilities, labels)
+    confidence, correct = np.empty(truth.size), np.empty(truth.size, dtype=np.bool_)
 
-    def work(start: int, stop: int, scratch: Scratch) -> bool:
+    def keep(start: int, stop: int, largest: Array, right: Bools, _: Scratch) -> None:
+        np.clip(largest, 0.0, 1.0, out=confidence[start:stop])
+        correct[start:stop] = right
+
+    _each_block(matrix, truth, keep)
+    return Checked(matrix, truth, confidence, correct)
+
+
+def checked_blocks(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    summarise: Callable[[Array, Bools, Scratch], Summary],
+) -> list[Summary]:
+    """Check as `checked` does, keeping only a summary of each block's rows."""
+    matrix, truth = _shaped(probabilities, labels)
+    return _each_block(matrix, truth, lambda start, stop, *rows: summarise(*rows))
+
+
+def _shaped(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array, Integers]:
+    matrix = _matrix(probabilities, "probabilities")
+    return matrix, _labels(labels, *matrix.shape)
+
+
+def _each_block(
+    matrix: Array, truth: Integers, use: Callable[[int, int, Array, Bools, Scratch], Summary]
+) -> list[Summary]:
+    """Hand each block's rows to ``use``: where they are, their largest value, is it right."""
+
+    def work(start: int, stop: int, scratch: Scratch) -> Summary:
         values, axis = oriented(matrix[start:stop], scratch)
-        largest, sound = _row_maxima(values, axis)
+        largest, sound = _row_maxima(values, axis, scratch)
         own = _of_label(values, axis, truth[start:stop])
-        right = np.equal(own, largest, out=correct[start:stop])
+        right = np.equal(own, largest, out=scratch.take("right", largest.shape, np.bool_))
         # Above one half (and the tolerance of the row sum) no second column can be as large.
         if largest.min() < 0.5 + SUM_TOLERANCE:
-            same = np.equal(values, np.expand_dims(largest, axis)).view(np.uint8)
-            tied = np.flatnonzero(np.add.reduce(same, axis=axis, dtype=np.uint16) > 1)
+            same = scratch.take("same", values.shape, np.bool_)
+            np.equal(values, np.expand_dims(largest, axis), out=same)
+            count = np.add.reduce(same.view(np.uint8), axis=axis, dtype=np.uint16)
+            tied = np.flatnonzero(count > 1)
             right[tied] = matrix[start + tied].argmax(axis=1) == truth[start + tied]
-        np.clip(largest, 0.0, 1.0, out=confidence[start:stop])
-        of_label[start:stop] = own
-        return sound
+        if not sound:
+            _refuse_rows(matrix, "probabilities")
+        return use(start, stop, largest, right, scratch)
 
-    if not all(map_blocks(work, *matrix.shape)):
-        _refuse_rows(matrix, "probabilities")
-    return Checked(matrix, truth, confidence, correct, of_label)
+    return map_blocks(work, *matrix.shape)
 
 
 def checked_probabilities(probabilities: npt.ArrayLike, name: str) -> Array:
@@ -70,18 +102,20 @@ def checked_probabilities(probabilities: npt.ArrayLike, name: str) -> Array:
     matrix = _matrix(probabilities, name)
 
     def work(start: int, stop: int, scratch: Scratch) -> bool:
-        return _row_maxima(*oriented(matrix[start:stop], scratch))[1]
+        return _row_maxima(*oriented(matrix[start:stop], scratch), scratch)[1]
 
     if not all(map_blocks(work, *matrix.shape)):
         _refuse_rows(matrix, name)
     return matrix
 
 
-def _row_maxima(values: Array, axis: int) -> tuple[Array, bool]:
+def _row_maxima(values: Array, axis: int, scratch: Scratch) -> tuple[Array, bool]:
     """The largest value of each row of an oriented block, and whether all are probabilities."""
+    rows = (values.shape[1 - axis],)
+    largest, off = (scratch.take(name, rows, values.dtype) for name in ("largest", "off"))
     with np.errstate(invalid="ignore", over="ignore"):
-        largest = np.maximum.reduce(values, axis=axis)
-        off = np.add.reduce(values, axis=axis)
+        np.maximum.reduce(values, axis=axis, out=largest)
+        np.add.reduce(values, axis=axis, out=off)
         off -= 1
         np.abs(off, out=off)
         inside = values.min() >= -ROUNDING and largest.max() <= 1 + ROUNDING

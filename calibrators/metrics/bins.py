@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from calibrators.metrics._inputs import (
 )
 
 NEAR_AN_EDGE = 1e-6
+Tally: TypeAlias = tuple[Floats, Integers]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,15 +116,26 @@ def equal_width(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 1
 def tabulate(scores: Floats, hits: Bools, bins: int) -> BinTable:
     """The equal-width table of checked confidences and correctness."""
 
-    def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Integers]:
-        index = bin_index(scores[start:stop], bins)
-        sums: Floats = np.bincount(index, scores[start:stop], bins).astype(np.float64, copy=False)
-        index *= 2
-        index += hits[start:stop]
-        return sums, np.bincount(index, minlength=2 * bins)
+    def work(start: int, stop: int, scratch: Scratch) -> Tally:
+        return tally(scores[start:stop], hits[start:stop], bins, scratch)
 
-    parts = map_blocks(work, scores.size, 4)
+    return table_of(map_blocks(work, scores.size, 4))
+
+
+def tally(scores: Array, hits: Bools, bins: int, scratch: Scratch) -> Tally:
+    """Of some rows, in each equal-width bin: the sum of confidence, the wrong and the right."""
+    values = np.clip(scores, 0.0, 1.0, out=scratch.take("clipped", scores.shape, scores.dtype))
+    index = bin_index(values, bins, scratch)
+    sums: Floats = np.bincount(index, values, bins).astype(np.float64, copy=False)
+    index *= 2
+    index += hits
+    return sums, np.bincount(index, minlength=2 * bins)
+
+
+def table_of(parts: list[Tally]) -> BinTable:
+    """The equal-width table of all rows from the tallies of its parts, in their order."""
     sums = np.sum([part[0] for part in parts], axis=0)
+    bins = sums.size
     wrong, right = np.sum([part[1] for part in parts], axis=0, dtype=float).reshape(bins, 2).T
     edges = width_edges(bins)
     count = wrong + right
@@ -134,14 +147,18 @@ def width_edges(bins: int) -> Floats:
     return np.arange(bins + 1) / bins
 
 
-def bin_index(values: Array, bins: int) -> Integers:
+def bin_index(values: Array, bins: int, scratch: Scratch | None = None) -> Integers:
     """The equal-width bin of each value in [0, 1], exact at the float64 edges."""
-    scaled = values.astype(np.float64, copy=False) * bins
-    index: Integers = np.ceil(scaled).astype(np.intp)
+    scratch = scratch or Scratch()
+    scaled = scratch.take("scaled", values.shape, np.float64)
+    index: Integers = scratch.take("index", values.shape, np.intp)
+    np.multiply(values, bins, out=scaled, dtype=np.float64)
+    np.ceil(scaled, out=index, casting="unsafe")
     index -= 1
-    scaled -= np.rint(scaled)
-    near = np.flatnonzero(np.abs(scaled, out=scaled) < NEAR_AN_EDGE)
-    index.flat[near] += _correction(values.flat[near], index.flat[near], bins)
+    if values.dtype != np.float32:  # of float32 the product is exact, and so is the bin
+        scaled -= np.rint(scaled)
+        near = np.flatnonzero(np.abs(scaled, out=scaled) < NEAR_AN_EDGE)
+        index.flat[near] += _correction(values.flat[near], index.flat[near], bins)
     return np.clip(index, 0, bins - 1, out=index)
 
 

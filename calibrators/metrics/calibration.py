@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrators.metrics._inputs import at_least
-from calibrators.metrics.toplabel import Scores, as_top_label
+from calibrators.metrics.toplabel import Scores, as_top_label, width_table
 
 
 def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
@@ -20,7 +20,7 @@ def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int
     0.3
     """
     at_least("bins", bins, 1)
-    return as_top_label(probabilities, labels).equal_width(bins).ece()
+    return width_table(probabilities, labels, bins).ece()
 
 
 def ada_ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
@@ -46,7 +46,7 @@ def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int
     0.6
     """
     at_least("bins", bins, 1)
-    return as_top_label(probabilities, labels).equal_width(bins).mce()
+    return width_table(probabilities, labels, bins).mce()
 
 
 def debiased_squared_error(

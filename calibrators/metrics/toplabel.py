@@ -9,16 +9,19 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.blocks import Scratch
 from calibrators.metrics._inputs import (
+    Array,
     Bools,
     Checked,
     Floats,
     at_least,
     checked,
+    checked_blocks,
     checked_confidence,
     checked_correct,
 )
-from calibrators.metrics.bins import BinTable, tabulate
+from calibrators.metrics.bins import BinTable, Tally, table_of, tabulate, tally
 from calibrators.metrics.ranked import Ranked
 
 
@@ -101,3 +104,14 @@ def as_top_label(probabilities: Scores, labels: npt.ArrayLike | None) -> TopLabe
     if labels is None:
         raise ValueError("labels must be given with probabilities")
     return top_label(probabilities, labels)
+
+
+def width_table(scores: Scores, labels: npt.ArrayLike | None, bins: int) -> BinTable:
+    """The equal-width table of a TopLabel, or of probabilities and labels in a single pass."""
+    if isinstance(scores, TopLabel) or labels is None:
+        return as_top_label(scores, labels).equal_width(bins)
+
+    def summarise(largest: Array, right: Bools, scratch: Scratch) -> Tally:
+        return tally(largest, right, bins, scratch)
+
+    return table_of(checked_blocks(scores, labels, summarise))
