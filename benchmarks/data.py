@@ -21,15 +21,12 @@ class Sample:
         return f"{n:,} x {k:,}"
 
 
-def draw(n: int, k: int, seed: int = 0, margin_effect: float = 0.0) -> Sample:
+def draw(n: int, k: int, seed: int = 0) -> Sample:
     """Logits `T (noise + class signal)`, labels drawn from `softmax(logits / T)`.
 
     Every row has one class that the network means, by a signal of varying strength around log k
     (rows are easy and hard), and two look-alikes with a share of that signal. Top-1 accuracy is
     about 0.75 whatever k is, as on the usual image sets.
-
-    With `margin_effect` e the labels come from `softmax(logits / (T (1 + e exp(-margin / 2))))`:
-    close calls are more overconfident than clear ones, which one temperature cannot repair.
     """
     rng = np.random.default_rng(seed)
     logits = np.empty((n, k), np.float32)
@@ -44,16 +41,22 @@ def draw(n: int, k: int, seed: int = 0, margin_effect: float = 0.0) -> Sample:
         for share in (1.0, 0.6, 0.4):
             block[rows, rng.integers(0, k, len(block))] += (share * strength).astype(np.float32)
         gumbel = -np.log(rng.standard_exponential(block.shape, np.float32) + tiny)
-        labels[start : start + step] = (block / _excess(block, margin_effect) + gumbel).argmax(1)
+        labels[start : start + step] = (block + gumbel).argmax(1)
         block *= TRUE_TEMPERATURE
     return Sample(logits, labels)
 
 
-def _excess(block: np.ndarray, margin_effect: float) -> np.ndarray | float:
-    if margin_effect == 0.0:
-        return 1.0
-    second, top = np.partition(block, -2, axis=1)[:, -2:].T
-    return (1.0 + margin_effect * np.exp((second - top) / 2))[:, None]
+def confidently_wrong(n: int, k: int, seed: int = 0) -> Sample:
+    """The logits of `draw`, right with a probability that falls from 0.9 to 0.4 with the margin.
+
+    No single temperature can mend that, so every step of a SMART fit has something to learn.
+    """
+    logits = draw(n, k, seed).logits
+    second, top = np.partition(logits, -2, axis=1)[:, -2:].T
+    rank = (top - second).argsort().argsort() / n
+    rng = np.random.default_rng(seed + 1)
+    right = rng.random(n) < 0.9 - 0.5 * rank
+    return Sample(logits, np.where(right, logits.argmax(1), rng.integers(0, k, n)))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

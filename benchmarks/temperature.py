@@ -32,8 +32,7 @@ def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
         f"temperature fit, {sample.size} float32",
         [_row(found, mine, gaps[name]) for name, found in measured.items()],
         [
-            _share(mine, measured, [r for r in correct if not r.recipe], "library"),
-            _share(mine, measured, correct, "rival, notebook recipes included"),
+            _share(mine, measured, [rival for rival in correct if not rival.recipe]),
             Target("our NLL gap", gaps[ours.NAME], OUR_GAP),
         ],
         f"optimum by a float64 Brent search: T = {best:.9f}, NLL = {floor:.9f}; "
@@ -67,15 +66,13 @@ def _row(found: Measured, mine: Measured, gap: float | None) -> Row:
     }
 
 
-def _share(
-    mine: Measured, measured: dict[str, Measured], correct: list[Rival], kind: str
-) -> Target:
+def _share(mine: Measured, measured: dict[str, Measured], correct: list[Rival]) -> Target:
     fastest = min(
         (measured[rival.name] for rival in correct),
         key=lambda found: found.median or float("inf"),
         default=None,
     )
     if fastest is None:
-        return Target(f"our share of the fastest correct {kind}", None, OUR_SHARE, note="none is")
-    name = f"our share of the fastest correct {kind}"
+        return Target("our share of the fastest correct library", None, OUR_SHARE, note="none is")
+    name = "our share of the fastest correct library"
     return Target(name, ratio(mine, fastest), OUR_SHARE, note=fastest.name)
