@@ -124,7 +124,10 @@ def _parse(text: bytes) -> dict[str, Any] | None:
             isinstance(header["method"], str)
             and isinstance(header["parameters"], dict)
             and all(
-                one["dtype"] in DTYPES and all(type(d) is int and d >= 0 for d in one["shape"])
+                one["dtype"] in DTYPES
+                and isinstance(one["shape"], list)
+                and len(one["shape"]) <= 2
+                and all(type(d) is int and 0 <= d < 2**32 for d in one["shape"])
                 for one in arrays.values()
             )
         )

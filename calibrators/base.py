@@ -54,37 +54,41 @@ class FitContext:
         device: str = "cpu",
         progress: Progress | None = None,
         cancel: Callable[[], bool] | None = None,
-        *,
-        quiet: bool = False,
     ) -> None:
         self.device = device
-        self.warnings: list[dict[str, str]] = []
+        self.warned: list[tuple[type[CalibrationWarning], str]] = []
         self._progress = progress
         self._cancel = cancel
-        self._quiet = quiet
 
     def step(self, step: int, total: int, loss: float | None = None) -> None:
         """Report a finished step; raises FitCancelled if the caller wants no more."""
-        if self._cancel is not None and self._cancel():
-            raise FitCancelled
+        self.cancelled()
         if self._progress is not None:
             self._progress(step, total, loss)
 
+    def cancelled(self) -> None:
+        """Raise FitCancelled if the caller wants no more."""
+        if self._cancel is not None and self._cancel():
+            raise FitCancelled
+
     def inner(self) -> FitContext:
         """For a fit inside this one: can be cancelled, keeps its own warnings, is silent."""
-        return FitContext(self.device, None, self._cancel, quiet=True)
+        return FitContext(self.device, None, self._cancel)
 
     def without_progress(self) -> FitContext:
         """For a part of this fit that has steps of its own: the same warnings, no progress."""
-        part = FitContext(self.device, None, self._cancel, quiet=self._quiet)
-        part.warnings = self.warnings
+        part = self.inner()
+        part.warned = self.warned
         return part
 
     def warn(self, category: type[CalibrationWarning], message: str) -> None:
-        """Warn the caller now, and keep the warning for the map's ``fit_info``."""
-        self.warnings.append({"code": category.code, "message": message})
-        if not self._quiet:
-            warnings.warn(message, category, stacklevel=4)
+        """Keep a warning for the map's ``fit_info``; ``Calibrator.fit`` issues it at its end."""
+        self.warned.append((category, message))
+
+    @property
+    def warnings(self) -> list[dict[str, str]]:
+        """The warnings so far as plain JSON."""
+        return [{"code": category.code, "message": message} for category, message in self.warned]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,6 +109,9 @@ class CalibrationMap(ABC):
     def __post_init__(self) -> None:
         if self.k < 2:
             raise ParameterError("bad_parameter", f"a map needs at least 2 classes, got k={self.k}")
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
 
     def apply(self, values: ArrayLike) -> Floats:
         """Calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
@@ -211,7 +218,7 @@ class Calibrator(ABC):
         progress: Progress | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> CalibrationMap:
-        """Fit on ``data``; the same data, recipe and device give the same map.
+        """Fit on ``data``; the same data and recipe give the same map (on a GPU, up to rounding).
 
         ``device`` is where fits that use torch run: "cpu", "cuda", "cuda:1". ``progress(step,
         total, loss)`` is called as the fit goes on; when ``cancel()`` answers True it stops with
@@ -223,7 +230,11 @@ class Calibrator(ABC):
                 f"fit takes a CalibrationSet, got {type(data).__name__}: "
                 "make one with CalibrationSet(logits, labels)",
             )
-        return self.fit_in(data, FitContext(device, progress, cancel))
+        context = FitContext(device, progress, cancel)
+        fitted = self.fit_in(data, context)
+        for category, message in context.warned:
+            warnings.warn(message, category, stacklevel=2)
+        return fitted
 
     def fit_in(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         """Fit inside a running fit's context."""

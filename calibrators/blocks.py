@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from calibrators.errors import ParameterError
+
 Result = TypeVar("Result")
 Floats = NDArray[Any]
 
@@ -31,12 +33,13 @@ class _Threads:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     pool: ThreadPoolExecutor | None = None
+    lock = threading.Lock()
 
 
 def set_threads(count: int) -> None:
     """Use ``count`` threads from now on; the default is the cores this process may use."""
     if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
+        raise ParameterError("bad_parameter", f"count must be at least 1, got {count}")
     _forget_pool()
     _Threads.count = count
 
@@ -46,7 +49,15 @@ def get_threads() -> int:
     return _Threads.count
 
 
+def _pool() -> ThreadPoolExecutor:
+    with _Threads.lock:
+        if _Threads.pool is None:
+            _Threads.pool = ThreadPoolExecutor(_Threads.count, thread_name_prefix=WORKER)
+        return _Threads.pool
+
+
 def _forget_pool() -> None:
+    _Threads.lock = threading.Lock()
     _Threads.pool = None
 
 
@@ -96,11 +107,10 @@ def map_blocks(
     threads = min(_Threads.count, len(spans))
     if threads <= 1 or threading.current_thread().name.startswith(WORKER):
         return _run(work, spans)
-    if _Threads.pool is None:
-        _Threads.pool = ThreadPoolExecutor(_Threads.count, thread_name_prefix=WORKER)
+    pool = _pool()
     bounds = [len(spans) * t // threads for t in range(threads + 1)]
     parts = [spans[a:b] for a, b in pairwise(bounds)]
-    return [one for part in _Threads.pool.map(lambda p: _run(work, p), parts) for one in part]
+    return [one for part in pool.map(lambda p: _run(work, p), parts) for one in part]
 
 
 def _run(work: Callable[[int, int, Scratch], Result], spans: list[tuple[int, int]]) -> list[Result]:

@@ -12,7 +12,6 @@ decides.
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -39,13 +38,12 @@ class Curve(Protocol):
 
 @dataclass(frozen=True)
 class Samples:
-    """What a temperature-type objective knows of n samples, on logits multiplied by ``scale``."""
+    """What a temperature-type objective knows of n samples."""
 
     curve: Curve
     label_gap: Array
     mean_gap: Array
     correct: Array
-    margin: Array
 
     @property
     def n(self) -> int:
@@ -54,7 +52,18 @@ class Samples:
 
 def namespace(array: Array) -> Any:
     """numpy for its arrays, torch for anything else."""
-    return np if isinstance(array, np.ndarray | np.generic) else importlib.import_module("torch")
+    if isinstance(array, np.ndarray | np.generic):
+        return np
+    import torch
+
+    return torch
+
+
+def to_device(array: Floats, device: str) -> Array:
+    """A numpy array as a tensor on a torch device."""
+    import torch
+
+    return torch.from_numpy(array).to(device)
 
 
 def observe(data: CalibrationSet, scale: float = 1.0, device: str | None = None) -> Samples:
@@ -62,15 +71,11 @@ def observe(data: CalibrationSet, scale: float = 1.0, device: str | None = None)
     rows = np.arange(data.n)
     at_label = data.logits[rows, data.labels]
     label_gap = (data.row_max - at_label).astype(np.float64) * scale
-    margin = np.minimum(margins(data.logits).astype(np.float64) * scale, FAR)
     correct = (data.logits.argmax(axis=1) == data.labels).astype(np.float64)
-    parts = (label_gap, mean_gaps(data) * scale, correct, margin)
+    parts = (label_gap, mean_gaps(data) * scale, correct)
     if device is None:
         return Samples(_curve(data, scale, None), *parts)
-    torch = importlib.import_module("torch")
-    return Samples(
-        _curve(data, scale, device), *(torch.from_numpy(part).to(device) for part in parts)
-    )
+    return Samples(_curve(data, scale, device), *(to_device(part, device) for part in parts))
 
 
 def _curve(data: CalibrationSet, scale: float, device: str | None) -> Curve:
@@ -103,9 +108,7 @@ class ExactCurve:
         np.subtract(data.row_max, data.logits.T, out=gaps)
         gaps *= scale
         np.minimum(gaps, FAR, out=gaps)
-        if device is None:
-            return cls(gaps)
-        return cls(importlib.import_module("torch").from_numpy(gaps).to(device))
+        return cls(gaps if device is None else to_device(gaps, device))
 
     def log_partition(self, beta: Array) -> tuple[Array, Array]:
         xp = namespace(self.gaps)
@@ -133,12 +136,10 @@ class TabulatedCurve:
     @classmethod
     def build(cls, data: CalibrationSet, scale: float, device: str | None) -> TabulatedCurve:
         margin = np.minimum(margins(data.logits).astype(np.float64) * scale, FAR)
+        table = _tabulate(data, scale)
         if device is None:
-            return cls(_tabulate(data, scale), margin)
-        torch = importlib.import_module("torch")
-        return cls(
-            torch.from_numpy(_tabulate(data, scale)).to(device), torch.from_numpy(margin).to(device)
-        )
+            return cls(table, margin)
+        return cls(to_device(table, device), to_device(margin, device))
 
     def log_partition(self, beta: Array) -> tuple[Array, Array]:
         xp = namespace(self.table)
@@ -187,13 +188,13 @@ def _tabulate(data: CalibrationSet, scale: float) -> Floats:
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
         excess = _excess(data, start, stop, scale)
-        weights = scratch.take("weights", excess.shape, np.float32)
-        weighted = scratch.take("weighted", excess.shape, np.float32)
-        for first in range(NODES_PER_OCTAVE):
-            for node in range(first, nodes, NODES_PER_OCTAVE):
-                octave = node // NODES_PER_OCTAVE
+        weights, weighted = (
+            scratch.take(name, excess.shape, np.float32) for name in ("weights", "weighted")
+        )
+        with np.errstate(under="ignore"):
+            for node in _chained_nodes(nodes):
                 beta = 2.0 ** (node / NODES_PER_OCTAVE - OCTAVES_DOWN)
-                if octave % RESTART == 0:
+                if node // NODES_PER_OCTAVE % RESTART == 0:
                     np.multiply(excess, np.float32(-beta), out=weights)
                     np.exp(weights, out=weights)
                 else:
@@ -206,9 +207,14 @@ def _tabulate(data: CalibrationSet, scale: float) -> Floats:
                 table[start:stop, node, 1] = -beta * mean
                 table[start:stop, node, 2] = beta * (beta * variance - mean)
 
-    with np.errstate(under="ignore"):
-        map_blocks(work, data.n, data.k)
+    map_blocks(work, data.n, data.k)
     return table
+
+
+def _chained_nodes(nodes: int) -> list[int]:
+    """Node numbers, each an octave above the one before it or the start of a new chain."""
+    chains = (range(first, nodes, NODES_PER_OCTAVE) for first in range(NODES_PER_OCTAVE))
+    return [node for chain in chains for node in chain]
 
 
 def _excess(data: CalibrationSet, start: int, stop: int, scale: float) -> Floats:

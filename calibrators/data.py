@@ -25,7 +25,7 @@ class CalibrationSet:
     Logits are float32 or float64 (float16 and integers are widened). Binary models may give one
     column, (n,) or (n, 1): the logit of class 1, stored as the two columns ``[0, logit]``. Use
     :meth:`from_probabilities` for probabilities; which of the two it is, is never guessed. ``-inf``
-    logits are legal except on a label. The arrays given are never modified.
+    logits are legal except on a label. The logits given are shared, not copied, and never modified.
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
     >>> data.n, data.k, data.kind
@@ -71,11 +71,10 @@ class CalibrationSet:
         self._set(logits, checked, maxima, kind)
 
     def _set(self, logits: Floats, labels: Labels, row_max: Floats, kind: Kind) -> None:
-        view = logits.view()
-        view.flags.writeable = False
-        object.__setattr__(self, "logits", view)
-        object.__setattr__(self, "labels", labels)
-        object.__setattr__(self, "row_max", row_max)
+        for name, array in (("logits", logits), ("labels", labels), ("row_max", row_max)):
+            view = array.view()
+            view.flags.writeable = False
+            object.__setattr__(self, name, view)
         object.__setattr__(self, "kind", kind)
 
     @property
@@ -90,6 +89,8 @@ class CalibrationSet:
 
     def take(self, rows: NDArray[np.intp]) -> CalibrationSet:
         """The chosen rows as a set of their own."""
+        if not len(rows):
+            raise DataError("empty", "a set must hold at least one row")
         taken = CalibrationSet.__new__(CalibrationSet)
         taken._set(self.logits[rows], self.labels[rows], self.row_max[rows], self.kind)
         return taken
@@ -178,7 +179,7 @@ def row_maxima(logits: Floats) -> Floats:
     return out
 
 
-def check_rows(maxima: Floats, first_row: int = 0) -> None:
+def check_rows(maxima: Floats) -> None:
     """Raise if a row has no softmax: its maximum is NaN, +inf or -inf."""
     if np.isfinite(maxima).all():
         return
@@ -187,13 +188,13 @@ def check_rows(maxima: Floats, first_row: int = 0) -> None:
         (np.isposinf(maxima), "infinite", "logits must not be +inf"),
         (np.isneginf(maxima), "no_finite_logit", "a row needs at least one finite logit"),
     ):
-        _reject_rows(broken, code, rule, first_row)
+        _reject_rows(broken, code, rule)
 
 
 def _as_floats(values: ArrayLike, name: str) -> Floats:
     try:
         array = np.asarray(values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise DataError("not_an_array", f"{name} must be a rectangular array: {error}") from error
     if array.ndim == 1:
         array = array[:, np.newaxis]
@@ -215,7 +216,10 @@ def _as_floats(values: ArrayLike, name: str) -> Floats:
 
 
 def _as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
-    array = np.asarray(labels)
+    try:
+        array = np.asarray(labels)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError("not_an_array", f"labels must be an array of integers: {error}") from error
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
@@ -238,9 +242,9 @@ def _as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
     return array.astype(np.int64)
 
 
-def _reject_rows(broken: NDArray[np.bool_], code: str, rule: str, first_row: int = 0) -> None:
+def _reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
     if broken.any():
-        count, first = int(np.count_nonzero(broken)), first_row + int(np.argmax(broken))
+        count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)
 
 

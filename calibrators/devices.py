@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     import torch
 
 WORTH_A_THREAD = 4_000_000
+
+
+class _Borrowed:
+    """torch's number of threads belongs to the whole process: the last fit to end gives it back."""
+
+    lock = threading.Lock()
+    by = 0
+    before = 1
 
 
 def torch_device(name: str) -> torch.device:
@@ -49,9 +58,15 @@ def torch_threads(elements: int) -> Iterator[None]:
     """
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(get_threads() if elements >= WORTH_A_THREAD else 1)
+    with _Borrowed.lock:
+        if _Borrowed.by == 0:
+            _Borrowed.before = torch.get_num_threads()
+        _Borrowed.by += 1
+        torch.set_num_threads(get_threads() if elements >= WORTH_A_THREAD else 1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _Borrowed.lock:
+            _Borrowed.by -= 1
+            if _Borrowed.by == 0:
+                torch.set_num_threads(_Borrowed.before)

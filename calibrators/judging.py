@@ -135,11 +135,14 @@ class _Job:
         def step(step: int, total: int, loss: float | None) -> None:
             self._advance(start + (end - start) * min(1.0, step / max(1, total)), loss)
 
-        context = FitContext(self._device, step, self._cancel, quiet=judged)
-        fitted = self.recipe.fit_in(data, context)
-        for warning in context.warnings if judged else []:
-            kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
-            kept["times"] += 1
+        if not judged:
+            fitted = self.recipe.fit(data, device=self._device, progress=step, cancel=self._cancel)
+        else:
+            context = FitContext(self._device, step, self._cancel)
+            fitted = self.recipe.fit_in(data, context)
+            for warning in context.warnings:
+                kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
+                kept["times"] += 1
         self._advance(end, None)
         return fitted
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.curves import Array, Samples, namespace
+from calibrators.errors import ParameterError
 
 ObjectiveName = Literal[
     "nll", "label_smoothing", "mse", "brier", "soft_ece", "charbonnier", "pointwise"
@@ -55,7 +56,7 @@ def make_objective(
             return _soft_binned(samples, bins, lam, 0.0)
         case "charbonnier":
             return _soft_binned(samples, bins, lam, delta)
-    raise ValueError(f"no objective is called {name!r}")
+    raise ParameterError("bad_parameter", f"no objective is called {name!r}")
 
 
 def _linear(samples: Samples, gap: Array, beta: Array) -> tuple[float, Array]:
@@ -73,7 +74,7 @@ def _pointwise(samples: Samples, delta: float, beta: Array) -> tuple[float, Arra
     confidence, slope = _confidence(samples, beta)
     miss = confidence - samples.correct
     root = namespace(miss).sqrt(miss * miss + delta * delta)
-    return float(root.mean()), miss / root * slope / samples.n
+    return float(root.mean()), miss / (root + (root == 0)) * slope / samples.n
 
 
 def _brier(samples: Samples, beta: Array) -> tuple[float, Array]:
@@ -94,12 +95,10 @@ def _confidence(samples: Samples, beta: Array) -> tuple[Array, Array]:
     return confidence, -confidence * slope
 
 
-@cache
-def soft_bin_weights(
-    bins: int, lam: float, grid: int = GRID
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """w_b and dw_b/dc at the confidences 0, 1/grid, ..., 1: two arrays (grid + 1, bins)."""
-    points = np.linspace(0, 1, grid + 1)[:, np.newaxis]
+@lru_cache(maxsize=4)
+def soft_bin_weights(bins: int, lam: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1: two arrays (GRID + 1, bins)."""
+    points = np.linspace(0, 1, GRID + 1)[:, np.newaxis]
     centres = (np.arange(bins) + 0.5) / bins
     exponent = -lam * (points - centres) ** 2
     weights = np.exp(exponent - exponent.max(axis=1, keepdims=True))

@@ -227,6 +227,8 @@ def _fold_factor(folds: int) -> float:
 
 def _two_columns(probabilities: ArrayLike) -> Floats:
     matrix = np.asarray(probabilities)
+    if matrix.dtype.kind != "f":
+        matrix = matrix.astype(np.float64)
     if matrix.ndim == 2 and matrix.shape[1] > 1:
         return matrix
     second = matrix.reshape(-1).astype(np.float64)

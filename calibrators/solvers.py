@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.blocks import Floats, Scratch, map_blocks, oriented
+from calibrators.data import CalibrationSet
+from calibrators.errors import FitError
 
 FAR = -1e30
 ITERATIONS = 100
@@ -62,7 +64,7 @@ def bracketed_newton(
         elif following >= upper:
             following = 0.5 * (lower + upper) if upper_known else upper
         at = following
-    raise ArithmeticError(f"no root of the derivative in [{low}, {high}]: is the function convex?")
+    raise FitError("no_root", f"no root of the derivative in [{low}, {high}]: is it convex?")
 
 
 def partition_sums(logits: Floats, row_max: Floats, beta: float) -> tuple[float, float, float]:
@@ -76,14 +78,14 @@ def partition_sums(logits: Floats, row_max: Floats, beta: float) -> tuple[float,
         block, axis = oriented(logits[start:stop], scratch)
         gaps = scratch.take("gaps", block.shape, block.dtype)
         np.subtract(block, np.expand_dims(row_max[start:stop], axis), out=gaps)
-        sums = _block_sums(gaps, axis, beta, scratch)
-        if not np.isfinite(sums).all():
-            np.maximum(gaps, FAR, out=gaps)
+        with np.errstate(invalid="ignore", under="ignore"):
             sums = _block_sums(gaps, axis, beta, scratch)
+            if not np.isfinite(sums).all():
+                np.maximum(gaps, FAR, out=gaps)
+                sums = _block_sums(gaps, axis, beta, scratch)
         return sums
 
-    with np.errstate(invalid="ignore", under="ignore"):
-        total = np.sum(map_blocks(work, *logits.shape), axis=0)
+    total = np.sum(map_blocks(work, *logits.shape), axis=0)
     return float(total[0]), float(total[1]), float(total[2])
 
 
@@ -103,6 +105,13 @@ def _block_sums(gaps: Floats, axis: int, beta: float, scratch: Scratch) -> NDArr
         second = weights.sum(axis=0)
     mean = first / zeroth
     return np.array([np.log(zeroth).sum(), mean.sum(), (second / zeroth - mean * mean).sum()])
+
+
+def mean_nll(data: CalibrationSet, beta: float) -> float:
+    """Mean negative log likelihood of ``softmax(beta * logits)``, at any scale."""
+    pull = data.row_max - data.logits[np.arange(data.n), data.labels]
+    total, _, _ = partition_sums(data.logits, data.row_max, beta)
+    return beta * float(pull.mean(dtype=np.float64)) + total / data.n
 
 
 def minimise_on_grid(

@@ -74,6 +74,8 @@ def test_numbers_come_back_to_the_bit() -> None:
         (forged(arrays={"a": {"dtype": "|O", "shape": [0]}}), "wrong_length"),
         (forged(arrays={"a": {"dtype": "<f8", "shape": [-1]}}), "wrong_length"),
         (forged(arrays={"a": {"dtype": "<f8", "shape": [2**62, 2**62]}}), "wrong_length"),
+        (forged(arrays={"a": {"dtype": "<f8", "shape": [0, 10**30]}}), "wrong_length"),
+        (forged(arrays={"a": {"dtype": "<f8", "shape": [1] * 70}}), "wrong_length"),
         (forged(arrays=None), "wrong_length"),
         (forged(parameters={}), "wrong_fields"),
         (parameters(extra=1), "wrong_fields"),
@@ -114,6 +116,9 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
     arrays = {**header["arrays"], "w1": {"dtype": "<f8", "shape": [16, 1]}}
     with pytest.raises(ArchiveError, match="do not fit together"):
         archive.load(forged(SMART, arrays=arrays))
+    parameters = {**header["parameters"], "indicator": "all_logits"}
+    with pytest.raises(ArchiveError, match="do not fit together"):
+        archive.load(forged(SMART, parameters=parameters))
 
 
 def test_arrays_must_be_finite() -> None:

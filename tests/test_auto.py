@@ -76,3 +76,13 @@ def test_progress_counts_folds() -> None:
     assert seen == sorted(seen, reverse=True)
     assert seen[-1] == 0
     assert np.unique(seen).size == len(seen) == 14
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 64.0])
+def test_any_scale_of_many_classes(factor: float) -> None:
+    data = draw(400, 200, temperature=2.0)
+    scaled = CalibrationSet((data.logits * factor).astype(np.float32), data.labels)
+    fitted = Auto(candidates=("temperature",)).fit(scaled)
+    assert fitted.method == "temperature"
+    assert fitted.fit_info["winner"] == "temperature"
+    assert fitted.temperature == pytest.approx(2 * factor, rel=0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -18,7 +19,6 @@ from calibrators import (
     CalibrationMap,
     CalibrationSet,
     CalibrationWarning,
-    Calibrator,
     DataError,
     ExportError,
     FitCancelled,
@@ -26,8 +26,11 @@ from calibrators import (
     ParameterError,
     all_methods,
     archive,
+    get_threads,
     onnx,
+    set_threads,
 )
+from calibrators.base import TemperatureTypeMap
 from calibrators.constraints import field_hints
 from calibrators.softmax import softmax
 
@@ -67,7 +70,6 @@ def broken_values(hint: Any) -> Iterator[Any]:
 
 def test_describes_itself(name: str) -> None:
     recipe = all_methods()[name]
-    assert recipe.name == name
     assert recipe.__doc__
     assert ">>>" in recipe.__doc__
     assert recipe.summary
@@ -112,7 +114,7 @@ def test_predicted_class_keeps_the_largest_probability(
     name: str, fitted: CalibrationMap, overconfident: CalibrationSet
 ) -> None:
     if not fitted.keeps_class:
-        return
+        pytest.skip("this method may change the class")
     logits = overconfident.logits
     p = fitted.apply(logits)
     assert (p[np.arange(len(p)), logits.argmax(axis=1)] == p.max(axis=1)).all()
@@ -146,6 +148,9 @@ def test_archive_gives_back_the_same_map(
 
 
 def test_onnx_agrees_or_is_refused(name: str, fitted: CalibrationMap) -> None:
+    if isinstance(fitted, TemperatureTypeMap):
+        assert onnx.export(fitted)
+        return
     try:
         assert onnx.export(fitted)
     except ExportError as error:
@@ -168,7 +173,7 @@ def test_classes_may_be_renamed(name: str, fitted: CalibrationMap) -> None:
 
 def test_rows_may_come_in_any_order(name: str, fitted: CalibrationMap) -> None:
     if name == "auto":
-        return  # its folds depend on the order of the rows; the candidates do not
+        pytest.skip("its folds depend on the order of the rows; its candidates do not")
     data = draw(1200, 5)
     shuffled = data.take(np.random.default_rng(3).permutation(data.n))
     p = fit(name, shuffled).apply(data.logits)
@@ -180,7 +185,7 @@ def test_the_scale_of_the_logits_is_of_no_account(
     name: str, factor: float, fitted: CalibrationMap
 ) -> None:
     if name in ("identity", "auto"):
-        return  # the one keeps the model's own scale, the other prefers T = 1
+        pytest.skip("the one keeps the model's own scale, the other prefers T = 1")
     data = draw(1200, 5)
     scaled = (data.logits * factor).astype(np.float32)
     p = fit(name, CalibrationSet(scaled, data.labels)).apply(scaled)
@@ -269,10 +274,33 @@ def test_progress_rises_to_the_end(name: str) -> None:
     assert seen[-1][0] == seen[-1][1]
 
 
-def test_can_be_cancelled_at_any_step(name: str) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_can_be_cancelled_at_any_step(name: str, share: float) -> None:
+    data, asked = draw(300, 3), []
+    fit(name, data, cancel=lambda: bool(asked.append(1)))
     calls = iter(range(10**6))
     with pytest.raises(FitCancelled):
-        fit(name, draw(300, 3), cancel=lambda: next(calls) >= 1 or name == "identity")
+        fit(name, data, cancel=lambda: next(calls) >= int(share * len(asked)))
+
+
+def test_many_blocks_on_several_threads_with_minus_infinity(name: str) -> None:
+    data = draw(9000, 70)
+    logits = np.concatenate([data.logits, np.full((9000, 1), -np.inf, np.float32)], axis=1)
+    assert logits.size > 2**19
+    before = get_threads()
+    set_threads(3)
+    try:
+        fitted = fit(name, CalibrationSet(logits, data.labels))
+        expected = fit(name, data)
+    finally:
+        set_threads(before)
+    np.testing.assert_allclose(fitted.apply(logits)[:, :-1], expected.apply(data.logits), atol=2e-3)
+
+
+def test_fits_may_run_side_by_side(name: str, fitted: CalibrationMap) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        maps = list(pool.map(lambda _: fit(name, draw(1200, 5)), range(3)))
+    assert {archive.dump(one) for one in maps} == {archive.dump(fitted)}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 20])
@@ -283,7 +311,3 @@ def test_tiny_sets_give_an_answer(name: str, n: int) -> None:
         p = fit(name, data).apply(data.logits)
     assert np.isfinite(p).all()
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
-
-
-def test_constructor_is_a_calibrator(name: str) -> None:
-    assert issubclass(all_methods()[name], Calibrator)

@@ -48,6 +48,12 @@ def test_every_make_target_is_there() -> None:
     assert named <= set(targets)
 
 
+def test_links_and_figures_are_there() -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
+    assert not re.search(r"\b(RESULT|SUMMARY|METHODS|VERDICTS)\b", README)
+
+
 def test_code_runs_as_pasted(tmp_path: Path) -> None:
     code = "\n".join(re.findall(r"```python\n(.*?)```", README, flags=re.S))
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -47,7 +47,7 @@ def test_value_and_gradient_are_those_of_the_formula(name: str, k: int) -> None:
     value, gradient = make_objective(name, observe(data, 0.5))(np.exp(log_beta))
     variable = torch.tensor(log_beta, requires_grad=True)
     expected = reference(
-        name, torch.from_numpy(data.logits * 0.5), torch.from_numpy(data.labels), variable
+        name, torch.from_numpy(data.logits * 0.5), torch.tensor(data.labels), variable
     )
     expected.backward()
     assert value == pytest.approx(expected.item(), rel=1e-4)

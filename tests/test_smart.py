@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from samples import draw, sample
 from scipy.special import softmax
@@ -19,6 +19,7 @@ from calibrators.methods.smart import NEUTRAL, Smart, SmartMap, initial_weights
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import accuracy, ece
 from calibrators.objectives import ObjectiveName
+from calibrators.softmax import margins
 
 
 @settings(max_examples=200, deadline=None)
@@ -30,12 +31,10 @@ from calibrators.objectives import ObjectiveName
 )
 def test_margin_bounds(k: int, temperature: float, seed: int, spread: float) -> None:
     """Paper, A.1: m / -log(S/(K-1)) <= T <= m / -log S with S = 1/q - 1, for q > 1/2."""
-    z = np.random.default_rng(seed).normal(size=k) * spread
-    q = softmax(z / temperature).max()
-    if q <= 0.5 or q > 1 - 1e-9:
-        return
-    second, first = np.sort(z)[-2:]
-    margin, odds = first - second, 1 / q - 1
+    z = np.random.default_rng(seed).normal(size=(1, k)) * spread
+    q = TemperatureMap(k=k, temperature=temperature).apply(z).max()
+    assume(0.5 < q <= 1 - 1e-9)
+    margin, odds = margins(z)[0], 1 / q - 1
     upper = margin / -np.log(odds)
     lower = margin / -np.log(odds / (k - 1))
     assert lower <= temperature * (1 + 1e-6)
@@ -66,7 +65,7 @@ def autograd(data: CalibrationSet, steps: int) -> torch.Tensor:
     """Temperatures of the same model trained by autograd straight through the softmax."""
     base = TemperatureScaling().fit(data).temperature
     z = torch.from_numpy(data.logits.astype(np.float64)) / base
-    y = torch.from_numpy(data.labels)
+    y = torch.tensor(data.labels)
     top = z.topk(2, dim=1).values
     margin = top[:, 0] - top[:, 1]
     signal = ((margin - margin.mean()) / margin.std(unbiased=False))[:, None]
@@ -178,3 +177,15 @@ def test_threads_of_torch_are_left_as_they_were() -> None:
     before = torch.get_num_threads()
     Smart(steps=2).fit(draw(50, 3))
     assert torch.get_num_threads() == before
+
+
+def test_a_fit_that_does_not_stay_finite_is_refused() -> None:
+    with pytest.raises(FitError, match="smaller learning_rate") as caught:
+        Smart(learning_rate=1e300, steps=5).fit(draw(200, 3))
+    assert caught.value.code == "diverged"
+
+
+def test_warnings_point_at_the_caller() -> None:
+    with pytest.warns(FlatLogits) as caught:
+        Smart().fit(CalibrationSet(np.zeros((9, 3)), [0] * 9))
+    assert caught[0].filename == __file__

@@ -191,3 +191,12 @@ def test_any_set_gives_its_optimum(n: int, k: int, scale: float, seed: int) -> N
 def test_map_refuses_impossible_temperatures(temperature: float) -> None:
     with pytest.raises(ParameterError, match="must be positive"):
         TemperatureMap(k=2, temperature=temperature)
+
+
+def test_an_objective_that_falls_to_the_end_of_its_grid_is_flagged() -> None:
+    """Rarely right on few classes: the MSE of a model that is always sure wants ever more T."""
+    logits = np.tile([[8.0, 0.0]], (400, 1)) + np.random.default_rng(0).normal(size=(400, 2)) * 0.1
+    labels = np.repeat([1, 0, 1], [199, 200, 1])
+    with pytest.warns(BoundarySolution, match="end of its grid|no better than chance"):
+        fitted = TemperatureScaling(objective="mse").fit(CalibrationSet(logits, labels))
+    assert fitted.fit_info["at_bound"]

@@ -11,7 +11,6 @@ from annotated_types import Ge, Le
 
 from calibrators.base import CalibrationMap, Calibrator, FitContext
 from calibrators.constraints import field_hints
-from calibrators.curves import observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError, SmallSample
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
@@ -23,8 +22,7 @@ from calibrators.metrics import (
     paired_intervals,
     row_scores,
 )
-from calibrators.objectives import make_objective
-from calibrators.solvers import minimise_on_grid
+from calibrators.solvers import mean_nll, minimise_on_grid
 
 FEW_ROWS = 100
 PRIOR_DEVIATION = 0.5
@@ -84,10 +82,12 @@ class Auto(Calibrator):
         }
         base, why = _base(recipes, data, scaled)
         winner, why = self._winner(trials, base, why)
-        chosen = recipes[winner].fit_in(data, context.inner())
+        chosen = recipes[winner].fit_in(data, context.without_progress())
         context.step(total, total)
         judged = [self._describe(trial, trials[base]) for trial in trials.values()]
-        return chosen.with_info(chosen_by=self.name, why=why, base=base, candidates=judged)
+        return chosen.with_info(
+            chosen_by=self.name, winner=winner, why=why, base=base, candidates=judged
+        )
 
     def _recipes(self) -> dict[str, Calibrator]:
         """The candidates' recipes by name, identity among them, with this recipe's seed."""
@@ -179,8 +179,7 @@ def _base(
     assert isinstance(scaled, TemperatureMap)  # noqa: S101
     if "temperature" not in recipes:
         return "identity", "it is the only simple candidate"
-    nll = make_objective("nll", observe(data))
-    gain = 2 * data.n * (nll(1.0)[0] - nll(1 / scaled.temperature)[0])
+    gain = 2 * data.n * (mean_nll(data, 1.0) - mean_nll(data, 1 / scaled.temperature))
     if gain > 2:
         return "temperature", f"T = {scaled.temperature:.3g} raises the likelihood beyond chance"
     return (
@@ -198,13 +197,15 @@ def _with_prior(
         if data.n < FEW_ROWS
         else scaled.fit_info["warnings"][0]["message"]
     )
-    nll = make_objective("nll", observe(data))
 
     def penalised(beta: float) -> float:
-        return data.n * nll(beta)[0] + 0.5 * (math.log(beta) / PRIOR_DEVIATION) ** 2
+        context.cancelled()
+        return data.n * mean_nll(data, beta) + 0.5 * (math.log(beta) / PRIOR_DEVIATION) ** 2
 
     beta, _ = minimise_on_grid(penalised, 1.0, octaves=16)
     context.warn(SmallSample, f"{reason}: temperature scaling with a prior of T near 1 is used")
     info = {"objective": "nll", "device": "cpu", "at_bound": False, "prior": PRIOR_DEVIATION}
     fitted = TemperatureMap(k=data.k, kind=data.kind, temperature=1 / beta, fit_info=info)
-    return fitted.with_info(chosen_by=Auto.name, why=reason, candidates=[])
+    return fitted.with_info(
+        chosen_by=Auto.name, winner="temperature", why=reason, base="temperature", candidates=[]
+    )

@@ -14,7 +14,7 @@ from calibrators.blocks import Floats
 from calibrators.curves import observe
 from calibrators.data import CalibrationSet
 from calibrators.devices import torch_device, torch_threads
-from calibrators.errors import ParameterError
+from calibrators.errors import FitError, ParameterError
 from calibrators.indicators import Indicator, indicate, onnx_indicator
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.objectives import Objective, ObjectiveName, make_objective
@@ -49,8 +49,11 @@ class SmartMap(TemperatureTypeMap):
         super().__post_init__()
         inputs, hidden = self.w1.shape if self.w1.ndim == 2 else (0, 0)
         shapes = [self.centre.shape, self.spread.shape, self.b1.shape, self.w2.shape]
-        if shapes != [(inputs,), (inputs,), (hidden,), (hidden,)] or not self.base_temperature > 0:
+        expected = self.k if self.indicator == "all_logits" else 1
+        if shapes != [(inputs,), (inputs,), (hidden,), (hidden,)] or inputs != expected:
             raise ParameterError("bad_parameter", "the arrays of a SMART map do not fit together")
+        if not (self.base_temperature > 0 and (self.spread > 0).all()):
+            raise ParameterError("bad_parameter", "a SMART map's scales must be positive")
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
         signal = indicate(self.indicator, logits, self.base_temperature)
@@ -123,7 +126,8 @@ class Smart(Calibrator):
         device = torch_device(context.device)
         base = TemperatureScaling().fit_in(data, context.without_progress())
         assert isinstance(base, TemperatureMap)  # noqa: S101
-        if context.warnings:
+        if base.fit_info["warnings"]:
+            context.step(self.steps, self.steps)
             return base
         signal = indicate(self.indicator, data.logits, base.temperature)
         centre, spread = signal.mean(axis=0), signal.std(axis=0)
@@ -168,6 +172,8 @@ class Smart(Calibrator):
                 context.step(step, self.steps, value)
             value = _set_gradients(weights, inputs, objective)
         fitted = [one.cpu().numpy() for one in weights]
+        if not (np.isfinite(value) and all(np.isfinite(one).all() for one in fitted)):
+            raise FitError("diverged", "the fit did not stay finite: try a smaller learning_rate")
         named = dict(zip(("w1", "b1", "w2"), fitted, strict=False))
         return {**named, "b2": float(fitted[3])}, value
 

@@ -22,7 +22,8 @@ from calibrators.softmax import margins
 from calibrators.solvers import Root, bracketed_newton, minimise_on_grid, partition_sums
 
 REACH = 1e4
-FEW_ROWS = 500
+SUBSAMPLE = 500
+OCTAVES = 4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,7 +61,8 @@ class TemperatureScaling(Calibrator):
     ``objective``: "nll", "label_smoothing" (0.05), or one of those the papers compare on the same
     family: "mse", "brier", "soft_ece", "charbonnier" and "ece" (15 equal-width bins, or ``bins``);
     these need not be convex and are searched on a grid from T/16 to 16 T around the NLL optimum,
-    refined to one part in a million.
+    refined to one part in a million (if the NLL itself ends at a bound, so does T). An objective
+    that still falls at the end of the grid is flagged as well.
 
     Guo, Pleiss, Sun, Weinberger: On calibration of modern neural networks. ICML 2017.
 
@@ -84,7 +86,7 @@ class TemperatureScaling(Calibrator):
     delta: Annotated[float, Ge(0)] = 1e-3
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
-        bounds = _bounds(_every(data, data.n // FEW_ROWS)) or _bounds(data)
+        bounds = _bounds(_every(data, data.n // SUBSAMPLE)) or _bounds(data)
         if bounds is None:
             context.warn(FlatLogits, "the logits of every row are all equal: T stays 1")
             return self._map(data, 1.0, at_bound=False, evaluations=0)
@@ -94,8 +96,11 @@ class TemperatureScaling(Calibrator):
             context.warn(BoundarySolution, _boundary_sentence(root.value == bounds[1], root.value))
         elif self.objective not in ("nll", "label_smoothing"):
             function = self._function_of_beta(observe(data, root.value), context)
-            beta, evaluations = minimise_on_grid(function, 1.0)
-            root = Root(beta * root.value, False, root.evaluations + evaluations)
+            beta, evaluations = minimise_on_grid(function, 1.0, OCTAVES)
+            at_end = abs(math.log2(beta)) > OCTAVES - 0.1
+            root = Root(beta * root.value, at_end, root.evaluations + evaluations)
+            if at_end:
+                context.warn(BoundarySolution, _end_sentence(self.objective, root.value))
         context.step(2, 2)
         return self._map(data, root.value, at_bound=root.at_bound, evaluations=root.evaluations)
 
@@ -143,7 +148,7 @@ def _minimise_nll(
     if not pull.any():
         return Root(bounds[1], True, 0)
     start = math.sqrt(bounds[0] * bounds[1])
-    if data.n >= 8 * FEW_ROWS:
+    if data.n >= 8 * SUBSAMPLE:
         start = _minimise_nll(_every(data, 8), bounds, smoothing, 0.02).value
     mean_pull = float(pull.mean(dtype=np.float64))
 
@@ -157,6 +162,13 @@ def _minimise_nll(
 def _every(data: CalibrationSet, stride: int) -> CalibrationSet:
     """Every stride-th row."""
     return data if stride < 2 else data.take(np.arange(0, data.n, stride))
+
+
+def _end_sentence(objective: str, beta: float) -> str:
+    return (
+        f"the {objective} objective is still falling at the end of its grid, 2^{OCTAVES} times off "
+        f"the NLL optimum; T stops there, at {1 / beta:.3g}"
+    )
 
 
 def _boundary_sentence(sharp: bool, beta: float) -> str:

@@ -81,13 +81,14 @@ def _each_block(
     def work(start: int, stop: int, scratch: Scratch) -> Summary:
         values, axis = oriented(matrix[start:stop], scratch)
         largest, sound = _row_maxima(values, axis, scratch)
-        own = _of_label(values, axis, truth[start:stop])
+        own = _of_label(values, axis, truth[start:stop], scratch)
         right = np.equal(own, largest, out=scratch.take("right", largest.shape, np.bool_))
         # Above one half (and the tolerance of the row sum) no second column can be as large.
         if largest.min() < 0.5 + SUM_TOLERANCE:
             same = scratch.take("same", values.shape, np.bool_)
             np.equal(values, np.expand_dims(largest, axis), out=same)
-            count = np.add.reduce(same.view(np.uint8), axis=axis, dtype=np.uint16)
+            count = scratch.take("count", largest.shape, np.uint32)
+            np.add.reduce(same.view(np.uint8), axis=axis, out=count)
             tied = np.flatnonzero(count > 1)
             right[tied] = matrix[start + tied].argmax(axis=1) == truth[start + tied]
         if not sound:
@@ -122,12 +123,15 @@ def _row_maxima(values: Array, axis: int, scratch: Scratch) -> tuple[Array, bool
         return largest, bool(inside and off.max() <= SUM_TOLERANCE)
 
 
-def _of_label(values: Array, axis: int, labels: Integers) -> Array:
+def _of_label(values: Array, axis: int, labels: Integers, scratch: Scratch) -> Array:
     """The value of each row's own label in an oriented block."""
     rows = np.arange(labels.size)
     if axis == 1:
         return np.asarray(values[rows, labels])
-    return values.reshape(-1).take(labels * labels.size + rows)
+    place = np.multiply(labels, labels.size, out=scratch.take("place", labels.shape, np.intp))
+    place += rows
+    own = scratch.take("own", labels.shape, values.dtype)
+    return values.reshape(-1).take(place, out=own, mode="clip")
 
 
 def _refuse_rows(matrix: Array, name: str) -> None:

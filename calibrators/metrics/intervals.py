@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.errors import DataError, ParameterError
 from calibrators.metrics._inputs import Floats, at_least, checked
 from calibrators.metrics._resampling import resampled
 from calibrators.metrics.scores import RowScores
@@ -149,7 +150,9 @@ def compared_intervals(
     _check_options(draws, level)
     rows = before.nll.size, after.nll.size
     if rows[0] != rows[1]:
-        raise ValueError(f"after must have the rows of before: {rows[1]} for {rows[0]} rows")
+        raise DataError(
+            "bad_input", f"after must have the rows of before: {rows[1]} for {rows[0]} rows"
+        )
     (old, old_drawn), (new, new_drawn) = resampled([before, after], bins, draws, seed)
     free = (-np.inf, np.inf)
     change = {
@@ -170,7 +173,7 @@ def _intervals(
 def _check_options(draws: int, level: float) -> None:
     at_least("draws", draws, 2)
     if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level!r}")
+        raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
 
 
 def _interval(value: float, drawn: Floats, level: float, limits: tuple[float, float]) -> Interval:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrators.blocks import row_blocks
+from calibrators.errors import DataError
 from calibrators.metrics._inputs import Array, Floats, checked, checked_probabilities
 from calibrators.metrics.ranked import Ranked
 from calibrators.metrics.toplabel import Scores, as_top_label
@@ -50,9 +51,10 @@ def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike)
     inside = checked_probabilities(probabilities_in, "probabilities_in")
     outside = checked_probabilities(probabilities_out, "probabilities_out")
     if inside.shape[1] != outside.shape[1]:
-        raise ValueError(
+        raise DataError(
+            "bad_input",
             "probabilities_out must have as many classes as probabilities_in: "
-            f"{outside.shape[1]} and {inside.shape[1]}"
+            f"{outside.shape[1]} and {inside.shape[1]}",
         )
     entropy = np.concatenate((_entropy(inside), _entropy(outside)))
     scaled = np.clip(entropy / (2 * np.log(inside.shape[1])), 0.0, 1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.errors import ParameterError
 from calibrators.metrics._inputs import Array, Floats
 from calibrators.metrics.toplabel import Scores, as_top_label
 
@@ -59,7 +60,7 @@ def kde_ece(
     if bandwidth is None:
         bandwidth = float(top.confidence.std() * (2 * count) ** -0.2)
     elif not bandwidth > 0:
-        raise ValueError(f"bandwidth must be positive, got {bandwidth!r}")
+        raise ParameterError("bad_parameter", f"bandwidth must be positive, got {bandwidth!r}")
     bandwidth = max(bandwidth, 2 / CELLS)
     rows, right = (
         _smoothed(_spectrum(_on_cells(top.confidence, weight)), bandwidth)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrators.blocks import row_blocks
+from calibrators.errors import ParameterError
 from calibrators.metrics._inputs import Array, Floats, at_least
 from calibrators.metrics.toplabel import Scores, as_top_label
 
@@ -99,6 +100,6 @@ def soft_weights(confidence: Floats, bins: int, lam: float) -> Floats:
 
 def _check_soft(lam: float, delta: float) -> None:
     if not (math.isfinite(lam) and lam > 0):
-        raise ValueError(f"lam must be positive and finite, got {lam!r}")
+        raise ParameterError("bad_parameter", f"lam must be positive and finite, got {lam!r}")
     if not (math.isfinite(delta) and delta >= 0):
-        raise ValueError(f"delta must be at least 0 and finite, got {delta!r}")
+        raise ParameterError("bad_parameter", f"delta must be at least 0 and finite, got {delta!r}")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrators.blocks import Scratch
+from calibrators.errors import DataError
 from calibrators.metrics._inputs import (
     Array,
     Bools,
@@ -72,6 +73,7 @@ class TopLabel:
         return tabulate(self.confidence, self.correct, bins)
 
     def equal_mass(self, bins: int = 15) -> BinTable:
+        at_least("bins", bins, 1)
         return self.ranked.equal_mass(bins)
 
 
@@ -99,10 +101,10 @@ def as_top_label(probabilities: Scores, labels: npt.ArrayLike | None) -> TopLabe
     """A TopLabel given as such, or made from probabilities and labels."""
     if isinstance(probabilities, TopLabel):
         if labels is not None:
-            raise ValueError("labels must be left out when a TopLabel is given")
+            raise DataError("bad_input", "labels must be left out when a TopLabel is given")
         return probabilities
     if labels is None:
-        raise ValueError("labels must be given with probabilities")
+        raise DataError("bad_input", "labels must be given with probabilities")
     return top_label(probabilities, labels)
 
 
