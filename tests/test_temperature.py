@@ -182,7 +182,7 @@ def test_any_set_gives_its_optimum(n: int, k: int, scale: float, seed: int) -> N
         fitted = TemperatureScaling().fit(data)
     below, there, above = (mean_nll(data, factor / fitted.temperature) for factor in (0.9, 1, 1.1))
     if fitted.fit_info["at_bound"]:
-        assert below <= there <= above or below >= there >= above
+        assert below <= there + 1e-9 <= above + 2e-9 or below >= there - 1e-9 >= above - 2e-9
     else:
         assert there <= min(below, above) + 1e-9
 
@@ -194,9 +194,10 @@ def test_map_refuses_impossible_temperatures(temperature: float) -> None:
 
 
 def test_an_objective_that_falls_to_the_end_of_its_grid_is_flagged() -> None:
-    """Rarely right on few classes: the MSE of a model that is always sure wants ever more T."""
-    logits = np.tile([[8.0, 0.0]], (400, 1)) + np.random.default_rng(0).normal(size=(400, 2)) * 0.1
-    labels = np.repeat([1, 0, 1], [199, 200, 1])
-    with pytest.warns(BoundarySolution, match="end of its grid|no better than chance"):
+    """Right less often than one in three, but never far off: the MSE alone wants ever more T."""
+    logits = np.tile([2.0, 1.9, -5.0], (400, 1))
+    labels = np.repeat([0, 1, 2], [120, 250, 30])
+    assert not TemperatureScaling().fit(CalibrationSet(logits, labels)).fit_info["at_bound"]
+    with pytest.warns(BoundarySolution, match="mse objective is still falling at the end"):
         fitted = TemperatureScaling(objective="mse").fit(CalibrationSet(logits, labels))
     assert fitted.fit_info["at_bound"]
