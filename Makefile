@@ -4,7 +4,6 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-LOGITS ?= ../shared/data/logits
 
 .PHONY: help test check format demo bench study-auto clean
 
@@ -40,8 +39,10 @@ demo: .venv/base  ## fit the bundled sample with every method; print the table, 
 bench: .venv/bench  ## time and memory against other libraries, side by side
 	$(BIN)/python -m benchmarks
 
-study-auto: .venv/base  ## the table of docs/studies/auto.md (LOGITS=folder with the study sets)
+study-auto: .venv/base  ## the tables of docs/studies/auto.md (LOGITS=folder with the study sets)
+	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-auto LOGITS=folder"; exit 2; }
 	$(BIN)/python studies/auto.py $(LOGITS)
+	$(BIN)/python studies/gates.py $(LOGITS)
 
-clean:  ## remove the virtual environment and all caches
-	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+clean:  ## remove the virtual environment and what the tools left
+	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

@@ -1,6 +1,6 @@
 """Maps as ONNX models, handed out only after onnxruntime gave the same probabilities.
 
-A map knows its own graph (``onnx_nodes``). The model takes float32 ``logits`` (n, k), or
+A map knows its own graph (``onnx_logits``). The model takes float32 ``logits`` (n, k), or
 ``probabilities`` if the map was fitted on those, and gives ``calibrated`` (n, k).
 """
 

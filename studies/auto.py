@@ -4,8 +4,9 @@
 
 FOLDER holds .npz files with ``logits`` and ``labels``. Splits s = 0..4 are
 ``np.random.RandomState(s).permutation(n)``, the first half fits and the second tests; a set
-``name__test`` fits on ``name__cal`` instead, once. Sets ending in ``_noise`` or holding
-``__shift_`` are shifted: they are shown, but are no part of the mean.
+``name__test`` fits on ``name__cal`` instead, and ``name_noise`` on all of ``name``, once. Sets
+ending in ``_noise`` or holding ``__shift_`` are shifted: they are shown, but are no part of the
+mean.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ RECIPES: dict[str, Calibrator] = {
     "auto": Auto(),
 }
 SPLITS = range(5)
+STUDENT_T = 2.776  # the 97.5 % quantile with one degree of freedom less than splits
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One method on one split, in percent; the change is auto's or SMART's ECE minus that of TS."""
+    """One method on one split, in percent; the change is its ECE minus that of TS (0 for "none")."""
 
     ece: float
     floor: float
@@ -103,7 +105,7 @@ def change(outcomes: list[dict[str, Outcome]]) -> tuple[float, float, float]:
     if len(ones) == 1:
         return ones[0].change, ones[0].low, ones[0].high
     values = np.array([one.change for one in ones])
-    half = 2.776 * values.std(ddof=1) / np.sqrt(len(values))
+    half = STUDENT_T * values.std(ddof=1) / np.sqrt(len(values))
     return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
 
 

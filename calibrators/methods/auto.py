@@ -40,14 +40,27 @@ class Auto(Calibrator):
        ``2 n (NLL(1) - NLL(T)) > 2``; otherwise ``identity``: the model is left alone.
     3. Every other candidate is cross-validated (``folds``, stratified) against the base by the
        out-of-fold debiased squared calibration error (top label, 15 equal-mass bins). It must beat
-       the base by more than one standard deviation of the paired bootstrap; the best of those that
-       do wins. ``draws`` bootstrap draws.
+       the base by one standard deviation of the paired bootstrap (``draws`` draws, shifted to the
+       estimate: their 84 % quantile must be below 0); the best of those that do wins.
 
     The winner is fitted on all rows and returned as its own kind of map. Its ``fit_info`` holds
     every candidate with its out-of-fold score and 95 % interval, its change against the base, and
     ``why``.
 
-    (table)
+    What was tried, on 13 real test sets of up to 1,000 classes, five splits each
+    (``make study-auto``; mean ECE-15 minus noise floor in percent, with the set on which it lost most against TS):
+
+    - always TS 2.12; always SMART 0.25 (one set 0.61 worse than TS); best of the three in hindsight
+      0.14; temperatures half-way between TS and SMART 0.96;
+    - smallest out-of-fold debiased error 0.24 (+0.61), also among TS to SMART in quarters 0.22
+      (+0.54); simplest within one deviation 0.22 (+0.33), of TS, half-way and SMART 0.20 (+0.00);
+    - leave TS if out-of-fold ECE is smaller 0.24 (+0.42); if Brier is better by one deviation 0.50,
+      if NLL is 1.30: they keep TS where SMART is far better;
+    - leave TS if the debiased error is better by 0, 0.5, 1, 1.5, 2 deviations: 0.22 (+0.61), 0.19
+      (+0.23), 0.20 (+0.08), 0.18 (+0.00), 0.20 (+0.06).
+
+    From half a deviation on these differ by less than their own noise; one deviation is kept as the
+    middle of the flat part. With it, and the model itself as a base, ``auto`` reaches 0.20.
 
     >>> rng = np.random.default_rng(1)
     >>> z = rng.normal(size=(800, 4)) * 2

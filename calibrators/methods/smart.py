@@ -172,8 +172,6 @@ class Smart(Calibrator):
                 context.step(step, self.steps, value)
             value = _set_gradients(weights, inputs, objective)
         fitted = [one.cpu().numpy() for one in weights]
-        if not (np.isfinite(value) and all(np.isfinite(one).all() for one in fitted)):
-            raise FitError("diverged", "the fit did not stay finite: try a smaller learning_rate")
         named = dict(zip(("w1", "b1", "w2"), fitted, strict=False))
         return {**named, "b2": float(fitted[3])}, value
 
@@ -186,6 +184,8 @@ def _set_gradients(
     hidden = (w1.T @ inputs.T).add_(b1[:, None]).clamp_(min=0)
     raised = w2 @ hidden + b2
     temperature = raised.exp().log1p().where(raised < 30, raised) + FLOOR
+    if not temperature.isfinite().all():
+        raise FitError("diverged", "the fit did not stay finite: try a smaller learning_rate")
     value, by_log_beta = objective(1 / temperature)
     by_raised = -by_log_beta / temperature * raised.sigmoid()
     active = (hidden > 0).to(hidden.dtype)
