@@ -67,7 +67,7 @@ def compare(sample: data.Sample, rounds: int, budget: float, judged: bool = True
         _targets(measured, reached, objective) if judged else [],
         f"our initial weights, seed {SEED}; the objective at the TS start is "
         f"{reference.soft_calibration_error(before, correct):.6f}; "
-        "differences are to autograd in float64 (autograd in float32 has its own distance from that); "
+        "differences are to autograd in float64, from which float32 has a distance of its own; "
         "confidences are exact softmaxes; our time includes the "
         "checks and the TS fit, autograd is given T_TS",
     )

@@ -40,7 +40,7 @@ STUDENT_T = 2.776  # the 97.5 % quantile with one degree of freedom less than sp
 
 @dataclass(frozen=True)
 class Outcome:
-    """One method on one split, in percent; the change is its ECE minus that of TS (0 for "none")."""
+    """One method on one split, in percent; the change is its ECE minus that of TS (none: 0)."""
 
     ece: float
     floor: float
