@@ -105,9 +105,7 @@ RULES: dict[str, Callable[[Split], Key]] = {
     "always TS": lambda split: 0.0,
     "always SMART": lambda split: 1.0,
     "always half-way between TS and SMART": lambda split: 0.5,
-    "best of the three in hindsight": lambda split: min(
-        (NONE, 0.0, 1.0), key=split.paid.__getitem__
-    ),
+    "best of the three in hindsight": lambda split: min(THREE, key=split.paid.__getitem__),
     "smallest debiased error of the three": smallest(THREE),
     "smallest debiased error of TS to SMART in quarters": smallest(BETWEEN),
     "simplest of the three within one deviation": simplest(THREE),

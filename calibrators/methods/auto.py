@@ -48,8 +48,8 @@ class Auto(Calibrator):
     ``why``.
 
     What was tried, on 13 real test sets of up to 1,000 classes, five splits each
-    (``make study-auto``; mean ECE-15 minus noise floor in percent, in brackets what was lost against
-    TS on the worst set):
+    (``make study-auto``; mean ECE-15 minus noise floor in percent, in brackets what was lost
+    against TS on the worst set):
 
     - always TS 2.12; always SMART 0.25 (one set 0.61 worse than TS); best of the three in hindsight
       0.14; temperatures half-way between TS and SMART 0.96;
