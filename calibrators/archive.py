@@ -63,7 +63,7 @@ def dump(fitted: CalibrationMap) -> bytes:
 
 def load(data: bytes) -> CalibrationMap:
     """The map in these bytes; an ArchiveError that says what is wrong if there is none."""
-    header, payload = _open(data)
+    header, payload = _open(bytes(data))
     kind = all_maps().get(header["method"])
     if kind is None:
         raise ArchiveError("unknown_method", f"the method {header['method']!r} is not known here")

@@ -7,6 +7,7 @@ follow from the fields.
 
 from __future__ import annotations
 
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -107,7 +108,7 @@ class CalibrationMap(ABC):
     fit_info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.k < 2:
+        if not 2 <= self.k < 2**31:
             raise ParameterError("bad_parameter", f"a map needs at least 2 classes, got k={self.k}")
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
@@ -229,6 +230,10 @@ class Calibrator(ABC):
                 "not_a_calibration_set",
                 f"fit takes a CalibrationSet, got {type(data).__name__}: "
                 "make one with CalibrationSet(logits, labels)",
+            )
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
+            raise FitError(
+                "device_unavailable", f"device must be cpu, cuda or cuda:N, got {device!r}"
             )
         context = FitContext(device, progress, cancel)
         fitted = self.fit_in(data, context)

@@ -38,7 +38,7 @@ class _Threads:
 
 def set_threads(count: int) -> None:
     """Use ``count`` threads from now on; the default is the cores this process may use."""
-    if count < 1:
+    if not isinstance(count, int) or count < 1:
         raise ParameterError("bad_parameter", f"count must be at least 1, got {count}")
     _forget_pool()
     _Threads.count = count

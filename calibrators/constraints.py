@@ -6,7 +6,7 @@ schema from the same annotation.
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -47,7 +47,8 @@ def broken_rule(hint: Any, value: Any) -> str | None:
             return "a tuple"
         return next(filter(None, (broken_rule(arguments[0], one) for one in value)), None)
     if hint is float:
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        ok = number and abs(value) <= sys.float_info.max
         return None if ok else "a finite number"
     if hint is int:
         return None if isinstance(value, int) and not isinstance(value, bool) else "an integer"

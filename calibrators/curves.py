@@ -105,8 +105,9 @@ class ExactCurve:
     @classmethod
     def build(cls, data: CalibrationSet, scale: float, device: str | None) -> ExactCurve:
         gaps = np.empty((data.k, data.n), dtype=data.logits.dtype)
-        np.subtract(data.row_max, data.logits.T, out=gaps)
-        gaps *= scale
+        with np.errstate(over="ignore"):
+            np.subtract(data.row_max, data.logits.T, out=gaps)
+            gaps *= scale
         np.minimum(gaps, FAR, out=gaps)
         return cls(gaps if device is None else to_device(gaps, device))
 
@@ -226,8 +227,9 @@ def _excess(data: CalibrationSet, start: int, stop: int, scale: float) -> Floats
     second = gaps.min(axis=1, keepdims=True)
     alone = ~np.isfinite(second[:, 0])
     second[alone] = 0
-    gaps -= second
-    gaps *= scale
+    with np.errstate(over="ignore"):
+        gaps -= second
+        gaps *= scale
     excess: Floats = np.minimum(gaps, FAR).astype(np.float32)
     excess[alone, 0] = 0
     return excess

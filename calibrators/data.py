@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,10 +89,11 @@ class CalibrationSet:
 
     def take(self, rows: NDArray[np.intp]) -> CalibrationSet:
         """The chosen rows as a set of their own."""
-        if not len(rows):
-            raise DataError("empty", "a set must hold at least one row")
+        labels = self.labels[rows]
+        if labels.ndim != 1 or not labels.size:
+            raise DataError("empty", "rows must choose at least one row, and be one list of them")
         taken = CalibrationSet.__new__(CalibrationSet)
-        taken._set(self.logits[rows], self.labels[rows], self.row_max[rows], self.kind)
+        taken._set(self.logits[rows], labels, self.row_max[rows], self.kind)
         return taken
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple[CalibrationSet, CalibrationSet]:
@@ -116,7 +117,7 @@ class CalibrationSet:
 
     def folds(self, count: int, *, seed: int = 0) -> NDArray[np.intp]:
         """The fold 0..count-1 of every row, stratified by label, equal in size to one row."""
-        if not 2 <= count <= self.n:
+        if not isinstance(count, int) or not 2 <= count <= self.n:
             raise DataError(
                 "too_few_rows", f"count must lie between 2 and the {self.n} rows, got {count}"
             )
@@ -193,9 +194,10 @@ def check_rows(maxima: Floats) -> None:
 
 def _as_floats(values: ArrayLike, name: str) -> Floats:
     try:
-        array = np.asarray(values)
+        array = np.asanyarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError("not_an_array", f"{name} must be a rectangular array: {error}") from error
+        raise DataError("not_an_array", f"{name} cannot be read as an array: {error}") from error
+    _refuse_masked(array, name)
     if array.ndim == 1:
         array = array[:, np.newaxis]
     if array.ndim != 2:
@@ -210,16 +212,22 @@ def _as_floats(values: ArrayLike, name: str) -> Floats:
         raise DataError("bad_type", f"{name} must be float32 or float64, got {array.dtype}")
     if array.dtype == np.float16:
         return array.astype(np.float32)
-    if array.dtype not in (np.float32, np.float64) or not array.dtype.isnative:
-        return array.astype(np.float64)
-    return array
+    native = array.dtype.newbyteorder("=")
+    kept = native if native in (np.float32, np.float64) else np.float64
+    return np.asarray(array, dtype=kept)
+
+
+def _refuse_masked(array: NDArray[Any], name: str) -> None:
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise DataError("masked", f"{name} must not be masked: drop those rows first")
 
 
 def _as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
     try:
-        array = np.asarray(labels)
+        array = np.asanyarray(labels)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError("not_an_array", f"labels must be an array of integers: {error}") from error
+        raise DataError("not_an_array", f"labels cannot be read as an array: {error}") from error
+    _refuse_masked(array, "labels")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:

@@ -13,6 +13,7 @@ CalibrationWarning     (UserWarning)
 ├── ClippedProbabilities             zeros were raised to the smallest positive number
 ├── BoundarySolution                 the best temperature lies at or beyond the stated bound
 ├── FlatLogits                       nothing in the logits tells the classes apart
+├── NotConverged                     a fit ended with a worse objective than it began with
 └── SmallSample                      too few rows for the method asked for
 
 Every error and every warning has a stable ``code`` for programs beside its sentence for people.
@@ -96,6 +97,12 @@ class FlatLogits(CalibrationWarning):
     """Nothing in the logits tells the classes apart."""
 
     code = "flat_logits"
+
+
+class NotConverged(CalibrationWarning):
+    """A fit ended with a worse objective than it began with."""
+
+    code = "not_converged"
 
 
 class SmallSample(CalibrationWarning):

@@ -54,6 +54,12 @@ def fit_and_judge(
     >>> round(fitted.temperature), report.n, str(report.verdict)
     (3, 800, 'improved')
     """
+    if not isinstance(recipe, Calibrator) or not isinstance(data, CalibrationSet):
+        raise FitError(
+            "bad_arguments",
+            "fit_and_judge takes a recipe such as TemperatureScaling() and a CalibrationSet, "
+            f"got {type(recipe).__name__} and {type(data).__name__}",
+        )
     job = _Job(recipe, device, progress, cancel)
     if evaluation is not None:
         _check_alike(data, evaluation)

@@ -101,7 +101,7 @@ def prove(fitted: CalibrationMap, data: bytes) -> None:
 def trial_rows(fitted: CalibrationMap) -> NDArray[np.float32]:
     """Random rows at many scales, ties, margins of 1e4 and -inf, in the kind the map takes."""
     rng = np.random.default_rng(0)
-    scales = np.repeat(10.0 ** np.arange(-3, 4), 16)[:, np.newaxis]
+    scales = np.repeat(10.0 ** np.arange(-3, 7), 16)[:, np.newaxis]
     random = rng.normal(size=(len(scales), fitted.k)) * scales
     flat, tied, far, masked = np.zeros((4, fitted.k))
     tied[:2], far[-1], masked[1:] = 5.0, 1e4, -np.inf

@@ -34,6 +34,7 @@ from calibrators.plain import from_plain, to_plain
 from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate
 
 FORMAT = 1
+LEAST_DRAWS = 100
 
 
 class MetricRow(NamedTuple):
@@ -170,11 +171,11 @@ def evaluate(
     """Measure the calibration of probabilities (n, k), or (n,) for binary, against labels (n,).
 
     ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
-    the paired change of each metric and a verdict. ``margin`` (n,) is the largest minus the second
-    largest logit, if it is known better than from the (uncalibrated) probabilities. ``draws`` and
-    ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these are. If the
-    probabilities are out-of-fold, ``folds`` says of how many fits. How everything is counted is in
-    ``report.conventions``.
+    the paired change of each metric and (from 100 draws on) a verdict. ``margin`` (n,) is the
+    largest minus the second largest logit, if it is known better than from the (uncalibrated)
+    probabilities. ``draws`` and ``level`` are those of the bootstrap, ``judged_on`` says in words
+    which rows these are. If the probabilities are out-of-fold, ``folds`` says of how many fits. How
+    everything is counted is in ``report.conventions``.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=2000)
@@ -200,6 +201,7 @@ def evaluate(
     change, verdict = dict(found.change), None
     if change:
         change["nll"] = change["nll"].widened(_fold_factor(folds))
+    if change and draws >= LEAST_DRAWS:
         verdict = decide(len(matrix), change["debiased_squared_error"], change["nll"])
     return Report(
         **vars(measure(matrix, truth, rows, found.after, options)),

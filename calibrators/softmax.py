@@ -52,11 +52,12 @@ def _scaled(
         if not np.isfinite(maxima).all():
             return False
         target = out[start:stop] if axis == 1 else turned
-        np.subtract(turned, maxima, out=target)
-        if inverse_temperature is not None:
-            beta = np.asarray(inverse_temperature(block), dtype=logits.dtype)
-            target *= beta if beta.ndim == 0 else np.expand_dims(beta, axis)
-        finish(target, axis)
+        with np.errstate(over="ignore", under="ignore"):
+            np.subtract(turned, maxima, out=target)
+            if inverse_temperature is not None:
+                beta = np.asarray(inverse_temperature(block), dtype=logits.dtype)
+                target *= beta if beta.ndim == 0 else np.expand_dims(beta, axis)
+            finish(target, axis)
         if axis == 0:
             out[start:stop] = turned.T
         return True

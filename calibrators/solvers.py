@@ -78,7 +78,7 @@ def partition_sums(logits: Floats, row_max: Floats, beta: float) -> tuple[float,
         block, axis = oriented(logits[start:stop], scratch)
         gaps = scratch.take("gaps", block.shape, block.dtype)
         np.subtract(block, np.expand_dims(row_max[start:stop], axis), out=gaps)
-        with np.errstate(invalid="ignore", under="ignore"):
+        with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             sums = _block_sums(gaps, axis, beta, scratch)
             if not np.isfinite(sums).all():
                 np.maximum(gaps, FAR, out=gaps)

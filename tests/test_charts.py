@@ -27,12 +27,12 @@ LABELS = (LOGITS + RNG.gumbel(size=LOGITS.shape)).argmax(axis=1)
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return evaluate(softmax(LOGITS), LABELS, before=softmax(3 * LOGITS), draws=50)
+    return evaluate(softmax(LOGITS), LABELS, before=softmax(3 * LOGITS), draws=100)
 
 
 @pytest.fixture(scope="module")
 def alone() -> Report:
-    return evaluate(softmax(LOGITS), LABELS, draws=50)
+    return evaluate(softmax(LOGITS), LABELS, draws=100)
 
 
 def drawn(spec: dict[str, Any]) -> ElementTree.Element:

@@ -43,7 +43,7 @@ BAD = [
     (LOGITS[np.newaxis], LABELS, "bad_shape", r"got \(1, 4, 3\)", None, None),
     ([["a", "b"]], [0], "bad_type", "must be float32 or float64", None, None),
     (LOGITS.astype(complex), LABELS, "bad_type", "complex128", None, None),
-    ([[1.0, 2.0], [3.0]], [0, 1], "not_an_array", "rectangular", None, None),
+    ([[1.0, 2.0], [3.0]], [0, 1], "not_an_array", "cannot be read", None, None),
 ]
 
 
@@ -113,7 +113,7 @@ def test_binary_shapes_agree() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "kept"),
-    [("f4", "f4"), ("f8", "f8"), ("f2", "f4"), ("i8", "f8"), (">f8", "f8"), (">f4", "f8")],
+    [("f4", "f4"), ("f8", "f8"), ("f2", "f4"), ("i8", "f8"), (">f8", "f8"), (">f4", "f4")],
 )
 def test_types_are_kept_or_widened(dtype: str, kept: str) -> None:
     data = CalibrationSet((LOGITS * 2).astype(dtype), LABELS)
@@ -163,3 +163,16 @@ def test_split_refuses_empty_parts() -> None:
         draw(2, 2).split(0.01)
     with pytest.raises(DataError, match="between 2 and the 3 rows"):
         draw(3, 2).folds(4)
+
+
+def test_masked_arrays_are_refused() -> None:
+    with pytest.raises(DataError, match="logits must not be masked"):
+        CalibrationSet(np.ma.masked_array(LOGITS, LOGITS > 0), LABELS)
+    with pytest.raises(DataError, match="labels must not be masked"):
+        CalibrationSet(LOGITS, np.ma.masked_array(LABELS, LABELS > 1))
+
+
+@pytest.mark.parametrize("rows", [np.zeros(10, dtype=bool), np.array([[1, 2]]), np.array([], int)])
+def test_take_refuses_what_is_no_list_of_rows(rows: Any) -> None:
+    with pytest.raises(DataError, match="at least one row"):
+        draw(10, 2).take(rows)

@@ -200,3 +200,9 @@ def test_cross_fitting_seldom_blames_a_fit_on_a_calibrated_model() -> None:
         for seed in range(60)
     ]
     assert verdicts.count(Verdict.WORSE) <= 5
+
+
+def test_a_name_is_no_recipe_and_an_array_no_set() -> None:
+    for recipe, data in (("temperature", drawn(20)), (TemperatureScaling(), np.zeros((9, 2)))):
+        with pytest.raises(FitError, match="takes a recipe such as"):
+            fit_and_judge(recipe, data)  # type: ignore[arg-type]

@@ -45,3 +45,15 @@ def test_trial_rows_are_extreme() -> None:
     assert np.isneginf(rows).any()
     assert rows.max() >= 1e4
     assert (np.ptp(rows, axis=1) == 0).any()
+
+
+def test_temperatures_that_grow_without_end() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(2000, 4)) * 4
+    top = np.sort(z, axis=1)
+    margin = top[:, -1:] - top[:, -2:-1]
+    labels = (z / (1 + margin) + rng.gumbel(size=z.shape)).argmax(axis=1)
+    fitted = Smart().fit(CalibrationSet(z, labels))
+    session = onnxruntime.InferenceSession(onnx.export(fitted))
+    rows = (z * 1e5).astype(np.float32)
+    assert np.abs(session.run(None, {"logits": rows})[0] - fitted.apply(rows)).max() <= 1e-6

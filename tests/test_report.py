@@ -88,7 +88,7 @@ def test_a_gate_refuses_a_senseless_limit(limit: float) -> None:
 
 def test_a_report_gates_only_with_enough_rows(fixed: Report) -> None:
     assert fixed.gate(0.2) is Gate.PASS
-    assert evaluate(*few_rows(50), draws=20).gate(0.9) is Gate.INSUFFICIENT_DATA
+    assert evaluate(*few_rows(50), draws=100).gate(0.9) is Gate.INSUFFICIENT_DATA
 
 
 def few_rows(n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -116,9 +116,9 @@ def test_a_calibrated_model_shows_no_measurable_change(seed: int) -> None:
 
 def test_few_rows_are_insufficient_and_one_side_has_no_verdict() -> None:
     probabilities, labels = few_rows(99)
-    report = evaluate(probabilities, labels, before=probabilities, draws=20)
+    report = evaluate(probabilities, labels, before=probabilities, draws=100)
     assert report.verdict is Verdict.INSUFFICIENT_DATA
-    alone = evaluate(probabilities, labels, draws=20)
+    alone = evaluate(probabilities, labels, draws=100)
     assert (alone.verdict, alone.before, alone.change) == (None, None, {})
     assert "top_5_error" not in alone.metrics
 
@@ -207,8 +207,10 @@ def test_binary_probabilities_may_be_one_column() -> None:
     rng = np.random.default_rng(0)
     second = rng.random(300)
     labels = (rng.random(300) < second).astype(int)
-    both = evaluate(np.column_stack((1 - second, second)), labels, draws=20)
-    assert evaluate(second, labels, draws=20) == evaluate(second[:, None], labels, draws=20) == both
+    both = evaluate(np.column_stack((1 - second, second)), labels, draws=100)
+    assert (
+        evaluate(second, labels, draws=100) == evaluate(second[:, None], labels, draws=100) == both
+    )
 
 
 def test_before_must_be_of_the_same_shape() -> None:

@@ -13,7 +13,7 @@ from samples import draw, sample
 from scipy.special import softmax
 
 from calibrators import CalibrationSet, FitError, archive, onnx
-from calibrators.errors import BoundarySolution, FlatLogits
+from calibrators.errors import BoundarySolution, FlatLogits, NotConverged
 from calibrators.indicators import Indicator, indicate
 from calibrators.methods.smart import NEUTRAL, Smart, SmartMap, initial_weights
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
@@ -167,8 +167,8 @@ def test_boundary_and_flat_logits_give_the_temperature_map() -> None:
 
 
 def test_unknown_devices_are_refused_with_those_there_are() -> None:
-    for device in ("cuda:99", "abacus"):
-        with pytest.raises(FitError, match="device must be one this machine has") as caught:
+    for device, words in (("cuda:99", "one this machine has"), ("abacus", "cpu, cuda or cuda:N")):
+        with pytest.raises(FitError, match=f"device must be {words}") as caught:
             Smart().fit(draw(50, 3), device=device)
         assert caught.value.code == "device_unavailable"
 
@@ -189,3 +189,8 @@ def test_warnings_point_at_the_caller() -> None:
     with pytest.warns(FlatLogits) as caught:
         Smart().fit(CalibrationSet(np.zeros((9, 3)), [0] * 9))
     assert caught[0].filename == __file__
+
+
+def test_a_fit_that_ends_worse_than_it_began_says_so() -> None:
+    with pytest.warns(NotConverged, match="the objective rose from"):
+        Smart(learning_rate=1e6, steps=20).fit(draw(500, 3))

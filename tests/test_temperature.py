@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
-from calibrators import CalibrationSet, ParameterError
+from calibrators import CalibrationSet, FitError, ParameterError
 from calibrators.errors import BoundarySolution, FlatLogits
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import accuracy, brier, ece, nll
@@ -201,3 +201,25 @@ def test_an_objective_that_falls_to_the_end_of_its_grid_is_flagged() -> None:
     with pytest.warns(BoundarySolution, match="mse objective is still falling at the end"):
         fitted = TemperatureScaling(objective="mse").fit(CalibrationSet(logits, labels))
     assert fitted.fit_info["at_bound"]
+
+
+@pytest.mark.parametrize("mask", [-1e6, -1e9, float(np.finfo(np.float32).min)])
+def test_finite_masks_are_as_good_as_minus_infinity(mask: float) -> None:
+    data = draw(2000, 4)
+    kept = np.random.default_rng(3).random(data.logits.shape) < 0.5
+    kept[np.arange(data.n), data.labels] = True
+    expected, found = (
+        TemperatureScaling().fit(
+            CalibrationSet(np.where(kept, data.logits, np.float32(value)), data.labels)
+        )
+        for value in (-np.inf, mask)
+    )
+    assert found.temperature == pytest.approx(expected.temperature, rel=1e-4)
+    assert not found.fit_info["warnings"]
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("f4", 1e19), ("f4", 1e-36), ("f8", 1e300)])
+def test_scales_beyond_the_type_are_refused(dtype: str, factor: float) -> None:
+    data = draw(300, 4, dtype=np.float64)
+    with pytest.raises(FitError, match="rescale them"):
+        TemperatureScaling().fit(CalibrationSet((data.logits * factor).astype(dtype), data.labels))

@@ -14,9 +14,13 @@ from calibrators.blocks import Floats
 from calibrators.curves import observe
 from calibrators.data import CalibrationSet
 from calibrators.devices import torch_device, torch_threads
-from calibrators.errors import FitError, ParameterError
+from calibrators.errors import FitError, NotConverged, ParameterError
 from calibrators.indicators import Indicator, indicate, onnx_indicator
-from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
+from calibrators.methods.temperature import (
+    TemperatureMap,
+    TemperatureScaling,
+    check_temperature,
+)
 from calibrators.objectives import Objective, ObjectiveName, make_objective
 from calibrators.onnx import FLOAT, Graph
 
@@ -52,8 +56,9 @@ class SmartMap(TemperatureTypeMap):
         expected = self.k if self.indicator == "all_logits" else 1
         if shapes != [(inputs,), (inputs,), (hidden,), (hidden,)] or inputs != expected:
             raise ParameterError("bad_parameter", "the arrays of a SMART map do not fit together")
-        if not (self.base_temperature > 0 and (self.spread > 0).all()):
-            raise ParameterError("bad_parameter", "a SMART map's scales must be positive")
+        check_temperature(self.base_temperature)
+        if not (self.spread > 0).all():
+            raise ParameterError("bad_parameter", "a SMART map's spread must be positive")
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
         signal = indicate(self.indicator, logits, self.base_temperature)
@@ -72,8 +77,12 @@ class SmartMap(TemperatureTypeMap):
         hidden = graph.add("MatMul", standard, constant(self.w1))
         hidden = graph.add("Relu", graph.add("Add", hidden, constant(self.b1)))
         raised = graph.add("MatMul", hidden, constant(self.w2[:, np.newaxis]))
-        raised = graph.add("Softplus", graph.add("Add", raised, constant(self.b2)))
-        temperature = graph.add("Add", raised, constant(FLOOR))
+        raised = graph.add("Add", raised, constant(self.b2))
+        # onnxruntime's own Softplus overflows in float64
+        tail = graph.add("Exp", graph.add("Neg", graph.add("Abs", raised)))
+        tail = graph.add("Log", graph.add("Add", tail, constant(1.0)))
+        softplus = graph.add("Add", graph.add("Relu", raised), tail)
+        temperature = graph.add("Add", softplus, constant(FLOOR))
         temperature = graph.add("Mul", temperature, constant(self.base_temperature))
         return graph.add("Cast", graph.add("Reciprocal", temperature), to=FLOAT)
 
@@ -166,11 +175,17 @@ class Smart(Calibrator):
         weights = [torch.tensor(one, device=device) for one in start]
         optimiser = torch.optim.Adam(weights, lr=self.learning_rate)
         with torch_threads(data.n * self.hidden):
+            first = _set_gradients(weights, inputs, objective)
             for step in range(1, self.steps + 1):
                 value = _set_gradients(weights, inputs, objective)
                 optimiser.step()
                 context.step(step, self.steps, value)
             value = _set_gradients(weights, inputs, objective)
+        if value > first:
+            context.warn(
+                NotConverged,
+                f"the objective rose from {first:.3g} to {value:.3g}: try a smaller learning_rate",
+            )
         fitted = [one.cpu().numpy() for one in weights]
         named = dict(zip(("w1", "b1", "w2"), fitted, strict=False))
         return {**named, "b2": float(fitted[3])}, value

@@ -14,7 +14,7 @@ from calibrators.base import Calibrator, FitContext, TemperatureTypeMap
 from calibrators.blocks import Floats
 from calibrators.curves import Samples, mean_gaps, observe
 from calibrators.data import CalibrationSet
-from calibrators.errors import BoundarySolution, FlatLogits, ParameterError
+from calibrators.errors import BoundarySolution, FitError, FlatLogits, ParameterError
 from calibrators.metrics.bins import equal_width
 from calibrators.objectives import SMOOTHING, make_objective
 from calibrators.onnx import Graph
@@ -24,6 +24,15 @@ from calibrators.solvers import Root, bracketed_newton, minimise_on_grid, partit
 REACH = 1e4
 SUBSAMPLE = 500
 OCTAVES = 4
+SCALES = {4: (1e-30, 1e15), 8: (1e-30, 1e30)}
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise unless a temperature is positive and its inverse exists in float32."""
+    if not 1e-37 < temperature < 1e37:
+        raise ParameterError(
+            "bad_parameter", f"temperature must be positive, from 1e-37 to 1e37, got {temperature}"
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,10 +45,7 @@ class TemperatureMap(TemperatureTypeMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.temperature < np.inf:
-            raise ParameterError(
-                "bad_parameter", f"temperature must be positive, got {self.temperature}"
-            )
+        check_temperature(self.temperature)
 
     def _inverse_temperatures(self, logits: Floats) -> float:
         return 1 / self.temperature
@@ -88,12 +94,13 @@ class TemperatureScaling(Calibrator):
     def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
         bounds = _bounds(_every(data, data.n // SUBSAMPLE)) or _bounds(data)
         if bounds is None:
-            context.warn(FlatLogits, "the logits of every row are all equal: T stays 1")
+            context.warn(FlatLogits, "no row has finite logits that differ: T stays 1")
             return self._map(data, 1.0, at_bound=False, evaluations=0)
         root = _minimise_nll(data, bounds, SMOOTHING if self.objective == "label_smoothing" else 0)
         context.step(1, 2)
         if root.at_bound:
-            context.warn(BoundarySolution, _boundary_sentence(root.value == bounds[1], root.value))
+            sharp = root.value == bounds[1]
+            context.warn(BoundarySolution, _boundary_sentence(sharp, root.value))
         elif self.objective not in ("nll", "label_smoothing"):
             function = self._function_of_beta(observe(data, root.value), context)
             beta, evaluations = minimise_on_grid(function, 1.0, OCTAVES)
@@ -134,8 +141,15 @@ def _bounds(data: CalibrationSet) -> tuple[float, float] | None:
         return None
     margin = margins(data.logits).astype(np.float64)
     margin = margin[np.isfinite(margin) & (margin > 0)]
-    smallest = float(margin.mean()) if margin.size else mean_gap
-    return 1 / (REACH * mean_gap), REACH / smallest
+    scale = float(np.quantile(margin, 0.1)) if margin.size else mean_gap
+    smallest, largest = SCALES[data.logits.dtype.itemsize]
+    if not smallest < scale < largest:
+        raise FitError(
+            "bad_scale",
+            f"logits must differ by more than {smallest:g} and less than {largest:g} in "
+            f"{data.logits.dtype}, got margins of about {scale:.2g}: rescale them",
+        )
+    return 1 / (REACH * mean_gap), REACH / scale
 
 
 def _minimise_nll(
@@ -173,7 +187,7 @@ def _end_sentence(objective: str, beta: float) -> str:
 
 def _boundary_sentence(sharp: bool, beta: float) -> str:
     why = (
-        "every prediction on the fit set is right, so the best T is 0"
+        "every prediction on the fit set is right (or all but right), so the best T is 0 or near it"
         if sharp
         else "the logits predict the labels no better than chance, so the best T is infinite"
     )

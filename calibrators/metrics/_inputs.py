@@ -148,7 +148,10 @@ def _refuse_rows(matrix: Array, name: str) -> None:
 
 
 def _matrix(probabilities: npt.ArrayLike, name: str) -> Array:
-    matrix = np.asarray(probabilities)
+    try:
+        matrix = np.asarray(probabilities)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError("not_an_array", f"{name} cannot be read as an array: {error}") from error
     if matrix.dtype.kind not in "fiub":
         raise DataError("bad_input", f"{name} must be real numbers, got dtype {matrix.dtype}")
     if matrix.dtype not in (np.float32, np.float64):
