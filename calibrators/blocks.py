@@ -28,6 +28,9 @@ NARROW = 48
 WORKER = "calibrators-block"
 
 
+_Kept = threading.local()
+
+
 class _Threads:
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -52,7 +55,7 @@ def get_threads() -> int:
 def _pool() -> ThreadPoolExecutor:
     with _Threads.lock:
         if _Threads.pool is None:
-            _Threads.pool = ThreadPoolExecutor(_Threads.count, thread_name_prefix=WORKER)
+            _Threads.pool = ThreadPoolExecutor(_Threads.count - 1, thread_name_prefix=WORKER)
         return _Threads.pool
 
 
@@ -107,14 +110,16 @@ def map_blocks(
     threads = min(_Threads.count, len(spans))
     if threads <= 1 or threading.current_thread().name.startswith(WORKER):
         return _run(work, spans)
-    pool = _pool()
     bounds = [len(spans) * t // threads for t in range(threads + 1)]
-    parts = [spans[a:b] for a, b in pairwise(bounds)]
-    return [one for part in pool.map(lambda p: _run(work, p), parts) for one in part]
+    mine, *others = (spans[a:b] for a, b in pairwise(bounds))
+    waiting = [_pool().submit(_run, work, part) for part in others]
+    return sum((future.result() for future in waiting), start=_run(work, mine))
 
 
 def _run(work: Callable[[int, int, Scratch], Result], spans: list[tuple[int, int]]) -> list[Result]:
-    scratch = Scratch()
+    scratch = getattr(_Kept, "scratch", None) or Scratch()
+    if threading.current_thread().name.startswith(WORKER):
+        _Kept.scratch = scratch
     return [work(start, stop, scratch) for start, stop in spans]
 
 
