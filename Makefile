@@ -5,20 +5,27 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help test check format demo bench study-auto clean
+.PHONY: help serve test check format demo fuzz bench study-auto clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-.venv/base: pyproject.toml constraints.txt
+.venv/run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
-	$(PIP) --no-build-isolation -e '.[train,charts,onnx,test]'
+	$(PIP) --no-build-isolation -e '.[train,charts,onnx,service]'
+	@touch $@
+
+.venv/base: .venv/run
+	$(PIP) --no-build-isolation -e '.[test]'
 	@touch $@
 
 .venv/bench: .venv/base
 	$(PIP) --no-build-isolation -e '.[bench]'
 	@touch $@
+
+serve: .venv/run  ## run the service on http://127.0.0.1:8000 (settings: docs/service.md)
+	@exec $(BIN)/python -m service serve $(FLAGS)
 
 test: .venv/base  ## run every test
 	$(BIN)/python -m pytest
@@ -33,13 +40,16 @@ format: .venv/base  ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: .venv/base  ## fit the bundled sample with every method; print the table, write out/demo.html
+demo: .venv/run  ## fit the bundled sample with every method; print the table, write out/demo.html
 	$(BIN)/python examples/demo.py
+
+fuzz: .venv/base  ## 5,000 generated calls on the running service: no 5xx
+	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/test_generated_calls.py
 
 bench: .venv/bench  ## time and memory against other libraries, side by side
 	$(BIN)/python -m benchmarks
 
-study-auto: .venv/base  ## the tables of docs/studies/auto.md (LOGITS=folder with the study sets)
+study-auto: .venv/run  ## the tables of docs/studies/auto.md (LOGITS=folder with the study sets)
 	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-auto LOGITS=folder"; exit 2; }
 	$(BIN)/python studies/auto.py $(LOGITS)
 	$(BIN)/python studies/gates.py $(LOGITS)

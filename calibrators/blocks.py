@@ -106,6 +106,8 @@ def map_blocks(
 
     Work that itself maps blocks does so on its own thread: threads never wait for each other.
     """
+    if rows * columns <= BLOCK_ELEMENTS:
+        return [work(0, rows, Scratch())]
     spans = [(block.start, block.stop) for block in row_blocks(rows, columns)]
     threads = min(_Threads.count, len(spans))
     if threads <= 1 or threading.current_thread().name.startswith(WORKER):

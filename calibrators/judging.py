@@ -16,6 +16,7 @@ from calibrators.report import Report, evaluate
 from calibrators.softmax import margins, softmax
 
 HELD_OUT = 0.2
+MOST_HELD_OUT = 0.9
 HELD_OUT_FROM = 1000
 FOLDS = 5
 TICKS = 1000
@@ -33,6 +34,7 @@ def fit_and_judge(
     data: CalibrationSet,
     *,
     evaluation: CalibrationSet | None = None,
+    held_out: float | None = None,
     seed: int = 0,
     device: str = "cpu",
     progress: Progress | None = None,
@@ -42,9 +44,11 @@ def fit_and_judge(
 
     Judged on ``evaluation`` if it is given (then there is one fit only); else from 1000 rows on by
     a fit on four fifths and a stratified held-out fifth; else by 5-fold cross-fitting, where every
-    row is judged by a fit on the other folds. The map returned is always fitted on all of ``data``;
-    ``report.judged_on`` says which of these it was. ``progress`` counts to 1000 over the whole job
-    and never falls. Warnings of the judged fits are not issued, but kept in ``report.fit``.
+    row is judged by a fit on the other folds. ``held_out``, a share of at most 0.9, asks for a
+    held-out part of that size whatever the number of rows. The map returned is always fitted on all
+    of ``data``; ``report.judged_on`` says which of these it was. ``progress`` counts to 1000 over
+    the whole job and never falls. Warnings of the judged fits are not issued, but kept in
+    ``report.fit``.
 
     >>> from calibrators.methods.temperature import TemperatureScaling
     >>> rng = np.random.default_rng(0)
@@ -60,24 +64,32 @@ def fit_and_judge(
             "fit_and_judge takes a recipe such as TemperatureScaling() and a CalibrationSet, "
             f"got {type(recipe).__name__} and {type(data).__name__}",
         )
+    _check_held_out(held_out, evaluation)
     job = _Job(recipe, device, progress, cancel)
     if evaluation is not None:
         _check_alike(data, evaluation)
         fitted = job.fit(data, 0.0, 1.0)
         words = f"a separate evaluation set of {evaluation.n:,} rows; fitted on {data.n:,} others"
         return Judged(fitted, job.report(evaluation, fitted.apply_set(evaluation), words, fitted))
-    judged = _held_out if data.n >= HELD_OUT_FROM else _cross_fitted
-    rows, probabilities, words = judged(job, data, seed)
+    if held_out is None and data.n >= HELD_OUT_FROM:
+        held_out = HELD_OUT
+    if held_out is None:
+        rows, probabilities, words = _cross_fitted(job, data, seed)
+    else:
+        rows, probabilities, words = _held_out(job, data, seed, held_out)
+    folds = FOLDS if held_out is None else 1
     fitted = job.fit(data, job.done, 1.0)
-    folds = FOLDS if judged is _cross_fitted else 1
     return Judged(fitted, job.report(rows, probabilities, words, fitted, folds))
 
 
-def _held_out(job: _Job, data: CalibrationSet, seed: int) -> tuple[CalibrationSet, Floats, str]:
-    seen, unseen = data.split(HELD_OUT, seed=seed)
+def _held_out(
+    job: _Job, data: CalibrationSet, seed: int, share: float
+) -> tuple[CalibrationSet, Floats, str]:
+    seen, unseen = data.split(share, seed=seed)
     fitted = job.fit(seen, 0.0, 0.45, judged=True)
+    part = "fifth" if share == HELD_OUT else f"{share:.3g} of the data"
     words = (
-        f"a held-out fifth, {unseen.n:,} of {data.n:,} rows stratified by label (seed {seed}), "
+        f"a held-out {part}, {unseen.n:,} of {data.n:,} rows stratified by label (seed {seed}), "
         "that the judged fit never saw; the map itself is fitted on all rows"
     )
     return unseen, fitted.apply_set(unseen), words
@@ -105,6 +117,20 @@ def _span(number: int) -> tuple[float, float]:
     return number / (FOLDS + 1), (number + 1) / (FOLDS + 1)
 
 
+def _check_held_out(held_out: float | None, evaluation: CalibrationSet | None) -> None:
+    if held_out is None:
+        return
+    if not 0 < held_out <= MOST_HELD_OUT:
+        raise FitError(
+            "bad_held_out",
+            f"held_out must be greater than 0 and at most {MOST_HELD_OUT}, got {held_out}",
+        )
+    if evaluation is not None:
+        raise FitError(
+            "bad_held_out", "held_out has no use beside an evaluation set: give one of the two"
+        )
+
+
 def _check_alike(data: CalibrationSet, evaluation: CalibrationSet) -> None:
     if (data.k, data.kind) != (evaluation.k, evaluation.kind):
         raise DataError(
@@ -126,6 +152,7 @@ class _Job:
     ) -> None:
         self.recipe = recipe
         self.done = 0.0
+        self._loss: float | None = None
         self._device = device
         self._progress = progress
         self._cancel = cancel
@@ -149,7 +176,7 @@ class _Job:
             for warning in context.warnings:
                 kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
                 kept["times"] += 1
-        self._advance(end, None)
+        self._advance(end, self._loss)
         return fitted
 
     def report(
@@ -176,5 +203,6 @@ class _Job:
 
     def _advance(self, done: float, loss: float | None) -> None:
         self.done = max(self.done, done)
+        self._loss = loss
         if self._progress is not None:
             self._progress(round(TICKS * self.done), TICKS, loss)

@@ -129,6 +129,27 @@ def test_an_evaluation_set_must_be_alike() -> None:
         fit_and_judge(Recorder(), drawn(100), evaluation=drawn(100, 4))
 
 
+@pytest.mark.parametrize("n", [200, 1500])
+def test_a_held_out_share_overrides_the_rule(n: int) -> None:
+    _, report = fit_and_judge(Recorder(), drawn(n), held_out=0.5)
+    assert [rows.size for rows in Recorder.fitted] == [n // 2, n]
+    assert report.n == n // 2
+    assert f"held-out 0.5 of the data, {n // 2:,} of {n:,} rows" in report.judged_on
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 0.91, float("nan")])
+def test_a_senseless_held_out_share_is_refused(share: float) -> None:
+    with pytest.raises(FitError, match="held_out must be greater than 0"):
+        fit_and_judge(Recorder(), drawn(200), held_out=share)
+
+
+def test_a_held_out_share_needs_rows_and_no_evaluation_set() -> None:
+    with pytest.raises(DataError, match="cannot be split"):
+        fit_and_judge(Recorder(), drawn(5), held_out=0.01)
+    with pytest.raises(FitError, match="one of the two"):
+        fit_and_judge(Recorder(), drawn(200), evaluation=drawn(50, seed=1), held_out=0.2)
+
+
 @pytest.mark.parametrize("n", [300, 4000])
 def test_verdicts_on_known_truth(n: int) -> None:
     improved = fit_and_judge(TemperatureScaling(), drawn(n, temperature=4.0))

@@ -1,0 +1,1 @@
+"""The calibration service: upload, fit, version, promote, predict, report."""

@@ -1,0 +1,1 @@
+"""HTTP: routes, what stands before them, and the form of every answer."""

@@ -1,0 +1,208 @@
+"""Routes of calibrators and their versions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+from pydantic import TypeAdapter
+
+from calibrators import all_methods
+from calibrators.registry import all_maps
+from service.api import examples
+from service.api.paging import Cursor, Limit, Page, name_place, number_place, paged
+from service.api.parts import Caller, Joined, needs
+from service.api.schemas import (
+    CalibratorOut,
+    MethodOut,
+    NotesIn,
+    RegisterIn,
+    VersionOut,
+)
+from service.core import versions
+from service.core.access import Scope
+from service.core.blob_keys import map_key, onnx_key
+from service.core.idempotency import check_key
+from service.errors import Invalid, NotFound
+
+router = APIRouter(prefix="/v1", tags=["calibrators"])
+
+FOREVER = "private, max-age=31536000, immutable"
+
+
+@router.get("/methods", summary="The methods and their parameters")
+def list_methods() -> list[MethodOut]:
+    """What can be fitted: each with a JSON schema of its parameters."""
+    return [
+        MethodOut(
+            name=name,
+            summary=recipe.summary,
+            reference=recipe.reference,
+            cost=recipe.cost,
+            keeps_class=all_maps()[name].keeps_class if name in all_maps() else None,
+            parameters=TypeAdapter(recipe).json_schema(),
+        )
+        for name, recipe in sorted(all_methods().items())
+    ]
+
+
+@router.get("/calibrators", summary="List calibrators by name")
+def list_calibrators(
+    joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor = None
+) -> Page[CalibratorOut]:
+    """Calibrators of the caller's workspace, with their aliases."""
+    with joined.database.read() as store:
+        found = store.calibrators.page(caller.workspace, limit + 1, name_place(cursor))
+        return paged(
+            found,
+            limit,
+            lambda one: CalibratorOut.of(one, store.aliases.all_of(one.id)),
+            lambda one: one.name,
+        )
+
+
+@router.get("/calibrators/{name}", summary="A calibrator and its aliases")
+def get_calibrator(joined: Joined, caller: Caller, name: examples.Name) -> CalibratorOut:
+    """Its newest version and where its aliases point."""
+    with joined.database.read() as store:
+        found = versions.calibrator_named(store, caller, name)
+        return CalibratorOut.of(found, store.aliases.all_of(found.id))
+
+
+@router.get("/calibrators/{name}/versions", summary="List versions, newest first")
+def list_versions(
+    joined: Joined,
+    caller: Caller,
+    name: examples.Name,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[VersionOut]:
+    """Versions of a calibrator."""
+    with joined.database.read() as store:
+        calibrator = versions.calibrator_named(store, caller, name)
+        found = store.calibrators.versions(calibrator.id, limit + 1, number_place(cursor))
+    return paged(found, limit, lambda one: VersionOut.of(name, one), lambda one: one.number)
+
+
+@router.post(
+    "/calibrators/{name}/versions",
+    status_code=201,
+    summary="Register a map that was fitted elsewhere",
+    dependencies=needs(Scope.FIT),
+)
+def register_version(
+    response: Response,
+    joined: Joined,
+    caller: Caller,
+    name: examples.Name,
+    body: RegisterIn,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> VersionOut:
+    """For those whose logits may not leave: only the map and its report are sent."""
+    made = versions.register(
+        joined.database,
+        joined.blobs,
+        caller,
+        name,
+        _decoded(body.map),
+        report=body.report,
+        model=body.model,
+        tags=body.tags,
+        description=body.description,
+        key=check_key(idempotency_key),
+    )
+    response.headers["Location"] = f"/v1/calibrators/{name}/versions/{made.number}"
+    return VersionOut.of(name, made)
+
+
+@router.get("/calibrators/{name}/versions/{number}", summary="A version")
+def get_version(
+    joined: Joined, caller: Caller, name: examples.Name, number: examples.Number
+) -> VersionOut:
+    """Its method, parameters, data, model, libraries, verdict and the hash of its map."""
+    with joined.database.read() as store:
+        return VersionOut.of(name, versions.find(store, caller, name, number))
+
+
+@router.patch(
+    "/calibrators/{name}/versions/{number}",
+    summary="Change tags or description",
+    dependencies=needs(Scope.PROMOTE),
+)
+def annotate_version(
+    joined: Joined,
+    caller: Caller,
+    name: examples.Name,
+    number: examples.Number,
+    body: NotesIn,
+) -> VersionOut:
+    """Nothing else of a version ever changes."""
+    with joined.database.write() as store:
+        changed = versions.annotate(
+            store, caller, name, number, tags=body.tags, description=body.description
+        )
+    return VersionOut.of(name, changed)
+
+
+@router.get(
+    "/calibrators/{name}/versions/{number}/map",
+    summary="The map's bytes",
+    response_class=Response,
+    responses=examples.MAP_ANSWERS,
+)
+def get_map(
+    joined: Joined,
+    caller: Caller,
+    name: examples.Name,
+    number: examples.Number,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+) -> Response:
+    """`calibrators.archive.load` reads them; the ETag is their SHA-256."""
+    with joined.database.read() as store:
+        version = versions.find(store, caller, name, number)
+    sha256 = version.map_sha256
+    headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
+    if is_known(if_none_match, sha256):
+        return Response(status_code=304, headers=headers)
+    content = joined.blobs.get(map_key(caller.workspace, sha256), sha256)
+    return Response(content, headers=headers, media_type="application/octet-stream")
+
+
+@router.get(
+    "/calibrators/{name}/versions/{number}/onnx",
+    summary="The map as an ONNX model",
+    response_class=Response,
+    responses=examples.ONNX_ANSWERS,
+)
+def get_onnx(
+    joined: Joined,
+    caller: Caller,
+    name: examples.Name,
+    number: examples.Number,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+) -> Response:
+    """float32 logits (n, k) to calibrated probabilities (n, k), proved equal to the map."""
+    with joined.database.read() as store:
+        version = versions.find(store, caller, name, number)
+    sha256 = version.onnx_sha256
+    if sha256 is None:
+        raise NotFound("no_onnx", f"version {number} of {name} has no ONNX form")
+    headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
+    if is_known(if_none_match, sha256):
+        return Response(status_code=304, headers=headers)
+    content = joined.blobs.get(onnx_key(caller.workspace, sha256), sha256)
+    return Response(content, headers=headers, media_type="application/octet-stream")
+
+
+def is_known(if_none_match: str | None, tag: str) -> bool:
+    """Whether the caller has what this ETag names."""
+    return if_none_match is not None and (if_none_match.strip() == "*" or tag in if_none_match)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise Invalid("bad_base64", "map must be the archive's bytes in base64") from error

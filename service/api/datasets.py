@@ -1,0 +1,152 @@
+"""Routes of datasets: whole bodies, and uploads in parts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from service.api import examples
+from service.api.arriving import land
+from service.api.paging import Cursor, Limit, Page, paged, time_place
+from service.api.parts import Caller, Joined, needs
+from service.api.schemas import CommitIn, DatasetOut, KindName, PartOut, part_out
+from service.core import datasets
+from service.core.access import Scope
+from service.core.datasets import Keeping, landing
+from service.storage.records import Dataset
+
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"], dependencies=needs(Scope.FIT))
+
+Kind = Annotated[
+    KindName | None,
+    Query(description="what the values are; by default what the array is called in the body"),
+]
+DeleteAfterFit = Annotated[
+    bool, Query(description="delete the dataset when the first fit on it has ended")
+]
+Days = Annotated[
+    float | None,
+    Query(gt=0, le=36500, description="days to keep it; by default as the service is set up"),
+]
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Upload a dataset, or open an upload in parts",
+    openapi_extra=examples.DATASET_BODY,
+    responses=examples.DATASET_ANSWERS,
+)
+async def create_dataset(
+    request: Request,
+    response: Response,
+    joined: Joined,
+    caller: Caller,
+    kind: Kind = None,
+    upload: Annotated[Literal["parts"] | None, Query(description="`parts` opens an upload")] = None,
+    delete_after_fit: DeleteAfterFit = False,
+    days: Days = None,
+) -> DatasetOut:
+    """The body is streamed to disk, checked once and kept under its SHA-256.
+
+    Arrays `logits` (or `probabilities`) and `labels` in npz, safetensors or JSON. Bytes that are
+    there already are not kept twice: the answer is 200 with the dataset there is.
+    """
+    keeping = Keeping(delete_after_fit, days or joined.settings.dataset_days or None)
+    if upload == "parts":
+        opened = await asyncio.to_thread(joined.datasets.open, caller, kind, keeping)
+        response.headers["Location"] = f"/v1/datasets/{opened.id}"
+        return DatasetOut.of(opened, parts=[])
+    with landing(joined.uploads) as arrived:
+        await land(request, arrived)
+        content_type = request.headers.get("content-type")
+        added = await asyncio.to_thread(
+            joined.datasets.add, caller, arrived, content_type, kind, keeping
+        )
+    response.status_code = 201 if added.is_new else 200
+    response.headers["Location"] = f"/v1/datasets/{added.dataset.id}"
+    return DatasetOut.of(added.dataset)
+
+
+@router.get("", summary="List datasets, newest first")
+def list_datasets(
+    joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor = None
+) -> Page[DatasetOut]:
+    """Datasets of the caller's workspace."""
+    with joined.database.read() as store:
+        found = store.datasets.page(caller.workspace, limit + 1, time_place(cursor))
+    return paged(found, limit, DatasetOut.of, _place)
+
+
+@router.get("/{id}", summary="A dataset, by its id or by sha256:{hash}")
+def get_dataset(joined: Joined, caller: Caller, id: examples.DatasetId) -> DatasetOut:
+    """While it is uploaded in parts, this says which parts have arrived."""
+    with joined.database.read() as store:
+        found = datasets.find(store, caller, id)
+        parts = None if found.is_ready else store.datasets.parts_of(found.id)
+    return DatasetOut.of(found, parts)
+
+
+@router.head("/{id}", summary="Whether a dataset is there", response_class=Response)
+def head_dataset(joined: Joined, caller: Caller, id: examples.DatasetId) -> Response:
+    """Ask by `sha256:{hash}` before sending bytes that may be there already."""
+    with joined.database.read() as store:
+        found = datasets.find(store, caller, id)
+    return Response(headers={"Location": f"/v1/datasets/{found.id}"})
+
+
+@router.delete("/{id}", status_code=204, summary="Delete a dataset")
+def delete_dataset(joined: Joined, caller: Caller, id: examples.DatasetId) -> None:
+    """What was fitted on it stays. 409 while a fit that is not finished needs it."""
+    joined.datasets.remove(caller, id)
+
+
+@router.put(
+    "/{id}/parts/{number}",
+    summary="Send a part",
+    openapi_extra=examples.PART_BODY,
+)
+async def put_part(
+    request: Request,
+    joined: Joined,
+    caller: Caller,
+    id: examples.DatasetId,
+    number: Annotated[int, Path(ge=1, le=datasets.MOST_PARTS)],
+) -> PartOut:
+    """Parts come in any order and may be sent again; their bytes are joined by number."""
+    with landing(joined.uploads) as arrived:
+        await land(request, arrived)
+        part = await asyncio.to_thread(joined.datasets.put_part, caller, id, number, arrived)
+    return part_out(part)
+
+
+@router.post(
+    "/{id}/commit",
+    summary="Join the parts and check the dataset",
+    responses=examples.DATASET_ANSWERS,
+)
+def commit_dataset(
+    response: Response,
+    joined: Joined,
+    caller: Caller,
+    id: examples.DatasetId,
+    body: CommitIn | None = None,
+) -> DatasetOut:
+    """Committing twice gives the same answer. If the bytes were there already, that dataset's."""
+    asked = body or CommitIn()
+    added = joined.datasets.commit(
+        caller,
+        id,
+        joined.uploads,
+        parts=asked.parts,
+        sha256=asked.sha256,
+        content_type=asked.content_type,
+    )
+    response.headers["Location"] = f"/v1/datasets/{added.dataset.id}"
+    return DatasetOut.of(added.dataset)
+
+
+def _place(dataset: Dataset) -> tuple[float, str]:
+    return dataset.created_at, dataset.id

@@ -1,0 +1,84 @@
+"""Deny by default: no request reaches a route without a caller, but for a few public paths."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.api.body_guard import refuse
+from service.core.access import Principal
+from service.core.keys import KeyRing
+from service.errors import Forbidden, ServiceError, Unauthenticated
+
+PUBLIC = frozenset(
+    {"/healthz", "/readyz", "/docs", "/openapi.json", "/v2", "/v2/health/live", "/v2/health/ready"}
+)
+BEARER = b"bearer "
+
+
+class Guard:
+    """Raw ASGI middleware that puts the caller into ``scope["principal"]``.
+
+    While no key was ever made, a service on loopback takes every caller for its owner. Then the
+    Host header must name this machine, and a browser's request must come from the service's own
+    pages: so no web page can reach it through its reader's browser.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, *, is_loopback: bool) -> None:
+        self.app = app
+        self._keys = keys
+        self._is_loopback = is_loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in with its caller, or refuse it."""
+        if scope["type"] == "http" and scope["path"] not in PUBLIC:
+            try:
+                scope["principal"] = self._caller(scope)
+            except ServiceError as error:
+                await refuse(scope, receive, send, error)
+                return
+        await self.app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Principal:
+        token = _token(scope)
+        if token is not None:
+            return self._keys.authenticate(token)
+        if self._is_loopback and self._keys.is_empty:
+            _check_origin(Headers(scope=scope))
+            return self._keys.anyone
+        raise Unauthenticated(
+            "key_required", "send a key in the header: Authorization: Bearer cal_..."
+        )
+
+
+def _token(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            if value[: len(BEARER)].lower() != BEARER:
+                raise Unauthenticated(
+                    "invalid_key", "the Authorization header must be: Bearer cal_..."
+                )
+            return str(value[len(BEARER) :].strip(), "latin-1")
+    return None
+
+
+def _check_origin(headers: Headers) -> None:
+    host = headers.get("host", "localhost")
+    if not _is_local(host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host):
+        raise Forbidden("foreign_host", "without keys, requests must name localhost as their host")
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise Forbidden("foreign_origin", "without keys, other sites' pages are refused")
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise Forbidden("foreign_origin", "without keys, other sites' pages are refused")
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

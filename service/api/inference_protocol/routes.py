@@ -1,0 +1,167 @@
+"""The routes under /v2: plain Starlette, since every microsecond of infer is a client's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from service.api.inference_protocol.codec import OUTPUT, Limits, decode, encode, unpack
+from service.core.access import Principal, Scope
+from service.core.serving import Served
+from service.errors import Forbidden, Malformed, TooLarge
+from service.settings import MEGABYTE
+
+DEFAULT_ALIAS = "production"
+JSON = "application/json"
+LENGTH_HEADER = "Inference-Header-Content-Length"
+WHOLE_NUMBER = re.compile("[0-9]{1,15}")
+
+Find = Callable[[Principal, str, str], Served | None]
+Load = Callable[[Principal, str, str], Awaitable[Served]]
+
+
+def inference_routes(
+    find: Find,
+    load: Load,
+    server_version: str,
+    limit_bytes: int,
+    is_ready: Callable[[], Awaitable[bool]],
+    limit_json_bytes: int = 16 * MEGABYTE,
+) -> list[Route]:
+    """All routes of the protocol.
+
+    ``find`` looks a map up in memory, ``load`` is asked when it has none. A caller is expected in
+    ``scope["principal"]``, except by /v2 and /v2/health, which anyone may ask.
+    """
+    limits = Limits(limit_bytes, min(limit_bytes, limit_json_bytes))
+    protocol = _Protocol(find, load, server_version, limits, is_ready)
+    routes = [
+        Route("/v2", protocol.server),
+        Route("/v2/health/live", protocol.live),
+        Route("/v2/health/ready", protocol.ready),
+    ]
+    for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes += [
+            Route(model, protocol.model),
+            Route(f"{model}/ready", protocol.model_ready),
+            Route(f"{model}/infer", protocol.infer, methods=["POST"]),
+        ]
+    return routes
+
+
+@dataclass(frozen=True)
+class _Protocol:
+    find: Find
+    load: Load
+    server_version: str
+    limits: Limits
+    is_ready: Callable[[], Awaitable[bool]]
+
+    async def server(self, request: Request) -> Response:
+        return _json(
+            {
+                "name": "calibrd",
+                "version": self.server_version,
+                "extensions": ["binary_tensor_data"],
+            }
+        )
+
+    async def live(self, request: Request) -> Response:
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        ready = await self.is_ready()
+        return _json({"ready": ready}, 200 if ready else 503)
+
+    async def model(self, request: Request) -> Response:
+        served = await self._served(request)
+        shape = [-1, served.map.k]
+        return _json(
+            {
+                "name": served.calibrator,
+                "versions": [str(served.number)],
+                "platform": "calibrd",
+                "inputs": [{"name": served.map.kind, "datatype": "FP32", "shape": shape}],
+                "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": shape}],
+            }
+        )
+
+    async def model_ready(self, request: Request) -> Response:
+        served = await self._served(request)
+        return _json({"name": served.calibrator, "ready": True})
+
+    async def infer(self, request: Request) -> Response:
+        served = await self._served(request)
+        header_length = _header_length(request)
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        body = await _read(request, self.limits.body)
+        # a small compressed body may unpack to a large one
+        if len(body) > MEGABYTE or encoding != "identity":
+            return await run_in_threadpool(self._answer, body, encoding, header_length, served)
+        return self._answer(body, encoding, header_length, served)
+
+    def _answer(
+        self, body: bytes, encoding: str, header_length: int | None, served: Served
+    ) -> Response:
+        if encoding != "identity":
+            body = unpack(body, encoding, self.limits.body)
+        asked = decode(body, header_length, served, self.limits)
+        content, json_length = encode(asked, served.map.apply(asked.values), served)
+        if not asked.binary:
+            return Response(content, media_type=JSON)
+        return Response(
+            content,
+            headers={LENGTH_HEADER: str(json_length)},
+            media_type="application/octet-stream",
+        )
+
+    async def _served(self, request: Request) -> Served:
+        principal: Principal = request.scope["principal"]
+        if not principal.may(Scope.PREDICT):
+            raise Forbidden(
+                "missing_scope",
+                f"/v2/models needs the scope {Scope.PREDICT.value!r}: use a key that has it",
+                scope=Scope.PREDICT.value,
+            )
+        name = request.path_params["name"]
+        ref = request.path_params.get("version", DEFAULT_ALIAS)
+        return self.find(principal, name, ref) or await self.load(principal, name, ref)
+
+
+def _header_length(request: Request) -> int | None:
+    text = request.headers.get(LENGTH_HEADER)
+    if text is None:
+        return None
+    if not WHOLE_NUMBER.fullmatch(text):
+        raise Malformed("bad_header", f"{LENGTH_HEADER} must be a whole number of bytes")
+    return int(text)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body as sent, refused as soon as it is known to be longer than ``limit``."""
+    announced = request.headers.get("content-length", "0")
+    size = int(announced) if WHOLE_NUMBER.fullmatch(announced) else 0
+    chunks: list[bytes] = []
+    received = 0
+    if size <= limit:
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            received += len(chunk)
+            if received > limit:
+                break
+    if max(size, received) > limit:
+        raise TooLarge(
+            "body_too_large", f"the body has more than {limit} bytes: send fewer rows at a time"
+        )
+    return b"".join(chunks)
+
+
+def _json(document: dict[str, object], status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type=JSON)

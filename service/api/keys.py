@@ -1,0 +1,51 @@
+"""Routes of keys: make, list, rotate, revoke."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from service.api import examples
+from service.api.parts import Caller, Joined, needs
+from service.api.schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
+from service.core import keys
+from service.core.access import Scope
+
+router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=needs(Scope.ADMIN))
+
+
+@router.get("", summary="List the keys of this workspace")
+def list_keys(joined: Joined, caller: Caller) -> list[KeyOut]:
+    """Also those that were revoked or have expired; never their secrets."""
+    with joined.database.read() as store:
+        return [KeyOut.of(key) for key in store.keys.all_of(caller.workspace)]
+
+
+@router.post("", status_code=201, summary="Make a key", responses=examples.NEW_KEY_ANSWERS)
+def create_key(joined: Joined, caller: Caller, body: KeyIn) -> NewKeyOut:
+    """The token is shown this once; only its hash is kept. The first key ends open access."""
+    with joined.database.write() as store:
+        scopes = [Scope(one) for one in body.scopes]
+        made = keys.create(store, caller.workspace, name=body.name, scopes=scopes, days=body.days)
+    joined.keys.refresh()
+    return NewKeyOut.of(made)
+
+
+@router.delete("/{id}", summary="Revoke a key")
+def revoke_key(joined: Joined, caller: Caller, id: examples.KeyId) -> KeyOut:
+    """It ends here at once, and in other processes within seconds."""
+    with joined.database.write() as store:
+        ended = keys.revoke(store, caller.workspace, id)
+    joined.keys.refresh()
+    return KeyOut.of(ended)
+
+
+@router.post("/{id}/rotate", status_code=201, summary="Replace a key")
+def rotate_key(
+    joined: Joined, caller: Caller, id: examples.KeyId, body: RotateIn | None = None
+) -> NewKeyOut:
+    """A new key with the same name and scopes; the old one works on for the grace time."""
+    with joined.database.write() as store:
+        grace = (body or RotateIn()).grace_hours
+        made = keys.rotate(store, caller.workspace, id, grace_hours=grace)
+    joined.keys.refresh()
+    return NewKeyOut.of(made)

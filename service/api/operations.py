@@ -1,0 +1,108 @@
+"""Routes for those who run the service: health, readiness, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.api import examples
+from service.api.parts import Joined, Parts, needs
+from service.core.access import Scope
+from service.core.fits import WORKER_IS_ALIVE
+from service.errors import ServiceError
+from service.storage.database import Database
+
+router = APIRouter(tags=["operations"])
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: str
+
+
+class Readiness(BaseModel):
+    """Which parts work: ``ok``, or a word on what is wrong."""
+
+    status: str
+    database: str
+    blobs: str
+    workers: str
+
+
+@router.get("/healthz", summary="Whether the process lives")
+def healthz() -> Health:
+    """Needs no key and touches nothing."""
+    return Health(status="ok")
+
+
+@router.get(
+    "/readyz",
+    response_model=Readiness,
+    summary="Whether all parts work",
+    responses=examples.NOT_READY,
+)
+def readyz(joined: Joined) -> Response:
+    """Database, blobs and a worker's heartbeat; 503 if one of them fails. Needs no key."""
+    found = readiness(joined)
+    return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    dependencies=needs(Scope.ADMIN),
+    response_class=Response,
+    responses=examples.METRICS_ANSWERS,
+)
+def metrics(joined: Joined) -> Response:
+    """Requests, latency, fits by status, queue depth, maps in memory."""
+    content, content_type = joined.metrics.render()
+    return Response(content, media_type=content_type)
+
+
+def readiness(joined: Parts) -> Readiness:
+    """Try all parts."""
+    database = blobs = workers = "ok"
+    try:
+        with joined.database.read() as store:
+            if not store.workers.alive(WORKER_IS_ALIVE):
+                workers = "no worker is alive: fits wait"
+    except SQLAlchemyError:
+        database, workers = "does not answer", "not known"
+    try:
+        joined.blobs.ping()
+    except ServiceError:
+        blobs = "does not answer"
+    works = database == blobs == workers == "ok"
+    return Readiness(
+        status="ok" if works else "not ready", database=database, blobs=blobs, workers=workers
+    )
+
+
+def fit_metrics(database: Database) -> Iterable[Metric]:
+    """What the database knows of fits; nothing while it is down."""
+    try:
+        with database.read() as store:
+            counts = store.fits.counts()
+            alive = len(store.workers.alive(WORKER_IS_ALIVE))
+    except SQLAlchemyError:
+        return
+    number = GaugeMetricFamily("calibrd_fits", "Fits by status.", labels=("status", "queue"))
+    seconds = CounterMetricFamily(
+        "calibrd_fit_seconds", "Seconds that finished fits took.", labels=("status", "queue")
+    )
+    for (status, queue), (count, total) in counts.items():
+        number.add_metric((status, queue), count)
+        seconds.add_metric((status, queue), total)
+    waiting = sum(count for (status, _), (count, _) in counts.items() if status == "queued")
+    yield number
+    yield seconds
+    yield GaugeMetricFamily("calibrd_queue_depth", "Fits that wait for a worker.", value=waiting)
+    yield GaugeMetricFamily("calibrd_workers", "Workers that are alive.", value=alive)

@@ -1,0 +1,87 @@
+"""What routes work with: the joined parts of a running service, and the caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from fastapi.params import Depends as DependsClass
+from starlette.types import Scope as AsgiScope
+
+from service.api.metrics import Metrics
+from service.core.access import Principal, Scope
+from service.core.datasets import Datasets
+from service.core.fits import Queue
+from service.core.keys import KeyRing
+from service.core.serving import Maps
+from service.core.watching import FitWatcher
+from service.errors import Forbidden
+from service.settings import Settings
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a service, joined by ``service.app``."""
+
+    settings: Settings
+    database: Database
+    blobs: Blobs
+    queue: Queue
+    keys: KeyRing
+    maps: Maps
+    watcher: FitWatcher
+    datasets: Datasets
+    metrics: Metrics
+
+    @property
+    def uploads(self) -> Path:
+        """Where bodies land while they arrive."""
+        return self.settings.data_dir / "uploads"
+
+
+def _parts(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+def principal_of(scope: AsgiScope) -> Principal:
+    """The caller that the guard has let in."""
+    principal: Principal = scope["principal"]
+    return principal
+
+
+def check_scope(principal: Principal, scope: Scope) -> None:
+    """Raise if the caller's key lacks the scope."""
+    if not principal.may(scope):
+        raise Forbidden(
+            "missing_scope", f"this needs a key with the scope {scope!s}", scope=str(scope)
+        )
+
+
+class Needs:
+    """A route's dependency: the scope that its caller needs."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def __call__(self, request: Request) -> None:
+        """Raise if the caller lacks it."""
+        check_scope(principal_of(request.scope), self.scope)
+
+
+def needs(scope: Scope) -> list[DependsClass]:
+    """For a route's ``dependencies``."""
+    return [Depends(Needs(scope))]
+
+
+def _caller(request: Request) -> Principal:
+    return principal_of(request.scope)
+
+
+Joined = Annotated[Parts, Depends(_parts)]
+Caller = Annotated[Principal, Depends(_caller)]
+Examples = dict[int | str, dict[str, Any]]

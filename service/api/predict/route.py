@@ -1,0 +1,185 @@
+"""The predict route: raw ASGI, since every microsecond of it is a client's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from service.api.predict.asked import NOTHING, Asked, Sent, answer_format, read_headers, read_query
+from service.core.access import Principal, Scope
+from service.core.formats import MEDIA_TYPES, Arrays, Format, Limits, encode, format_of, read_arrays
+from service.core.formats.bodies import check_size
+from service.core.names import check_name
+from service.core.predicting import Prediction, check_model, evaluation, predict, top_classes
+from service.core.serving import Served
+from service.errors import Forbidden, NotAcceptable
+
+PATH = "/v1/calibrators/{name}@{ref}/predict"
+INLINE_BYTES = 1 << 20
+HEAD_BYTES = 64
+
+Find = Callable[[Principal, str, str], Served | None]
+Load = Callable[[Principal, str, str], Awaitable[Served]]
+Headers = list[tuple[bytes, bytes]]
+
+
+def predict_routes(find: Find, load: Load, limits: Limits) -> list[Route]:
+    """The routes that apply maps.
+
+    ``find`` looks a map up in memory, ``load`` is asked when it has none. The caller is expected in
+    ``scope["principal"]``.
+    """
+    return [Route(PATH, Predict(find, load, limits), methods=["GET", "POST"], name="predict")]
+
+
+@dataclass(frozen=True, eq=False)
+class Predict:
+    """An ASGI application that answers one predict call."""
+
+    find: Find
+    load: Load
+    limits: Limits
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Answer with calibrated probabilities; errors are left to the application."""
+        served = await self._served(scope)
+        is_post = scope["method"] == "POST"
+        query = scope["query_string"]
+        asked = NOTHING if is_post and not query else read_query(query, with_values=not is_post)
+        sent = read_headers(scope["headers"])
+        mismatch = check_model(served, asked.model or sent.model, only_warn=asked.only_warn)
+        if asked.values is not None:
+            headers, body = _answer(served, asked.values, asked, sent, Format.JSON)
+        else:
+            headers, body = await self._posted(served, asked, sent, receive)
+        if mismatch is not None:
+            headers.append((b"calibrd-warning", mismatch.encode("ascii")))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _served(self, scope: AsgiScope) -> Served:
+        principal: Principal = scope["principal"]
+        if not principal.may(Scope.PREDICT):
+            raise Forbidden("missing_scope", "this needs a key with the scope 'predict'")
+        place = scope["path_params"]
+        name, ref = place["name"], place["ref"]
+        served = self.find(principal, name, ref)
+        if served is not None:
+            return served
+        check_name(name, "a calibrator")
+        check_name(ref, "a version or an alias")
+        return await self.load(principal, name, ref)
+
+    async def _posted(
+        self, served: Served, asked: Asked, sent: Sent, receive: Receive
+    ) -> tuple[Headers, bytes]:
+        body = await self._body(sent, receive)
+        format = format_of(sent.content_type, body[:HEAD_BYTES])
+        limit = self.limits.of(format)
+        # an npz body unpacks to a thousand times its size
+        is_small = len(body) <= INLINE_BYTES and format is not Format.NPZ
+        if not is_small:
+            arrays = await run_in_threadpool(read_arrays, format, body, limit=limit)
+        else:
+            arrays = read_arrays(format, body, limit=limit)
+        if not is_small or arrays.labels is not None:
+            return await run_in_threadpool(_answer, served, arrays, asked, sent, format)
+        return _answer(served, arrays, asked, sent, format)
+
+    async def _body(self, sent: Sent, receive: Receive) -> bytes:
+        """The whole body; refused as soon as it is, or is said to be, too large."""
+        named = MEDIA_TYPES.get(sent.content_type or "")
+        limit = self.limits.bytes if named is None else self.limits.of(named)
+        check_size(sent.length, limit)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part = message.get("body", b"")
+            size += len(part)
+            check_size(size, limit)
+            if not message.get("more_body", False):
+                return b"".join([*parts, part]) if parts else part
+            parts.append(part)
+
+
+def _answer(
+    served: Served, arrays: Arrays, asked: Asked, sent: Sent, format: Format
+) -> tuple[Headers, bytes]:
+    """The headers and the body of the answer to values sent in ``format``."""
+    written = _written_format(arrays, asked, sent, format)
+    found = predict(served.map, arrays)
+    probabilities = found.probabilities
+    if asked.dtype is not None:
+        probabilities = probabilities.astype(asked.dtype, copy=False)
+    answer = {"probabilities": probabilities}
+    if asked.top is not None:
+        classes, probabilities = top_classes(probabilities, asked.top)
+        answer = {"classes": classes, "probabilities": probabilities}
+    if written is not Format.JSON:
+        body = encode(written, answer)
+    else:
+        body = _document(served, answer, arrays, found)
+    return _headers(served, found, written, len(body)), body
+
+
+def _written_format(arrays: Arrays, asked: Asked, sent: Sent, format: Format) -> Format:
+    in_json = arrays.labels is not None or (asked.top is not None and format is Format.NPY)
+    written = answer_format(sent.accept, Format.JSON if in_json else format)
+    if arrays.labels is not None and written is not Format.JSON:
+        raise NotAcceptable(
+            "json_only", f"with labels the answer is a report: accept {Format.JSON.media_type}"
+        )
+    if asked.top is not None and written is Format.NPY:
+        raise NotAcceptable(
+            "one_array_only", "npy holds one array, top needs two: accept npz, safetensors or JSON"
+        )
+    return written
+
+
+def _document(served: Served, answer: dict[str, Any], arrays: Arrays, found: Prediction) -> bytes:
+    document: dict[str, Any] = {
+        "calibrator": served.calibrator,
+        "version": served.number,
+        "sha256": served.sha256,
+    }
+    if "classes" in answer:
+        rows = zip(answer["classes"], answer["probabilities"], strict=True)
+        document["top"] = [{"classes": one, "probabilities": shares} for one, shares in rows]
+    else:
+        document["probabilities"] = np.ascontiguousarray(answer["probabilities"])
+    if arrays.labels is not None:
+        document["evaluation"] = evaluation(found.probabilities, arrays.labels)
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _headers(served: Served, found: Prediction, format: Format, length: int) -> Headers:
+    headers = [
+        (b"content-length", b"%d" % length),
+        *_same_headers(served.calibrator, served.number, served.sha256, format),
+    ]
+    if found.warnings:
+        headers += [(b"calibrd-warning", one.encode("ascii")) for one in found.warnings]
+    return headers
+
+
+@lru_cache(maxsize=256)
+def _same_headers(calibrator: str, number: int, sha256: str, format: Format) -> Headers:
+    """The headers that are the same for all answers of a version in one format."""
+    return [
+        (b"content-type", format.media_type.encode()),
+        (b"calibrd-version", f"{calibrator}@{number}".encode()),
+        (b"calibrd-map", f"sha256:{sha256}".encode()),
+    ]

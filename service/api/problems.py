@@ -1,0 +1,281 @@
+"""What every error answers: problem+json (RFC 9457), and ``{"error": ...}`` under /v2.
+
+One table says which status a class of errors has. ``install_problems`` teaches it to an app's
+routes; ``LastResort`` stands outside them, for raw ASGI apps and for what middleware raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+import structlog
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Match, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from calibrators.errors import CalibrationError, DataError
+from service import errors
+
+STATUSES: dict[type[errors.ServiceError], int] = {
+    errors.Malformed: 400,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.NotAcceptable: 406,
+    errors.TooSlow: 408,
+    errors.Conflict: 409,
+    errors.Stale: 412,
+    errors.TooLarge: 413,
+    errors.Unsupported: 415,
+    errors.Invalid: 422,
+    errors.Unavailable: 503,
+}
+RETRY_AFTER_SECONDS = 2
+MAX_FIELD_ERRORS = 20
+MAX_FIELD_LENGTH = 64
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeout)
+_log = structlog.get_logger("calibrd.api")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error as a client is told it, before it is written as bytes."""
+
+    status: int
+    code: str
+    detail: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def problem_response(scope: Scope, error: Exception) -> Response:
+    """The answer to a request that ended in ``error``; what nobody expected is logged."""
+    problem = _problem_of(scope, error)
+    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log_unexpected(scope, error)
+    elif isinstance(error, _DATABASE_ERRORS):
+        _log_database(scope, error)
+    return _written(scope, problem)
+
+
+def install_problems(app: Starlette) -> None:
+    """Answer everything that a route of ``app`` raises with a problem.
+
+    Put ``LastResort`` around the app as well: it answers what middleware raises, and keeps the
+    server from logging a traceback that was logged here.
+    """
+    known = (errors.ServiceError, CalibrationError, RequestValidationError, HTTPException)
+    for kind in (*known, ClientDisconnect, *_DATABASE_ERRORS, Exception):
+        app.add_exception_handler(kind, _handle)
+
+
+class LastResort:
+    """Raw ASGI middleware: an exception that reaches it becomes a problem, and ends here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; answer for it if it raised before it began to answer."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting_send)
+        except Exception as error:  # noqa: BLE001 - nothing may pass
+            if not started:
+                await problem_response(scope, error)(scope, receive, send)
+            elif not isinstance(error, ClientDisconnect):
+                _log_unexpected(scope, error)
+
+
+async def _handle(request: Request, error: Exception) -> Response:
+    return problem_response(request.scope, error)
+
+
+def _problem_of(scope: Scope, error: Exception) -> Problem:
+    match error:
+        case errors.ServiceError():
+            return _of_service_error(error)
+        case DataError(rows=int()):
+            place = {"rows": error.rows, "first": error.first}
+            return Problem(422, error.code, str(error), place)
+        case CalibrationError():
+            return Problem(422, error.code, str(error))
+        case RequestValidationError():
+            return _of_validation_error(error)
+        case HTTPException():
+            return _of_http_exception(scope, error)
+        case ClientDisconnect():
+            return Problem(400, "truncated_body", "the connection closed before the body ended")
+        case OperationalError() | InterfaceError() | PoolTimeout():
+            sentence = "the database does not answer at the moment; try again"
+            return Problem(503, "database_unavailable", sentence, headers=_retry_after({}))
+        case _:
+            sentence = (
+                "something went wrong on our side; it was logged under this request's id,"
+                f" {scope.get('request_id')}"
+            )
+            return Problem(500, "internal_error", sentence)
+
+
+def _of_service_error(error: errors.ServiceError) -> Problem:
+    status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
+    headers: Mapping[str, str] = {}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers = {"WWW-Authenticate": "Bearer"}
+    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = _retry_after(error.details)
+    return Problem(status, error.code, error.message, error.details, headers)
+
+
+def _retry_after(details: Mapping[str, Any]) -> dict[str, str]:
+    return {"Retry-After": str(details.get("retry_after", RETRY_AFTER_SECONDS))}
+
+
+def _of_validation_error(error: RequestValidationError) -> Problem:
+    found = error.errors()
+    if any(item["type"] == "json_invalid" for item in found):
+        position = next((part for part in found[0]["loc"] if isinstance(part, int)), None)
+        return _malformed_json({} if position is None else {"position": position})
+    broken = [
+        {"field": _field_name(item["loc"]), "rule": _rule(item)}
+        for item in found[:MAX_FIELD_ERRORS]
+    ]
+    sentence = "the request breaks a rule"
+    if broken:
+        sentence = f"{broken[0]['field']}: {broken[0]['rule']}"
+    return Problem(422, "invalid_request", sentence, {"errors": broken, "error_count": len(found)})
+
+
+def _malformed_json(details: Mapping[str, Any]) -> Problem:
+    sentence = "the body is not JSON; send one UTF-8 JSON value and nothing after it"
+    return Problem(400, "malformed_json", sentence, details)
+
+
+def _field_name(location: tuple[int | str, ...]) -> str:
+    # a field that the client made up is part of this name, so it is cut and kept to ASCII
+    parts = (str(part).encode("ascii", "replace").decode() for part in location)
+    return ".".join(part[:MAX_FIELD_LENGTH] for part in parts)
+
+
+def _rule(item: Mapping[str, Any]) -> str:
+    if item["type"] == "union_tag_invalid":  # the one message of pydantic that quotes the input
+        return f"must have one of the tags {item['ctx']['expected_tags']}"
+    rule = str(item["msg"]).removeprefix("Value error, ")
+    return rule[:1].lower() + rule[1:]
+
+
+def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
+    status = error.status_code
+    headers = dict(error.headers or {})
+    match error.__cause__:
+        case errors.ServiceError() as cause:
+            return _of_service_error(cause)
+        case ClientDisconnect() as cause:
+            return _problem_of(scope, cause)
+        case ValueError() | RecursionError() if status == HTTPStatus.BAD_REQUEST:
+            return _malformed_json({})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = _allowed_methods(scope) or headers.get("Allow", "")
+        sentence = f"this path does not take that method; it takes {allowed}"
+        return Problem(status, "method_not_allowed", sentence, headers={"Allow": allowed})
+    phrase = HTTPStatus(status).phrase
+    if status == HTTPStatus.NOT_FOUND and error.detail == phrase:
+        return Problem(
+            status, "no_such_route", "there is no such path; /docs lists those there are"
+        )
+    code = phrase.lower().replace(" ", "_").replace("-", "_")
+    return Problem(status, code, str(error.detail), headers=headers)
+
+
+def _allowed_methods(scope: Scope) -> str:
+    """Every method of the path: the router itself names only those of the first route it met."""
+    router = scope.get("router")
+    if not isinstance(router, Router):
+        return ""
+    root_path = scope.get("app_root_path", scope.get("root_path", ""))
+    asked = {key: scope[key] for key in ("type", "path", "headers")} | {"root_path": root_path}
+    allowed = []
+    for method in _METHODS:
+        matches = (route.matches({**asked, "method": method})[0] for route in router.routes)
+        if Match.FULL in matches:
+            allowed.append(method)
+    return ", ".join(allowed)
+
+
+def _written(scope: Scope, problem: Problem) -> Response:
+    path = scope["path"]
+    if path == "/v2" or path.startswith("/v2/"):
+        content = _json({"error": problem.detail}, {"error": _ascii(problem.detail)})
+        media_type = "application/json"
+    else:
+        members = {
+            "type": f"urn:calibrd:problem:{problem.code}",
+            "title": problem.code.replace("_", " ").capitalize(),
+            "status": problem.status,
+            "detail": problem.detail,
+            "code": problem.code,
+            "request_id": scope.get("request_id"),
+        }
+        # the members come first, and no detail may replace one of them
+        content = _json(
+            {**members, **problem.details, **members},
+            {**members, "detail": _ascii(problem.detail)},
+        )
+        media_type = "application/problem+json"
+    return Response(content, problem.status, dict(problem.headers), media_type)
+
+
+def _json(body: Mapping[str, Any], fallback: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # half a surrogate pair, or an integer of more than 64 bits
+        return orjson.dumps(fallback, default=str)
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "replace").decode()
+
+
+def _log_unexpected(scope: Scope, error: Exception) -> None:
+    # the app's own handler raises it once more after answering: log it there only
+    if scope.get("logged_error") is error:
+        return
+    scope["logged_error"] = error
+    _log.error(
+        "internal_error",
+        request_id=scope.get("request_id"),
+        method=scope.get("method"),
+        path=scope["path"],
+        exc_info=(type(error), error, error.__traceback__),
+    )
+
+
+def _log_database(scope: Scope, error: Exception) -> None:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    _log.error(
+        "database_unavailable",
+        request_id=scope.get("request_id"),
+        error=type(cause).__name__,
+        reason=str(cause),
+    )

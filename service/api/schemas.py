@@ -1,0 +1,363 @@
+"""What requests and answers look like."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.api.examples import ID_PATTERN
+from service.core.keys import LONGEST_NAME, NewKey
+from service.storage import records
+
+Seconds = float | None
+TagMap = dict[str, str]
+KindName = Literal["logits", "probabilities"]
+ScopeName = Literal["predict", "fit", "promote", "admin"]
+DatasetName = Annotated[str, Field(pattern=ID_PATTERN, description="its id, or sha256:{hash}")]
+# PostgreSQL keeps no NUL in a text
+Reason = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
+
+
+class Asked(BaseModel):
+    """A request's body: unknown fields are refused, and nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def when(seconds: Seconds) -> datetime | None:
+    """A time of the database for people."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+class PartOut(BaseModel):
+    """A part that has arrived."""
+
+    number: int
+    bytes: int
+    sha256: str
+
+
+class DatasetOut(BaseModel):
+    """Logits or probabilities with labels."""
+
+    id: str
+    status: Literal["uploading", "ready"]
+    kind: KindName | None
+    sha256: str | None
+    format: str | None
+    bytes: int | None
+    rows: int | None
+    classes: int | None
+    delete_after_fit: bool
+    expires_at: datetime | None
+    created_at: datetime | None
+    parts: list[PartOut] | None = None
+
+    @classmethod
+    def of(cls, dataset: records.Dataset, parts: list[records.Part] | None = None) -> DatasetOut:
+        """The answer for a dataset."""
+        return cls(
+            id=dataset.id,
+            status="ready" if dataset.is_ready else "uploading",
+            kind=dataset.kind,
+            sha256=dataset.sha256,
+            format=dataset.format,
+            bytes=dataset.bytes,
+            rows=dataset.rows,
+            classes=dataset.classes,
+            delete_after_fit=dataset.delete_after_fit,
+            expires_at=when(dataset.expires_at),
+            created_at=when(dataset.created_at),
+            parts=None if parts is None else [part_out(part) for part in parts],
+        )
+
+
+def part_out(part: records.Part) -> PartOut:
+    """The answer for a part."""
+    return PartOut(number=part.number, bytes=part.bytes, sha256=part.sha256)
+
+
+class CommitIn(Asked):
+    """What the parts should make; all of it is optional."""
+
+    parts: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    content_type: Annotated[str, Field(max_length=100)] | None = None
+
+
+class MethodIn(Asked):
+    """A method and its parameters."""
+
+    method: Annotated[str, Field(max_length=40)]
+    params: dict[str, Any] = {}
+
+
+class FitIn(Asked):
+    """What to fit; ``methods`` for several in one job, else ``method`` and ``params``."""
+
+    dataset: DatasetName | None = None
+    method: Annotated[str, Field(max_length=40)] | None = None
+    params: dict[str, Any] | None = None
+    methods: list[MethodIn] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    model: str | None = None
+    held_out: Annotated[float, Field(gt=0, le=0.9)] | None = None
+    evaluation: DatasetName | None = None
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    tags: TagMap = {}
+    description: str = ""
+
+
+class FitError(BaseModel):
+    """Why a fit failed: a stable code and a sentence."""
+
+    code: str
+    message: str
+
+
+class FitOut(BaseModel):
+    """A fit job."""
+
+    id: str
+    calibrator: str
+    status: records.FitStatus
+    methods: list[dict[str, Any]]
+    dataset: str
+    evaluation: str | None
+    seed: int
+    held_out: float | None
+    model: str | None
+    progress: dict[str, Any] | None
+    device: str | None
+    attempt: int
+    cancel_requested: bool
+    versions: list[int]
+    error: FitError | None
+    created_by: str
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @classmethod
+    def of(cls, fit: records.Fit) -> FitOut:
+        """The answer for a fit."""
+        return cls(
+            id=fit.id,
+            calibrator=fit.calibrator_name,
+            status=fit.status,
+            methods=fit.order["methods"],
+            dataset=fit.dataset,
+            evaluation=fit.evaluation,
+            seed=fit.order["seed"],
+            held_out=fit.order["held_out"],
+            model=fit.order["model"],
+            progress=fit.progress,
+            device=fit.device,
+            attempt=fit.attempt,
+            cancel_requested=fit.cancel_requested,
+            versions=fit.versions,
+            error=None if fit.error is None else FitError(**fit.error),
+            created_by=fit.created_by,
+            created_at=when(fit.created_at),
+            started_at=when(fit.started_at),
+            finished_at=when(fit.finished_at),
+        )
+
+
+class AliasOut(BaseModel):
+    """Where an alias points; ``revision`` counts its moves and is its ETag."""
+
+    name: str
+    version: int
+    revision: int
+    moved_at: datetime | None
+    warning: str | None = None
+
+    @classmethod
+    def of(cls, alias: records.Alias, warning: str | None = None) -> AliasOut:
+        """The answer for an alias."""
+        return cls(
+            name=alias.name,
+            version=alias.version,
+            revision=alias.revision,
+            moved_at=when(alias.moved_at),
+            warning=warning,
+        )
+
+
+class MoveOut(BaseModel):
+    """A move of an alias: who, when, from, to and why."""
+
+    revision: int
+    from_version: int | None
+    to_version: int
+    moved_by: str
+    moved_at: datetime | None
+    reason: str
+    forced: bool
+    rollback: bool
+
+    @classmethod
+    def of(cls, move: records.AliasMove) -> MoveOut:
+        """The answer for a move."""
+        return cls(
+            revision=move.revision,
+            from_version=move.from_version,
+            to_version=move.to_version,
+            moved_by=move.moved_by,
+            moved_at=when(move.moved_at),
+            reason=move.reason,
+            forced=move.forced,
+            rollback=move.rollback,
+        )
+
+
+class MoveIn(Asked):
+    """Where an alias shall point, and why."""
+
+    version: Annotated[int, Field(ge=1)]
+    reason: Reason = ""
+    force: bool = False
+
+
+class RollbackIn(Asked):
+    """Why an alias goes back."""
+
+    reason: Reason = ""
+
+
+class CalibratorOut(BaseModel):
+    """A named line of versions."""
+
+    name: str
+    latest: int | None
+    aliases: list[AliasOut]
+    created_at: datetime | None
+
+    @classmethod
+    def of(cls, calibrator: records.CalibratorRow, aliases: list[records.Alias]) -> CalibratorOut:
+        """The answer for a calibrator."""
+        return cls(
+            name=calibrator.name,
+            latest=calibrator.last_version or None,
+            aliases=[AliasOut.of(alias) for alias in aliases],
+            created_at=when(calibrator.created_at),
+        )
+
+
+class VersionOut(BaseModel):
+    """A fitted map, where it came from and how it was judged."""
+
+    calibrator: str
+    number: int
+    method: str
+    params: dict[str, Any]
+    seed: int | None
+    kind: KindName
+    classes: int
+    model: str | None
+    dataset_sha256: str | None
+    rows: int | None
+    verdict: str | None
+    fit: str | None
+    fit_info: dict[str, Any]
+    libraries: dict[str, Any]
+    map_sha256: str
+    map_bytes: int
+    has_onnx: bool
+    tags: TagMap
+    description: str
+    created_by: str
+    created_at: datetime | None
+
+    @classmethod
+    def of(cls, name: str, version: records.Version) -> VersionOut:
+        """The answer for a version of the calibrator ``name``."""
+        facts = vars(version) | {
+            "calibrator": name,
+            "has_onnx": version.onnx_sha256 is not None,
+            "created_at": when(version.created_at),
+        }
+        del facts["onnx_sha256"]
+        return cls(**facts)
+
+
+class NotesIn(Asked):
+    """New tags or a new description; what is left out stays."""
+
+    tags: TagMap | None = None
+    description: str | None = None
+
+
+class RegisterIn(Asked):
+    """A map fitted elsewhere: its archive in base64, and the report made there."""
+
+    map: Annotated[str, Field(max_length=1 << 24)]
+    report: dict[str, Any] | None = None
+    model: str | None = None
+    tags: TagMap = {}
+    description: str = ""
+
+
+class MethodOut(BaseModel):
+    """A method, its parameters as a JSON schema, and whether it can change the class."""
+
+    name: str
+    summary: str
+    reference: str
+    cost: str
+    keeps_class: bool | None
+    parameters: dict[str, Any]
+
+
+class KeyIn(Asked):
+    """A key to make."""
+
+    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+    scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=4)]
+    days: Annotated[float, Field(gt=0, le=36500)] | None = None
+
+
+class RotateIn(Asked):
+    """How long the old key goes on working."""
+
+    grace_hours: Annotated[float, Field(ge=0, le=8760)] = 24.0
+
+
+class KeyOut(BaseModel):
+    """A key, without its secret."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    created_at: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+    @classmethod
+    def of(cls, key: records.Key) -> KeyOut:
+        """The answer for a key."""
+        return cls(
+            id=key.id,
+            name=key.name,
+            scopes=key.scopes,
+            created_at=when(key.created_at),
+            expires_at=when(key.expires_at),
+            revoked_at=when(key.revoked_at),
+            last_used_at=when(key.last_used_at),
+        )
+
+
+class NewKeyOut(BaseModel):
+    """A new key; ``token`` is shown this once."""
+
+    key: KeyOut
+    token: str
+
+    @classmethod
+    def of(cls, made: NewKey) -> NewKeyOut:
+        """The answer for a new key."""
+        return cls(key=KeyOut.of(made.key), token=made.token)

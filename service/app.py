@@ -1,0 +1,187 @@
+"""The one place where the parts of the service are joined; nothing runs at import."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import metadata
+
+import structlog
+from fastapi import FastAPI
+from starlette.routing import Route
+from starlette.types import Scope
+
+from service.api import (
+    aliases,
+    calibrators,
+    datasets,
+    fits,
+    inference_protocol,
+    keys,
+    operations,
+    predict,
+    reports,
+)
+from service.api.body_guard import BodyGuard
+from service.api.guard import Guard
+from service.api.metrics import Metrics
+from service.api.observed import Observed
+from service.api.openapi import complete_document
+from service.api.parts import Parts
+from service.api.problems import LastResort, install_problems
+from service.api.strict_json import StrictJsonRoute
+from service.core.access import Principal
+from service.core.datasets import Datasets
+from service.core.formats import Limits
+from service.core.keys import KeyRing
+from service.core.serving import Maps, Served
+from service.core.watching import FitWatcher
+from service.jobs.prepare import prepare_database
+from service.jobs.queue import DbosQueue
+from service.jobs.supervisor import Workers
+from service.settings import Settings
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+
+ROUTERS = (datasets, fits, aliases, calibrators, reports, keys, operations)
+
+_log = structlog.get_logger("calibrd.service")
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service as an ASGI app; its life begins and ends with the app's."""
+    parts = join(settings)
+    app = FastAPI(
+        title="calibrd",
+        version=metadata.version("calibrd"),
+        summary="Calibrated probabilities as a versioned, tested contract.",
+        lifespan=_lifespan,
+        redoc_url=None,
+    )
+    app.state.parts = parts
+    app.router.route_class = StrictJsonRoute
+    # plain routes first: the hot path is matched before all others
+    app.router.routes[:0] = _plain_routes(parts)
+    for module in ROUTERS:
+        module.router.route_class = StrictJsonRoute
+        app.include_router(module.router)
+    complete_document(app, {**predict.OPENAPI, **inference_protocol.OPENAPI})
+    install_problems(app)
+    app.add_middleware(
+        BodyGuard,
+        limit_of=_body_limit(settings),
+        timeout=settings.body_timeout,
+        least_rate=settings.body_least_rate,
+    )
+    app.add_middleware(Guard, keys=parts.keys, is_loopback=settings.is_loopback)
+    app.add_middleware(LastResort)
+    app.add_middleware(Observed, metrics=parts.metrics)
+    return app
+
+
+def join(settings: Settings) -> Parts:
+    """The parts of a service with these settings."""
+    database, blobs = Database(settings.database), Blobs(settings.blobs)
+    limits = Limits(settings.max_upload_bytes, settings.max_json_bytes, settings.max_classes)
+    metrics = Metrics()
+    maps = Maps(database, blobs, settings.cached_maps)
+    metrics.watch_map_cache(lambda: len(maps))
+    metrics.add_collector(functools.partial(operations.fit_metrics, database))
+    return Parts(
+        settings=settings,
+        database=database,
+        blobs=blobs,
+        queue=DbosQueue(database),
+        keys=KeyRing(database),
+        maps=maps,
+        watcher=FitWatcher(database),
+        datasets=Datasets(database, blobs, limits),
+        metrics=metrics,
+    )
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    parts: Parts = app.state.parts
+    await asyncio.to_thread(prepare_database, parts.database)
+    await asyncio.to_thread(_refresh, parts)
+    refreshing = asyncio.create_task(_keep_fresh(parts))
+    workers = Workers(parts.settings, parts.settings.workers)
+    workers.start()
+    try:
+        yield
+    finally:
+        refreshing.cancel()
+        await asyncio.gather(refreshing, return_exceptions=True)
+        await parts.watcher.close()
+        await asyncio.to_thread(workers.stop)
+        parts.database.close()
+
+
+def _refresh(parts: Parts) -> None:
+    parts.keys.refresh()
+    parts.maps.refresh()
+
+
+async def _keep_fresh(parts: Parts) -> None:
+    """See what other processes changed; while the database is away, go on with what is known."""
+    while True:
+        await asyncio.sleep(parts.settings.refresh_seconds)
+        try:
+            await asyncio.to_thread(_refresh, parts)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
+            _log.warning("refresh_failed", error=type(error).__name__)
+
+
+def _plain_routes(parts: Parts) -> list[Route]:
+    def find(principal: Principal, name: str, ref: str) -> Served | None:
+        served = parts.maps.find(principal, name, ref)
+        (parts.metrics.map_cache_miss if served is None else parts.metrics.map_cache_hit)()
+        return served
+
+    async def load(principal: Principal, name: str, ref: str) -> Served:
+        return await asyncio.to_thread(parts.maps.load, principal, name, ref)
+
+    async def is_ready() -> bool:
+        found = await asyncio.to_thread(operations.readiness, parts)
+        return found.database == found.blobs == "ok"
+
+    settings = parts.settings
+    limits = Limits(settings.max_predict_bytes, settings.max_json_bytes, settings.max_classes)
+    return [
+        *predict.predict_routes(find, load, limits),
+        *inference_protocol.inference_routes(
+            find,
+            load,
+            metadata.version("calibrd"),
+            settings.max_predict_bytes,
+            is_ready,
+            settings.max_json_bytes,
+        ),
+    ]
+
+
+def _body_limit(settings: Settings) -> Callable[[Scope], int]:
+    """The most bytes that the body of a request may have."""
+
+    def limit(scope: Scope) -> int:
+        path: str = scope["path"]
+        if path.endswith(("/predict", "/infer")):
+            return settings.max_predict_bytes
+        if "/parts/" in path:
+            return settings.max_part_bytes
+        takes_arrays = path == "/v1/datasets" or path.endswith("/fits")
+        if takes_arrays and not _is_json(scope):
+            return settings.max_upload_bytes
+        return settings.max_json_bytes
+
+    return limit
+
+
+def _is_json(scope: Scope) -> bool:
+    return any(
+        name == b"content-type" and value.startswith(b"application/json")
+        for name, value in scope["headers"]
+    )

@@ -1,0 +1,1 @@
+"""Use cases: what the service does, with no HTTP words, no SQL and no commit."""

@@ -1,0 +1,28 @@
+"""Who is asking, and what they may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """What a key may do; every key may read calibrators, versions and reports."""
+
+    PREDICT = "predict"  # apply maps over HTTP
+    FIT = "fit"  # upload datasets, start and cancel fits, register versions
+    PROMOTE = "promote"  # move aliases, edit tags and descriptions
+    ADMIN = "admin"  # all of these, and keys and metrics
+
+
+@dataclass(frozen=True)
+class Principal:
+    """The caller of a request: whose objects are seen, who is written into histories."""
+
+    workspace: str
+    actor: str
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        """Whether this caller has the scope."""
+        return scope in self.scopes or Scope.ADMIN in self.scopes

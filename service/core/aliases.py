@@ -1,0 +1,142 @@
+"""Aliases: the only thing that moves, and every move is recorded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from calibrators.verdict import Verdict
+from service.core.access import Principal
+from service.core.names import check_alias
+from service.core.versions import calibrator_named, version_of
+from service.errors import Conflict, NotFound, Stale
+from service.storage.records import Alias, AliasMove, Version
+from service.storage.store import Store
+
+HISTORY = 1000
+
+
+class Moved(NamedTuple):
+    """An alias after a move, and what its mover should know."""
+
+    alias: Alias
+    warning: str | None
+
+
+def find(store: Store, principal: Principal, name: str, alias: str) -> Alias:
+    """Where an alias points."""
+    calibrator = calibrator_named(store, principal, name)
+    found = store.aliases.get(calibrator.id, alias)
+    if found is None:
+        raise NotFound("no_such_alias", f"{name} has no alias {alias!r}")
+    return found
+
+
+def move(
+    store: Store,
+    principal: Principal,
+    name: str,
+    alias: str,
+    *,
+    version: int,
+    reason: str = "",
+    force: bool = False,
+    expected: int | None = None,
+) -> Moved:
+    """Point an alias at a version.
+
+    ``expected`` is the revision that the caller saw last: 0 for "there is none yet", None for
+    whatever it is now. A version that was judged worse, or could not be judged, needs ``force`` and
+    a reason.
+    """
+    check_alias(alias)
+    calibrator = calibrator_named(store, principal, name)
+    chosen = version_of(store, calibrator, version)
+    there = store.aliases.get(calibrator.id, alias)
+    _check_expected(there, expected, alias)
+    refused = _objection(chosen)
+    if refused is not None and not (force and reason.strip()):
+        raise Conflict(
+            "needs_force",
+            f"version {version} {refused}: to point {alias!r} at it all the same, "
+            "send force=true and a reason",
+            verdict=chosen.verdict,
+        )
+    moved = _move(store, principal, chosen, there, alias, reason, forced=refused is not None)
+    warning = None
+    if chosen.verdict == Verdict.TRADE_OFF:
+        warning = f"version {version} is a trade-off: {Verdict.TRADE_OFF.meaning}"
+    return Moved(moved, warning)
+
+
+def roll_back(
+    store: Store,
+    principal: Principal,
+    name: str,
+    alias: str,
+    *,
+    reason: str = "",
+    expected: int | None = None,
+) -> Alias:
+    """Point an alias back at what it pointed at before its last move that still stands."""
+    there = find(store, principal, name, alias)
+    _check_expected(there, expected, alias)
+    before = _before(store.aliases.history(there.calibrator, alias, HISTORY))
+    if before is None:
+        raise Conflict("nothing_to_roll_back", f"{alias!r} of {name} has no earlier version")
+    calibrator = calibrator_named(store, principal, name)
+    chosen = version_of(store, calibrator, before)
+    return _move(store, principal, chosen, there, alias, reason, rollback=True)
+
+
+def _before(newest_first: list[AliasMove]) -> int | None:
+    """The version before the last standing move: a rollback takes back a move."""
+    standing: list[int] = []
+    for one in reversed(newest_first):
+        if one.rollback:
+            standing.pop()
+        else:
+            standing.append(one.to_version)
+    return standing[-2] if len(standing) > 1 else None
+
+
+def _objection(version: Version) -> str | None:
+    if version.verdict is None:
+        return "has no report"
+    if version.verdict in (Verdict.WORSE, Verdict.INSUFFICIENT_DATA):
+        return f"was judged {version.verdict} ({Verdict[version.verdict.upper()].meaning})"
+    return None
+
+
+def _check_expected(there: Alias | None, expected: int | None, alias: str) -> None:
+    revision = 0 if there is None else there.revision
+    if expected is not None and expected != revision:
+        now = "there is no such alias" if there is None else f"it is at version {there.version}"
+        raise Stale(
+            "alias_has_moved", f"{alias!r} is not as you last saw it: {now}", revision=revision
+        )
+
+
+def _move(
+    store: Store,
+    principal: Principal,
+    version: Version,
+    there: Alias | None,
+    alias: str,
+    reason: str,
+    *,
+    forced: bool = False,
+    rollback: bool = False,
+) -> Alias:
+    moved = store.aliases.move(
+        version.calibrator,
+        alias,
+        version=version.number,
+        expected=there,
+        by=principal.actor,
+        reason=reason,
+        forced=forced,
+        rollback=rollback,
+    )
+    if moved is None:
+        raise Stale("alias_has_moved", f"{alias!r} was moved by someone else at the same time")
+    return moved

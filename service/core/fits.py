@@ -1,0 +1,145 @@
+"""Fits: ordered, put on a queue in the same transaction, found and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from service.core import idempotency
+from service.core.access import Principal
+from service.core.datasets import find_ready
+from service.core.recipes import make_recipe
+from service.core.versions import calibrator_for, check_model, check_notes
+from service.errors import Conflict, Invalid, NotFound
+from service.storage.records import Dataset, Fit
+from service.storage.store import Store
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+CPU, GPU = "fit.cpu", "fit.gpu"
+MOST_METHODS = 20
+WORKER_IS_ALIVE = 6.0
+
+Device = Literal["auto", "cpu", "gpu"]
+
+
+class Queue(Protocol):
+    """Where fits wait for a worker."""
+
+    def enqueue(self, session: Session, fit: str, queue: str) -> None:
+        """Put a fit on a queue, inside the session's transaction."""
+
+
+@dataclass(frozen=True)
+class MethodOrder:
+    """A method to fit, by name, and its parameters."""
+
+    method: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FitOrder:
+    """What is asked of a fit."""
+
+    methods: Sequence[MethodOrder]
+    seed: int = 0
+    held_out: float | None = None
+    model: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    description: str = ""
+
+    def check(self) -> None:
+        """Raise if a worker would refuse it."""
+        if not 1 <= len(self.methods) <= MOST_METHODS:
+            raise Invalid(
+                "bad_methods",
+                f"a fit takes 1 to {MOST_METHODS} methods, got {len(self.methods)}",
+            )
+        for one in self.methods:
+            make_recipe(one.method, one.params, seed=self.seed)
+        check_model(self.model)
+        check_notes(self.tags, self.description)
+
+
+def submit(
+    store: Store,
+    queue: Queue,
+    principal: Principal,
+    name: str,
+    order: FitOrder,
+    *,
+    dataset: str,
+    evaluation: str | None = None,
+    device: Device = "auto",
+    key: str | None = None,
+) -> tuple[Fit, bool]:
+    """Order a fit; the fit, and whether an equal request with this key had ordered it before."""
+    order.check()
+    data = find_ready(store, principal, dataset)
+    other = None if evaluation is None else find_ready(store, principal, evaluation)
+    if other is not None:
+        _check_alike(order, data, other)
+    request = {
+        "calibrator": name,
+        "order": asdict(order),
+        "dataset": data.sha256,
+        "evaluation": None if other is None else other.sha256,
+        "device": device,
+    }
+    known = idempotency.answered(store, principal, key, request)
+    if known is not None:
+        return find(store, principal, known["fit"]), True
+    fit = store.fits.add(
+        principal.workspace,
+        calibrator=calibrator_for(store, principal, name).id,
+        calibrator_name=name,
+        order=asdict(order),
+        dataset=data.id,
+        evaluation=None if other is None else other.id,
+        queue=_queue_for(store, device),
+        created_by=principal.actor,
+    )
+    queue.enqueue(store.session, fit.id, fit.queue)
+    idempotency.keep(store, principal, key, request, {"fit": fit.id})
+    return fit, False
+
+
+def find(store: Store, principal: Principal, id: str) -> Fit:
+    """A fit of the caller."""
+    found = store.fits.get(id, principal.workspace)
+    if found is None:
+        raise NotFound("no_such_fit", "there is no such fit")
+    return found
+
+
+def cancel(store: Store, principal: Principal, id: str) -> Fit:
+    """Stop a fit: at once if it waits, within seconds if it runs; again is no error."""
+    found = find(store, principal, id)
+    changed = store.fits.cancel(id)
+    if changed is None and not found.cancel_requested:
+        raise Conflict("fit_is_final", f"this fit has {found.status} and cannot be cancelled")
+    return changed or found
+
+
+def _check_alike(order: FitOrder, data: Dataset, evaluation: Dataset) -> None:
+    if order.held_out is not None:
+        raise Invalid("two_judges", "give held_out or an evaluation dataset, not both")
+    if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
+        raise Invalid(
+            "evaluation_differs",
+            f"the evaluation dataset must hold {data.kind} of {data.classes} classes like the "
+            f"dataset, got {evaluation.kind} of {evaluation.classes}",
+        )
+
+
+def _queue_for(store: Store, device: Device) -> str:
+    """Where a worker will take it; one without a GPU must not wait for one."""
+    if device == "cpu":
+        return CPU
+    has_gpu = any(GPU in worker.queues for worker in store.workers.alive(WORKER_IS_ALIVE))
+    if device == "gpu" and not has_gpu:
+        raise Conflict("no_gpu", "no worker with a GPU is running: ask for auto or cpu")
+    return GPU if has_gpu else CPU

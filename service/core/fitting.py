@@ -1,0 +1,290 @@
+"""What a worker does with a fit: fit and judge every method, then write all versions or none."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from calibrators import CalibrationMap, CalibrationSet, Calibrator, archive, fit_and_judge
+from calibrators.errors import CalibrationError, ExportError, FitCancelled
+from calibrators.judging import Judged
+from calibrators.onnx import export
+from calibrators.plain import to_plain
+from service.core import formats
+from service.core.blob_keys import dataset_key, map_key, onnx_key
+from service.core.formats import Format
+from service.core.recipes import make_recipe
+from service.core.retention import forget_spent_datasets
+from service.errors import NotFound, ServiceError
+from service.storage.blobs import BlobCorrupt, BlobMissing, Blobs
+from service.storage.database import Database
+from service.storage.records import Dataset, Fit, FitStatus
+
+logger = logging.getLogger(__name__)
+
+
+class Stop(Enum):
+    """Why a running fit has to stop."""
+
+    CANCEL = "cancel"  # somebody asked for it
+    TIME_LIMIT = "time_limit"  # it took too long
+    ABANDON = "abandon"  # the attempt is not (any longer) ours: nothing may be written
+
+
+class Hooks(Protocol):
+    """How a running fit and its surroundings speak with each other; both calls must be quick."""
+
+    def progress(self, told: dict[str, Any]) -> None:
+        """Hear how far the fit is."""
+
+    def stop(self) -> Stop | None:
+        """Say whether it has to stop."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A fit that was taken for its next attempt, with all that the database knows of it."""
+
+    fit: Fit
+    dataset: Dataset | None
+    evaluation: Dataset | None
+    seconds_running: float
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """A version whose blobs are written, and whose row is not."""
+
+    report: dict[str, Any]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended."""
+
+    status: FitStatus
+    versions: tuple[NewVersion, ...] = ()
+    error: dict[str, str] | None = None
+
+
+def begin(database: Database, id: str, *, worker: str, device: str) -> Job | None:
+    """Take a waiting fit; None if it does not wait (any more)."""
+    with database.write() as store:
+        fit = store.fits.start(id, worker=worker, device=device)
+        if fit is None:
+            return None
+        evaluation = fit.evaluation and store.datasets.get(fit.workspace, fit.evaluation)
+        return Job(
+            fit,
+            store.datasets.get(fit.workspace, fit.dataset),
+            evaluation or None,
+            store.fits.seconds_running(id),
+        )
+
+
+def run(job: Job, blobs: Blobs, hooks: Hooks, *, device: str, time_limit: float) -> Ending | None:
+    """Fit and judge every method of the order, and write the blobs; None if it was abandoned."""
+    watch = _Watch(hooks, time_limit - job.seconds_running)
+    try:
+        return Ending(FitStatus.SUCCEEDED, _new_versions(job, blobs, hooks, watch, device))
+    except FitCancelled:
+        return _stopped(watch.reason, time_limit)
+    except ServiceError as error:
+        return failed(error.code, error.message)
+    except Exception as error:  # whatever happens, the fit must get an end
+        if _is_out_of_memory(error):
+            return failed("out_of_memory", "the worker has not enough memory for this fit")
+        logger.exception("fit %s failed", job.fit.id)
+        return failed(
+            "internal_error",
+            f"the fit failed by a fault of the service; its log names {job.fit.id}",
+        )
+
+
+def conclude(database: Database, blobs: Blobs, fit: Fit, ending: Ending) -> Fit | None:
+    """Write how an attempt ended, with its versions; None, and no change, if it runs no longer."""
+    try:
+        with database.write() as store:
+            numbers = [
+                store.calibrators.add_version(fit.calibrator, made.report, **made.facts).number
+                for made in ending.versions
+            ]
+            facts = {"versions": numbers, "error": ending.error}
+            done = store.fits.finish(fit.id, fit.attempt, ending.status, **facts)
+            if done is None:
+                raise _RunsNoLonger
+    except _RunsNoLonger:
+        return None
+    forget_spent_datasets(database, blobs, fit)
+    return done
+
+
+class _RunsNoLonger(Exception):
+    """Rolls a transaction back."""
+
+
+class _Watch:
+    """A fit's ``cancel``: remembers why it said so."""
+
+    def __init__(self, hooks: Hooks, seconds: float) -> None:
+        self.reason: Stop | None = None
+        self._hooks = hooks
+        self._deadline = time.monotonic() + seconds
+
+    def __call__(self) -> bool:
+        if self.reason is None:
+            self.reason = self._hooks.stop()
+        if self.reason is None and time.monotonic() > self._deadline:
+            self.reason = Stop.TIME_LIMIT
+        return self.reason is not None
+
+
+def _new_versions(
+    job: Job, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str
+) -> tuple[NewVersion, ...]:
+    data = _load(blobs, job.dataset, "dataset")
+    evaluation = None
+    if job.fit.evaluation is not None:
+        evaluation = _load(blobs, job.evaluation, "evaluation dataset")
+    methods, seed = job.fit.order["methods"], job.fit.order["seed"]
+    judged: list[tuple[Calibrator, Judged]] = []
+    for done, wanted in enumerate(methods):
+        telling = _Telling(hooks, wanted["method"], done, len(methods))
+        with _named(wanted["method"]):
+            recipe = make_recipe(wanted["method"], wanted["params"], seed=seed)
+            found = fit_and_judge(
+                recipe,
+                data,
+                evaluation=evaluation,
+                held_out=job.fit.order["held_out"],
+                seed=seed,
+                device=device,
+                progress=telling,
+                cancel=watch,
+            )
+        judged.append((recipe, found))
+    if watch():
+        raise FitCancelled
+    return tuple(_written(job, blobs, data, recipe, found) for recipe, found in judged)
+
+
+def _load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
+    if dataset is None or dataset.sha256 is None or dataset.format is None:
+        raise NotFound("dataset_gone", f"the {name} of this fit was deleted: send it again")
+    key = dataset_key(dataset.workspace, dataset.id)
+    try:
+        with _named(name), blobs.file(key, dataset.sha256) as path:
+            return formats.load(path, Format(dataset.format), dataset.kind)
+    except BlobMissing as error:
+        raise NotFound(
+            "dataset_gone", f"the stored bytes of the {name} of this fit are gone: send it again"
+        ) from error
+    except BlobCorrupt as error:
+        raise BlobCorrupt(
+            "blob_corrupt", f"the stored bytes of the {name} are damaged: send it again"
+        ) from error
+
+
+class _Telling:
+    """A fit's ``progress``: passes it on as plain JSON, with the method and its place."""
+
+    def __init__(self, hooks: Hooks, method: str, done: int, methods: int) -> None:
+        self._hooks = hooks
+        self._place = {"method": method, "methods_done": done, "methods": methods}
+
+    def __call__(self, step: int, total: int, loss: float | None) -> None:
+        now = {"step": step, "total": total, "loss": loss}
+        self._hooks.progress(to_plain({**self._place, **now}))
+
+
+@contextmanager
+def _named(subject: str) -> Iterator[None]:
+    """Let the sentences of calibrators say what they are about."""
+    try:
+        yield
+    except FitCancelled:
+        raise
+    except CalibrationError as error:
+        raise ServiceError(error.code, f"{subject}: {error}") from error
+
+
+def _written(
+    job: Job, blobs: Blobs, data: CalibrationSet, recipe: Calibrator, judged: Judged
+) -> NewVersion:
+    """A version's blobs are written here; a row never names a blob that is not there."""
+    assert job.dataset is not None  # noqa: S101 - data was loaded from it
+    fit, order = job.fit, job.fit.order
+    fitted, report = judged
+    content = archive.dump(fitted)
+    sha256 = hashlib.sha256(content).hexdigest()
+    blobs.put(map_key(fit.workspace, sha256), content)
+    onnx_sha256, warnings = _written_onnx(blobs, fit.workspace, fitted)
+    known = fitted.fit_info.get("warnings", [])
+    facts = {
+        "method": recipe.name,
+        "params": to_plain(recipe),
+        "seed": order["seed"],
+        "kind": data.kind,
+        "classes": data.k,
+        "model": order["model"],
+        "dataset_sha256": job.dataset.sha256,
+        "rows": data.n,
+        "verdict": None if report.verdict is None else report.verdict.value,
+        "fit": fit.id,
+        "fit_info": to_plain({**fitted.fit_info, "warnings": [*known, *warnings]}),
+        "libraries": archive.describe(content)["libraries"],
+        "map_sha256": sha256,
+        "map_bytes": len(content),
+        "onnx_sha256": onnx_sha256,
+        "tags": order["tags"],
+        "description": order["description"],
+        "created_by": fit.created_by,
+    }
+    return NewVersion(report.to_dict(), facts)
+
+
+def _written_onnx(
+    blobs: Blobs, workspace: str, fitted: CalibrationMap
+) -> tuple[str | None, list[dict[str, str]]]:
+    """The hash of the map's ONNX form, or a warning why it has none."""
+    try:
+        content = export(fitted)
+    except ExportError as error:
+        return None, [{"code": error.code, "message": f"no ONNX: {error}"}]
+    sha256 = hashlib.sha256(content).hexdigest()
+    blobs.put(onnx_key(workspace, sha256), content)
+    return sha256, []
+
+
+def _stopped(reason: Stop | None, time_limit: float) -> Ending | None:
+    match reason:
+        case Stop.CANCEL:
+            return Ending(FitStatus.CANCELLED)
+        case Stop.TIME_LIMIT:
+            return failed(
+                "time_limit",
+                f"the fit took longer than {time_limit:g} seconds from its first start: "
+                "send fewer rows or methods, or ask for a higher limit",
+            )
+    return None
+
+
+def failed(code: str, message: str) -> Ending:
+    """The ending of a fit that cannot succeed."""
+    return Ending(FitStatus.FAILED, error={"code": code, "message": message})
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """numpy and Python raise MemoryError, torch RuntimeErrors of its own."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+    )

@@ -1,0 +1,188 @@
+"""Datasets on disk: all rules checked in constant memory, and loaded for a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
+
+from calibrators import CalibrationSet, DataError
+from calibrators.data import Kind, as_logits, log_probabilities
+from service.core.formats.bodies import LABELS, check_names, check_size, declared_kind
+from service.core.formats.columns import Column, by_rows, columns
+from service.core.formats.layout import Array, Layout, check_dimensions
+from service.core.formats.media import Format
+from service.errors import Invalid, TooLarge
+
+BLOCK = 1 << 18
+# the order in which CalibrationSet looks at the rules that rows can break
+RULES = (
+    "not_a_probability",
+    "rows_do_not_sum_to_one",
+    "label_out_of_range",
+    "nan",
+    "infinite",
+    "no_finite_logit",
+    "label_on_minus_infinity",
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is taken: bytes as sent and unpacked, bytes of JSON, classes."""
+
+    bytes: int
+    json_bytes: int
+    classes: int
+
+    def of(self, format: Format) -> int:
+        """The most bytes of a body in this format."""
+        return min(self.bytes, self.json_bytes) if format is Format.JSON else self.bytes
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a dataset that keeps all rules."""
+
+    rows: int
+    classes: int
+    kind: Kind
+    dtype: str
+
+
+def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
+    """Check a file as CalibrationSet would, with its codes and sentences, in blocks of rows.
+
+    Memory does not grow with the file, packed or not. ``kind`` may be left to the file's names.
+    """
+    check_size(path.stat().st_size, limits.of(format))
+    with path.open("rb") as file:
+        kind, values, labels = _values_and_labels(columns(file, format, limits.of(format)), kind)
+        classes = _check_layouts(values.layout, labels.layout, kind, limits)
+        with TemporaryFile(dir=path.parent) as spool:
+            _check_rows(by_rows(values, spool), by_rows(labels, spool), kind, classes)
+    return Facts(values.layout.shape[0], classes, kind, _type_name(values.layout))
+
+
+def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet:
+    """The dataset in a file that ``inspect`` has passed.
+
+    Numbers that are not packed are mapped into memory, so they are read when they are needed.
+    """
+    with path.open("rb") as file:
+        limit = 1 << 62
+        kind, values, labels = _values_and_labels(columns(file, format, limit), kind)
+        return _maker(kind)(values.mapped(path), labels.mapped(path))
+
+
+def raised_zeros(probabilities: Array) -> tuple[Array, int]:
+    """Probabilities with zeros raised as calibrators raises them, and how many were.
+
+    calibrators warns of them; a warning is no way to tell one caller among many threads.
+    """
+    smallest = np.finfo(probabilities.dtype).tiny
+    zeros = (probabilities >= 0) & (probabilities < smallest)
+    count = int(np.count_nonzero(zeros))
+    return (np.where(zeros, smallest, probabilities), count) if count else (probabilities, 0)
+
+
+def _maker(kind: Kind) -> Callable[[Array, Array], CalibrationSet]:
+    return CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
+
+
+def _values_and_labels(found: dict[str, Column], kind: Kind | None) -> tuple[Kind, Column, Column]:
+    if LABELS not in found:
+        raise Invalid(
+            "missing_labels", "a dataset needs labels: send npz, safetensors or JSON with both"
+        )
+    if "values" in found:
+        raise Invalid("logits_or_probabilities", "name the values logits or probabilities")
+    check_names(found)
+    declared = declared_kind(found)
+    if kind not in (None, declared):
+        raise Invalid("wrong_kind", f"the dataset is said to hold {kind} but holds {declared}")
+    return declared, found[declared], found[LABELS]
+
+
+def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -> int:
+    """Check all but the numbers; how many classes there are."""
+    check_dimensions(kind, values.shape)
+    check_dimensions(LABELS, labels.shape)
+    if values.shape[1:] and values.shape[1] > limits.classes:
+        raise TooLarge(
+            "too_many_classes",
+            f"at most {limits.classes} classes are taken, got {values.shape[1]}",
+            limit=limits.classes,
+        )
+    made = as_logits if kind == "logits" else log_probabilities
+    classes = int(made(_sure_row(values, kind)).shape[1])
+    column = labels.shape if labels.shape[1:] != (1,) else labels.shape[:1]
+    if len(column) == 1 and column != values.shape[:1]:
+        raise DataError(
+            "length_mismatch", f"logits have {values.shape[0]} rows but labels have {column[0]}"
+        )
+    shape = labels.shape if len(column) == 2 else (1,)
+    CalibrationSet(np.full((1, classes), 2.0), np.broadcast_to(np.zeros((), labels.dtype), shape))
+    return classes
+
+
+def _sure_row(layout: Layout, kind: Kind) -> Array:
+    """At most one row of a layout's width and type that breaks no rule and warns of nothing."""
+    shape = (min(1, layout.shape[0]), *layout.shape[1:])
+    if kind == "logits" or layout.dtype.kind == "b":
+        return np.full(shape, 2, layout.dtype)
+    return np.full(shape, 0.5 if len(shape) == 1 else 1 / max(2, shape[1]))
+
+
+def _check_rows(values: Column, labels: Column, kind: Kind, classes: int) -> None:
+    """Raise the DataError that CalibrationSet would raise for all rows at once.
+
+    A block reports the first rule in the order of RULES that it breaks. So the first of all blocks
+    is the first of the whole, and blocks that report another one have no row that breaks it.
+    """
+    total = values.layout.shape[0]
+    step = max(1, BLOCK // classes)
+    broken: dict[str, DataError] = {}
+    for start in range(0, total, step):
+        stop = min(total, start + step)
+        block, truth = values.rows(start, stop), labels.rows(start, stop)
+        try:
+            _check_block(block, truth.reshape(-1), kind)
+        except DataError as error:
+            broken[error.code] = _joined(broken.get(error.code), error, start)
+    for code in RULES:
+        if code in broken:
+            raise broken[code]
+    if broken:
+        raise next(iter(broken.values()))
+
+
+def _check_block(block: Array, truth: Array, kind: Kind) -> None:
+    if block.ndim == 1:
+        block = block[:, np.newaxis]
+    if kind == "logits":
+        # a last row that is no probability keeps a block from warning that it looks like them
+        block = np.concatenate([block, np.full((1, block.shape[1]), 2, block.dtype)])
+        CalibrationSet(block, np.append(truth, truth.dtype.type(0)))
+        return
+    if block.dtype not in (np.float32, np.float64):
+        block = block.astype(np.float32 if block.dtype.itemsize == 2 else np.float64)
+    if block.shape[1] == 1:
+        block = np.where((block >= 0) & (block <= 1 + 1e-6), 0.5, block)
+    CalibrationSet.from_probabilities(raised_zeros(block)[0], truth)
+
+
+def _joined(before: DataError | None, error: DataError, start: int) -> DataError:
+    if error.rows is None or error.first is None:
+        return error
+    rule = str(error).rpartition(" (")[0]
+    if before is None or before.rows is None:
+        return DataError(error.code, rule, rows=error.rows, first=start + error.first)
+    return DataError(error.code, rule, rows=before.rows + error.rows, first=before.first)
+
+
+def _type_name(layout: Layout) -> str:
+    return "bfloat16" if layout.bfloat16 else layout.dtype.name

@@ -1,0 +1,78 @@
+"""Arrays as JSON: nested lists of numbers."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from service.core.formats.layout import Array, Bytes
+from service.errors import Invalid, Malformed
+
+_LARGEST = (1 << 63) - 1
+
+
+def parse(body: Bytes) -> Any:
+    """A JSON text; NaN, Infinity, numbers beyond float64 and depths over 1024 are refused."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Malformed("bad_json", f"the body cannot be read as JSON: {error}") from error
+
+
+def numbers(name: str, value: Any) -> Array:
+    """A list of numbers (n,) or of equally long lists of numbers (n, k); nothing else.
+
+    >>> numbers("logits", [[1, 2.5], [0, -1]]).tolist()
+    [[1.0, 2.5], [0.0, -1.0]]
+    """
+    if not isinstance(value, list):
+        raise Invalid(
+            "not_an_array", f"{name} must be a list of numbers or of rows, got {_called(value)}"
+        )
+    if not value:
+        return np.empty((0,))
+    if not isinstance(value[0], list):
+        _check_types(name, value)
+        return _array(name, value)
+    _check_rows(name, value)
+    flat = list(chain.from_iterable(value))
+    width = len(value[0])
+    _check_types(name, flat, width)
+    return _array(name, flat).reshape(len(value), width)
+
+
+def _check_rows(name: str, rows: list[Any]) -> None:
+    width = len(rows[0])
+    for place, row in enumerate(rows):
+        if not isinstance(row, list):
+            raise Invalid("not_an_array", f"row {place} of {name} is {_called(row)}, not a list")
+        if len(row) != width:
+            raise Invalid(
+                "ragged",
+                f"all rows of {name} must be equally long: row 0 has {width} numbers, "
+                f"row {place} has {len(row)}",
+                row=place,
+            )
+
+
+def _check_types(name: str, flat: list[Any], width: int | None = None) -> None:
+    if set(map(type, flat)) <= {int, float}:
+        return
+    place = next(i for i, one in enumerate(flat) if type(one) not in (int, float))
+    where = f"place {place}" if width is None else f"row {place // width}, column {place % width}"
+    raise Invalid("not_a_number", f"{name} must be numbers: {where} is {_called(flat[place])}")
+
+
+def _array(name: str, flat: list[Any]) -> Array:
+    """float64, except that labels stay integers; those beyond 63 bits are out of any range."""
+    if name != "labels" or float in set(map(type, flat)):
+        return np.array(flat, np.float64)
+    return np.array([min(one, _LARGEST) for one in flat], np.int64)
+
+
+def _called(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

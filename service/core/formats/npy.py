@@ -1,0 +1,112 @@
+"""The npy format, versions 1 to 3: a magic, a header that is a Python literal, the numbers.
+
+C and Fortran order and both byte orders are read. The header is matched by a pattern and never
+evaluated, so object arrays are refused before anything could be unpickled.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+from service.core.formats.layout import Array, Bytes, Layout, check_length
+from service.errors import Invalid, Malformed
+
+MAGIC = b"\x93NUMPY"
+PREFIX = 12
+LONGEST_HEADER = 4096
+ALIGNMENT = 64
+
+_PAIR = r"""['"](\w+)['"]\s*:\s*('[^']*'|"[^"]*"|\[.*\]|True|False|\([\d\s,]*\))\s*"""
+_HEADER = re.compile(rf"\{{\s*(?:{_PAIR}(?:,\s*|(?=\}})))+\}}\s*", re.DOTALL)
+_PAIRS = re.compile(_PAIR, re.DOTALL)
+_DESCRIPTION = re.compile(r"[<>|=]?[biufcSUVOMm?]\d*")
+
+
+def decode(body: Bytes) -> Array:
+    """The array of a whole npy file, without copying its numbers."""
+    start = header_length(bytes(body[:PREFIX]))
+    layout = parse_header(bytes(body[:start]))
+    check_length(start + layout.nbytes, len(body))
+    return layout.array(body, start)
+
+
+def header_length(prefix: bytes) -> int:
+    """How many bytes come before the numbers, by the first 12 of the file."""
+    if prefix[:6] != MAGIC[: len(prefix)]:
+        raise Malformed("not_npy", "these bytes do not start as an npy file does")
+    if len(prefix) < PREFIX:
+        raise Malformed("truncated", f"an npy file has a header, got {len(prefix)} bytes in all")
+    version = prefix[6]
+    if version == 1:
+        length = 10 + int.from_bytes(prefix[8:10], "little")
+    elif version in (2, 3):
+        length = 12 + int.from_bytes(prefix[8:12], "little")
+    else:
+        raise Malformed("unknown_version", f"npy versions 1 to 3 are read, got {version}")
+    if not PREFIX <= length <= LONGEST_HEADER:
+        raise Malformed(
+            "bad_header", f"an npy header has 12 to {LONGEST_HEADER} bytes here, got {length}"
+        )
+    return length
+
+
+@lru_cache(maxsize=256)
+def parse_header(header: bytes) -> Layout:
+    """What a whole header, from the magic to the newline, says."""
+    if len(header) < header_length(header[:PREFIX]):
+        raise Malformed("truncated", f"the npy header ends after {len(header)} bytes")
+    text = header[10 if header[6] == 1 else 12 :].decode("latin-1").strip()
+    pairs = _PAIRS.findall(text) if _HEADER.fullmatch(text) else []
+    fields = dict(pairs)
+    if len(pairs) != 3 or set(fields) != {"descr", "fortran_order", "shape"}:
+        raise _bad_header()
+    description, order, shape = fields["descr"], fields["fortran_order"], fields["shape"]
+    if description[0] == "[":
+        raise Invalid("bad_type", "structured arrays are not read: send one array of numbers")
+    if description[0] not in "'\"" or order not in ("True", "False") or shape[0] != "(":
+        raise _bad_header()
+    return Layout(_dtype(description[1:-1]), _shape(shape), fortran=order == "True")
+
+
+def encode(array: Array) -> bytes:
+    """An npy file (version 1) of an array."""
+    array = np.ascontiguousarray(array)
+    return written_header(array.dtype.str, array.shape) + array.tobytes()
+
+
+@lru_cache(maxsize=256)
+def written_header(description: str, shape: tuple[int, ...]) -> bytes:
+    """The header of an array in C order, padded so that the numbers are aligned."""
+    text = f"{{'descr': {description!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    padding = -(len(text) + 11) % ALIGNMENT
+    length = len(text) + padding + 1
+    return (
+        MAGIC + b"\x01\x00" + length.to_bytes(2, "little") + (text + " " * padding).encode() + b"\n"
+    )
+
+
+def _bad_header() -> Malformed:
+    return Malformed("bad_header", "the npy header does not give descr, fortran_order and shape")
+
+
+def _dtype(description: str) -> np.dtype[np.generic]:
+    if not _DESCRIPTION.fullmatch(description):
+        raise Malformed("bad_header", f"the npy header has an unknown type {description[:40]!r}")
+    try:
+        return np.dtype(description)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Malformed(
+            "bad_header", f"the npy header has an unknown type {description[:40]!r}"
+        ) from error
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = [one.strip() for one in text[1:-1].split(",")]
+    if sizes[-1] == "":
+        sizes.pop()
+    if not all(one.isascii() and one.isdigit() for one in sizes):
+        raise _bad_header()
+    return tuple(int(one) for one in sizes)

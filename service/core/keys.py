@@ -1,0 +1,154 @@
+"""API keys ``cal_<id>_<secret>``: made, ended, and checked from memory."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import threading
+import time
+from typing import NamedTuple
+
+from service.core.access import Principal, Scope
+from service.core.names import check_name
+from service.errors import Invalid, NotFound, Unauthenticated
+from service.storage.database import Database
+from service.storage.records import Key, Workspace
+from service.storage.store import Store
+
+TOKEN = re.compile(r"cal_([0-9a-f]{12})_([0-9a-f]{48})")
+DEFAULT_WORKSPACE = "default"
+DAY = 86400.0
+LONGEST_NAME = 100
+
+
+class NewKey(NamedTuple):
+    """A key and, this once, the token that proves it."""
+
+    key: Key
+    token: str
+
+
+def workspace_named(store: Store, name: str, *, make: bool = False) -> Workspace:
+    """The workspace of this name; made if it is not there and ``make`` says so."""
+    found = store.keys.workspace_named(name)
+    if found is not None:
+        return found
+    if not make:
+        raise NotFound("no_such_workspace", f"there is no workspace {name!r}")
+    return store.keys.add_workspace(check_name(name, "a workspace"))
+
+
+def create(
+    store: Store, workspace: str, *, name: str, scopes: list[Scope], days: float | None = None
+) -> NewKey:
+    """A new key of a workspace, valid for so many days or until it is revoked."""
+    if not scopes:
+        raise Invalid("no_scopes", f"a key needs at least one scope of {', '.join(Scope)}")
+    if not (0 < len(name) <= LONGEST_NAME and name.isprintable()):
+        raise Invalid(
+            "bad_name", f"the name of a key must have 1 to {LONGEST_NAME} printable characters"
+        )
+    id, secret = secrets.token_hex(6), secrets.token_hex(24)
+    key = store.keys.add(
+        id=id,
+        workspace=workspace,
+        name=name,
+        secret_sha256=_digest(secret),
+        scopes=sorted(set(scopes)),
+        expires_at=None if days is None else time.time() + days * DAY,
+    )
+    return NewKey(key, f"cal_{id}_{secret}")
+
+
+def find(store: Store, workspace: str, id: str) -> Key:
+    """A key of the workspace."""
+    key = store.keys.get(workspace, id)
+    if key is None:
+        raise NotFound("no_such_key", "there is no such key")
+    return key
+
+
+def revoke(store: Store, workspace: str, id: str) -> Key:
+    """End a key now; ending one twice is no error."""
+    find(store, workspace, id)
+    store.keys.revoke(workspace, id)
+    return find(store, workspace, id)
+
+
+def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
+    """A new key like an old one, which goes on working for so many hours."""
+    old = find(store, workspace, id)
+    if not is_valid(old, time.time()):
+        raise Invalid("key_has_ended", "a key that was revoked or has expired cannot be rotated")
+    made = create(store, workspace, name=old.name, scopes=[Scope(one) for one in old.scopes])
+    store.keys.end_at(id, grace_hours * 3600)
+    return made
+
+
+def is_valid(key: Key, at: float) -> bool:
+    """Whether a key may be used at a time."""
+    return key.revoked_at is None and (key.expires_at is None or at < key.expires_at)
+
+
+class KeyRing:
+    """All keys in memory: checking one needs no database, and works while that is down."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._keys: dict[str, Key] = {}
+        self._principals: dict[str, Principal] = {}
+        self._used: dict[str, float] = {}
+        self._default: str | None = None
+        self._lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Read the keys again, and note which were used."""
+        with self._lock:
+            used, self._used = self._used, {}
+            if used:
+                with self._database.write() as store:
+                    store.keys.used(used)
+            with self._database.read() as store:
+                keys = {key.id: key for key in store.keys.everything()}
+                if self._default is None:
+                    self._default = workspace_named(store, DEFAULT_WORKSPACE).id
+            self._principals = {id: _principal(key) for id, key in keys.items()}
+            self._keys = keys
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key was ever made; ended ones count, so ending all opens nothing."""
+        return not self._keys
+
+    @property
+    def anyone(self) -> Principal:
+        """The caller where no keys are needed."""
+        if self._default is None:
+            raise Unauthenticated("not_ready", "the keys have not been read yet")
+        return Principal(self._default, "anonymous", frozenset(Scope))
+
+    def authenticate(self, token: str) -> Principal:
+        """Who a token belongs to."""
+        match = TOKEN.fullmatch(token)
+        key = self._keys.get(match[1]) if match else None
+        if match is None or key is None:
+            raise Unauthenticated("invalid_key", "this key is not known")
+        if not hmac.compare_digest(_digest(match[2]), key.secret_sha256):
+            raise Unauthenticated("invalid_key", "this key is not known")
+        now = time.time()
+        if not is_valid(key, now):
+            why = "was revoked" if key.revoked_at is not None else "has expired"
+            raise Unauthenticated("key_has_ended", f"this key {why}")
+        self._used[key.id] = now
+        return self._principals[key.id]
+
+
+def _principal(key: Key) -> Principal:
+    scopes = frozenset(Scope(one) for one in key.scopes)
+    return Principal(key.workspace, f"{key.name} (key {key.id})", scopes)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

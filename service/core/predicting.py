@@ -1,0 +1,122 @@
+"""Apply a map to what was sent, and measure the answer if the truth was sent too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from calibrators import CalibrationMap, CalibrationSet, evaluate
+from service.core.formats import Arrays, raised_zeros
+from service.core.formats.layout import Array
+from service.core.serving import Served
+from service.errors import Conflict, Invalid, TooLarge
+
+EVALUATED_ROWS = 100_000
+DRAWS = 200
+SHOWN = 80
+# from_probabilities takes as much for rounding
+ABOVE_ONE = 1e-6
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Probabilities (n, k), and what a caller should know of them."""
+
+    probabilities: Array
+    warnings: tuple[str, ...] = ()
+
+
+def predict(fitted: CalibrationMap, arrays: Arrays) -> Prediction:
+    """Calibrated probabilities of the values sent.
+
+    One list of numbers (k,) is one row. Only for a binary map it is n rows of one number each, the
+    logit or probability of class 1, as everywhere in calibrators.
+    """
+    if arrays.declared not in (None, fitted.kind):
+        raise Invalid(
+            "wrong_kind",
+            f"this map was fitted on {fitted.kind}, got {arrays.declared}",
+            expected=fitted.kind,
+            got=arrays.declared,
+        )
+    values = _rows(arrays.values, fitted.k)
+    if fitted.kind == "probabilities":
+        return _from_probabilities(fitted, values)
+    return Prediction(fitted.apply(values))
+
+
+def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
+    """The ``count`` most probable classes of each row and their probabilities, largest first.
+
+    >>> classes, chosen = top_classes(np.array([[0.2, 0.5, 0.3]]), 2)
+    >>> classes.tolist(), chosen.tolist()
+    ([[1, 2]], [[0.5, 0.3]])
+    """
+    classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :count]
+    return classes, np.take_along_axis(probabilities, classes, axis=1)
+
+
+def evaluation(probabilities: Array, labels: Array) -> dict[str, Any]:
+    """The report of calibrators on the answer, as plain JSON."""
+    if len(probabilities) > EVALUATED_ROWS:
+        raise TooLarge(
+            "too_many_rows",
+            f"at most {EVALUATED_ROWS} rows are evaluated in one call, got {len(probabilities)}: "
+            "send fewer, or leave the labels out",
+            limit=EVALUATED_ROWS,
+        )
+    checked = CalibrationSet.from_probabilities(raised_zeros(probabilities)[0], labels)
+    return evaluate(probabilities, checked.labels, draws=DRAWS).to_dict()
+
+
+def check_model(served: Served, model: str | None, *, only_warn: bool) -> str | None:
+    """Refuse the answers of another model than the map was fitted for; or say so."""
+    if model is None or model == served.model:
+        return None
+    fitted_for = "no model that is known" if served.model is None else f"{_shown(served.model)}"
+    sentence = (
+        f"{served.calibrator}@{served.number} was fitted for {fitted_for}, "
+        f"but the caller's model is {_shown(model)}"
+    )
+    if only_warn:
+        return f"model_mismatch; {sentence}"
+    raise Conflict(
+        "model_mismatch",
+        f"{sentence}: send that model's values, or ask with fingerprint=warn",
+        expected=served.model,
+        got=model[:SHOWN],
+    )
+
+
+def _shown(text: str) -> str:
+    return ascii(text[:SHOWN])
+
+
+def _rows(values: Array, classes: int) -> Array:
+    if values.ndim == 1 and classes > 2 and len(values):
+        values = values[np.newaxis]
+    width = 1 if values.ndim == 1 else values.shape[1]
+    if width != classes and not (classes == 2 and width == 1) and values.size:
+        raise Invalid(
+            "wrong_classes",
+            f"this map was fitted on {classes} classes, got rows of {width}",
+            expected=classes,
+            got=width,
+        )
+    return values
+
+
+def _from_probabilities(fitted: CalibrationMap, values: Array) -> Prediction:
+    """Zeros are raised here, since calibrators could only warn of them."""
+    if not values.size or values.dtype.kind not in "fiu":
+        return Prediction(fitted.apply(values))
+    if values.dtype not in (np.float32, np.float64):
+        values = values.astype(np.float32 if values.dtype == np.float16 else np.float64)
+    if values.ndim == 1 or values.shape[1] == 1:
+        sure = np.where((values > 1) & (values <= 1 + ABOVE_ONE), 1, values).reshape(-1, 1)
+        values = np.concatenate([1 - sure, sure], axis=1)
+    raised, zeros = raised_zeros(values)
+    warnings = (f"clipped_probabilities; {zeros} zeros were raised to the smallest number",)
+    return Prediction(fitted.apply(raised), warnings if zeros else ())

@@ -1,0 +1,81 @@
+"""Everything the service refuses with, and cannot do.
+
+ServiceError
+├── Malformed          bytes that cannot be read as what they claim to be
+├── Invalid            readable, but it breaks a rule
+├── Unauthenticated    no key, or one that is not (any longer) valid
+├── Forbidden          a valid key without the scope
+├── NotFound           there is no such thing, or not in this workspace
+├── Conflict           it contradicts what is there
+├── Stale              the caller's If-Match is no longer true
+├── TooLarge           more bytes, rows or classes than allowed
+├── TooSlow            the body did not arrive in time
+├── Unsupported        a format that is not read here
+├── NotAcceptable      an answer was asked for in a form it cannot have
+└── Unavailable        a part of the service is down; try again
+
+Each has a stable ``code`` for programs, a sentence for people, and plain ``details`` (numbers and
+names, never data, paths or secrets). Which status a class answers with is said in api/problems.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ServiceError(Exception):
+    """Base of all errors that a client is told about."""
+
+    def __init__(self, code: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+
+class Malformed(ServiceError):
+    """Bytes that cannot be read as what they claim to be."""
+
+
+class Invalid(ServiceError):
+    """Readable, but it breaks a rule."""
+
+
+class Unauthenticated(ServiceError):
+    """No key, or one that is not (any longer) valid."""
+
+
+class Forbidden(ServiceError):
+    """A valid key without the scope."""
+
+
+class NotFound(ServiceError):
+    """There is no such thing, or not in this workspace."""
+
+
+class Conflict(ServiceError):
+    """It contradicts what is there."""
+
+
+class Stale(ServiceError):
+    """The caller's If-Match is no longer true."""
+
+
+class TooLarge(ServiceError):
+    """More bytes, rows or classes than allowed."""
+
+
+class TooSlow(ServiceError):
+    """The body did not arrive in time."""
+
+
+class Unsupported(ServiceError):
+    """A format that is not read here."""
+
+
+class NotAcceptable(ServiceError):
+    """An answer was asked for in a form it cannot have."""
+
+
+class Unavailable(ServiceError):
+    """A part of the service is down; try again."""

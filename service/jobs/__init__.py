@@ -1,0 +1,1 @@
+"""Fits in worker processes: the queue, the workers, and who watches over them."""

@@ -1,0 +1,21 @@
+"""Bring a database to where the service can start on it."""
+
+from __future__ import annotations
+
+from dbos import DBOS
+
+from service.core.keys import DEFAULT_WORKSPACE, workspace_named
+from service.jobs.queue import DbosQueue
+from service.storage.database import Database
+from service.storage.migrate import migration_lock, upgrade
+
+
+def prepare_database(database: Database) -> None:
+    """All tables, the queues and the first workspace; by one of many starters at a time."""
+    with migration_lock(database):
+        # ours first: it is our engine that puts a new SQLite file into WAL mode
+        upgrade(database)
+        DBOS.migrate(database.url.render_as_string(hide_password=False))
+        DbosQueue(database).register()
+        with database.write() as store:
+            workspace_named(store, DEFAULT_WORKSPACE, make=True)

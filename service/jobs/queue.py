@@ -1,0 +1,101 @@
+"""The queue of fits, kept by DBOS in our own database: row and entry in one transaction."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from dbos import DBOSClient, DBOSPortableJSONSerializer
+from sqlalchemy.orm import Session
+
+from service.storage.database import Database
+
+QUEUES = ("fit.cpu", "fit.gpu")
+APPLICATION = "calibrd"
+# by default DBOS hashes the code, and the jobs of an older deployment would wait for ever
+VERSION = "1"
+WORKFLOW = "fit"
+POLL_SECONDS = 0.2
+DONE = ["SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"]
+
+
+class Entry(NamedTuple):
+    """An entry of the queue, and the fit it is for."""
+
+    id: str
+    fit: str
+
+
+class DbosQueue:
+    """Where fits wait. A fit may have several entries; whoever comes after the first does nothing.
+
+    So a fit that has to wait again gets a new entry in the transaction that says so, rather than
+    its old entry back in a second step that might not happen.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._client = DBOSClient(
+            system_database_engine=database.engine.execution_options(writes=True),
+            application_name=APPLICATION,
+            serializer=DBOSPortableJSONSerializer(),
+            lazy=True,
+            retry_connection_errors=False,
+        )
+
+    def register(self) -> None:
+        """Make the queues known; a worker takes one fit at a time from each of its queues."""
+        for name in QUEUES:
+            self._client.register_queue(
+                name, worker_concurrency=1, polling_interval_sec=POLL_SECONDS
+            )
+
+    def enqueue(self, session: Session, fit: str, queue: str) -> None:
+        """Put a fit on a queue, inside the session's transaction."""
+        self._enqueue(session, Entry(fit, fit), queue)
+
+    def enqueue_again(self, session: Session, fit: str, queue: str) -> None:
+        """Put a fit that was taken from a queue back on it, inside the session's transaction."""
+        self._enqueue(session, Entry(f"{fit}.{secrets.token_hex(6)}", fit), queue)
+
+    def taken_by(self, worker: str) -> list[Entry]:
+        """The entries that a worker has taken and not finished."""
+        found = self._client.list_workflows(
+            status="PENDING", executor_id=worker, load_input=False, load_output=False
+        )
+        return [Entry(one.workflow_id, one.workflow_id.partition(".")[0]) for one in found]
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Delete entries."""
+        if ids:
+            self._client.delete_workflows(list(ids))
+
+    def forget_done(self, hours: float = 24, limit: int = 1000) -> None:
+        """Delete old entries that have nothing more to do."""
+        before = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
+        found = self._client.list_workflows(
+            status=DONE,
+            completed_before=before,
+            limit=limit,
+            load_input=False,
+            load_output=False,
+        )
+        self.forget([one.workflow_id for one in found])
+
+    def close(self) -> None:
+        """Let go of the database; its connections are not ours to close."""
+        self._client.destroy()
+
+    def _enqueue(self, session: Session, entry: Entry, queue: str) -> None:
+        self._client.enqueue_in_transaction(
+            session,
+            {
+                "workflow_name": WORKFLOW,
+                "workflow_id": entry.id,
+                "queue_name": queue,
+                "app_version": VERSION,
+                "application_name": APPLICATION,
+            },
+            entry.fit,
+        )

@@ -1,0 +1,157 @@
+"""What workers do for each other: heartbeats, taking over from the dead, and housekeeping."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from service.core.fitting import failed
+from service.core.retention import forget_dataset
+from service.jobs.patience import AWAY
+from service.jobs.queue import DbosQueue, Entry
+from service.settings import Settings
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+from service.storage.records import Fit, FitStatus
+from service.storage.store import Store
+
+HOUR = 3600.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often things happen, in seconds."""
+
+    heartbeat: float = 2.0
+    silence: float = 6.0  # after which a worker is taken for dead
+    report: float = 0.25  # between two writes of a fit's progress
+    housekeeping: float = 60.0
+    patience: float = 60.0  # how long a database may be away while an ending is written
+
+
+class Upkeep:
+    """The heartbeat of a worker, and what it sees to on the way."""
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        queue: DbosQueue,
+        settings: Settings,
+        pace: Pace,
+        *,
+        worker: str,
+        queues: list[str],
+        device: str,
+        at_work: Callable[[], Collection[str]],
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._queue = queue
+        self._settings = settings
+        self._pace = pace
+        self._worker = worker
+        self._queues = queues
+        self._device = device
+        self._at_work = at_work
+        self._stray: set[Entry] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Beat once, so that nobody can die unknown, and then regularly."""
+        self.beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._ended.set()
+        self._thread.join(timeout=1)
+
+    def beat(self) -> None:
+        """Say that this worker lives, and take over from those that do not."""
+        with self._database.write() as store:
+            store.workers.beat(self._worker, queues=self._queues, device=self._device)
+            silent = store.workers.silent(self._pace.silence)
+            mine = store.fits.running_on(self._worker)
+        for dead in silent:
+            logger.warning("worker %s is silent: its fits are taken over", dead.id)
+            self._take_over(dead.id)
+        # an answer of the database can get lost, and with it a fit that we have started
+        unknown = [fit for fit in mine if fit.id not in self._at_work()]
+        if unknown:
+            with self._database.write() as store:
+                self._start_again(store, unknown)
+
+    def hand_back(self) -> None:
+        """Let the fits of this worker wait for another one, and sign off."""
+        entries = self._queue.taken_by(self._worker)
+        with self._database.write() as store:
+            for fit in store.fits.running_on(self._worker):
+                if store.fits.hand_back(fit.id, fit.attempt):
+                    self._queue.enqueue_again(store.session, fit.id, fit.queue)
+            self._put_back(store, entries)
+            store.workers.remove(self._worker)
+        self._queue.forget([entry.id for entry in entries])
+
+    def keep_house(self) -> None:
+        """Delete what has served its time, and find entries that were taken and then forgotten."""
+        with self._database.write() as store:
+            store.idempotency.forget(self._settings.idempotency_hours * HOUR)
+            old = store.datasets.expired() + store.fits.spent_datasets()
+        for dataset in old:
+            forget_dataset(self._database, self._blobs, dataset)
+        self._queue.forget_done()
+        at_work = self._at_work()
+        taken = {one for one in self._queue.taken_by(self._worker) if one.fit not in at_work}
+        with self._database.write() as store:
+            self._put_back(store, taken & self._stray)
+        self._queue.forget([entry.id for entry in taken & self._stray])
+        self._stray = taken - self._stray
+
+    def _run(self) -> None:
+        next_housekeeping = time.monotonic() + self._pace.housekeeping
+        while not self._ended.wait(self._pace.heartbeat):
+            try:
+                self.beat()
+                if time.monotonic() > next_housekeeping:
+                    next_housekeeping = time.monotonic() + self._pace.housekeeping
+                    self.keep_house()
+            except AWAY as error:
+                logger.warning(
+                    "no heartbeat: the database does not answer (%s)", type(error).__name__
+                )
+            except Exception:
+                logger.exception("upkeep failed; it goes on")
+
+    def _take_over(self, dead: str) -> None:
+        entries = self._queue.taken_by(dead)
+        with self._database.write() as store:
+            self._start_again(store, store.fits.running_on(dead))
+            self._put_back(store, entries)
+            store.workers.remove(dead)
+        self._queue.forget([entry.id for entry in entries])
+
+    def _start_again(self, store: Store, lost: list[Fit]) -> None:
+        """Fits whose attempt will never end: they wait again, or have failed too often."""
+        for fit in lost:
+            if fit.attempt >= self._settings.fit_attempts:
+                ending = failed(
+                    "worker_lost",
+                    f"the fit was started {fit.attempt} times and its worker was lost every time; "
+                    "it may need more memory than a worker has",
+                )
+                store.fits.finish(fit.id, fit.attempt, FitStatus.FAILED, error=ending.error)
+            elif store.fits.requeue(fit.id, fit.attempt):
+                self._queue.enqueue_again(store.session, fit.id, fit.queue)
+
+    def _put_back(self, store: Store, entries: Collection[Entry]) -> None:
+        """Entries that a worker took without starting their fits."""
+        for fit in store.fits.several({entry.fit for entry in entries}):
+            if fit.status is FitStatus.QUEUED:
+                self._queue.enqueue_again(store.session, fit.id, fit.queue)

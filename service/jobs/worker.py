@@ -1,0 +1,206 @@
+"""A process that takes fits from the queues and runs them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+from dbos import DBOS, DBOSPortableJSONSerializer
+
+from calibrators import CalibrationSet, CalibrationWarning, ExportError, FitError
+from calibrators.methods.smart import Smart
+from calibrators.onnx import export
+from service import logs
+from service.core.fitting import begin, conclude, run
+from service.jobs.patience import patiently
+from service.jobs.prepare import prepare_database
+from service.jobs.queue import APPLICATION, QUEUES, VERSION, WORKFLOW, DbosQueue
+from service.jobs.running import RunningFit
+from service.jobs.supervisor import SUPERVISOR
+from service.jobs.upkeep import Pace, Upkeep
+from service.settings import Settings
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+
+LOOK_SECONDS = 0.25
+LEAVE_SECONDS = 4.0
+FOREVER = 10 * 365 * 86400.0
+
+logger = logging.getLogger(__name__)
+
+
+def run_worker(
+    settings: Settings,
+    queues: Sequence[str] | None = None,
+    device: str | None = None,
+    *,
+    pace: Pace | None = None,
+) -> NoReturn:
+    """Work until SIGTERM or SIGINT, or until the process named by CALIBRD_SUPERVISOR is gone.
+
+    Without ``device`` it is a GPU if there is one; without ``queues`` a worker with a GPU takes
+    from both queues, one without from fit.cpu. The fit at hand is given back at the end.
+    """
+    leaving = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: leaving.set())
+    logs.configure(settings.log_level, settings.log_format)
+    for name in ("dbos", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # the maps' fit_info and the reports have them
+    warnings.simplefilter("ignore", CalibrationWarning)
+    device = device or _best_device()
+    queues = list(queues or (QUEUES if device.startswith("cuda") else QUEUES[:1]))
+    worker = Worker(settings, queues, device, pace or Pace(), leaving)
+    worker.start()
+    logger.info("worker %s takes from %s on %s", worker.id, ", ".join(queues), device)
+    supervisor = int(os.environ.get(SUPERVISOR, 0))
+    while not leaving.wait(LOOK_SECONDS):
+        if supervisor and os.getppid() != supervisor:
+            leaving.set()
+    _leave(worker)
+
+
+class Worker:
+    """Takes fits through DBOS, one from each queue at a time, and runs them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        queues: list[str],
+        device: str,
+        pace: Pace,
+        leaving: threading.Event,
+    ) -> None:
+        unknown = [name for name in queues if name not in QUEUES]
+        if unknown:
+            raise ValueError(f"a queue must be one of {', '.join(QUEUES)}, got {unknown[0]!r}")
+        self.id = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._settings = settings
+        self._queues = queues
+        self._device = device
+        self._pace = pace
+        self._leaving = leaving
+        self._at_work: set[str] = set()
+        self._database = Database(settings.database)
+        self._blobs = Blobs(settings.blobs)
+        self._upkeep = Upkeep(
+            self._database,
+            self._blobs,
+            DbosQueue(self._database),
+            settings,
+            pace,
+            worker=self.id,
+            queues=queues,
+            device=device,
+            at_work=lambda: set(self._at_work),
+        )
+
+    def start(self) -> None:
+        """Take fits from now on."""
+        prepare_database(self._database)
+        self._upkeep.start()
+        _warm_up(self._device)
+        if self._leaving.is_set():
+            return
+        DBOS(
+            config={
+                "name": APPLICATION,
+                "application_version": VERSION,
+                "executor_id": self.id,
+                "system_database_url": self._database.url.render_as_string(hide_password=False),
+                "serializer": DBOSPortableJSONSerializer(),
+                "run_migrations": False,
+                "notification_listener_polling_interval_sec": 0.5,
+                "log_level": "WARNING",
+            }
+        )
+
+        @DBOS.workflow(name=WORKFLOW)
+        def work(id: str) -> None:
+            self._work(id)
+
+        DBOS.listen_queues(self._queues)
+        DBOS.launch()
+
+    def stop(self) -> None:
+        """Take no more fits, and give those at hand to other workers."""
+        self._leaving.set()
+        self._upkeep.stop()
+        DBOS.destroy()
+        self._upkeep.hand_back()
+
+    def _work(self, id: str) -> None:
+        self._at_work.add(id)
+        try:
+            if not self._leaving.is_set():
+                self._run(id)
+        finally:
+            self._at_work.discard(id)
+        if self._leaving.is_set():
+            # DBOS must not note this entry as done: its fit may have to wait for another worker
+            threading.Event().wait()
+
+    def _run(self, id: str) -> None:
+        job = patiently(
+            lambda: begin(self._database, id, worker=self.id, device=self._device), FOREVER
+        )
+        if job is None:
+            return
+        logger.info("fit %s starts, attempt %d", id, job.fit.attempt)
+        limit = self._settings.fit_seconds
+        hooks = RunningFit(self._database, job.fit, every=self._pace.report, leaving=self._leaving)
+        with hooks:
+            ending = run(job, self._blobs, hooks, device=self._device, time_limit=limit)
+        if ending is None:
+            logger.warning("fit %s, attempt %d, is left to others", id, job.fit.attempt)
+            return
+        done = patiently(
+            lambda: conclude(self._database, self._blobs, job.fit, ending), self._pace.patience
+        )
+        logger.info("fit %s ends: %s", id, ending.status if done else "by another worker")
+
+
+def _best_device() -> str:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _warm_up(device: str) -> None:
+    """Let the libraries load what they load at first use, so that the first fit need not wait."""
+    data = CalibrationSet([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]] * 2, [0, 1, 1, 0, 0, 1])
+    try:
+        export(Smart(steps=1).fit(data, device=device))
+    except (FitError, ExportError) as error:
+        logger.warning("not all that fits may need is there: %s", error)
+
+
+def _leave(worker: Worker) -> NoReturn:
+    """End the process in a few seconds, whatever a fit or the database does."""
+    logger.info("worker %s leaves", worker.id)
+    thread = threading.Thread(target=_stop, args=(worker,), daemon=True)
+    thread.start()
+    thread.join(LEAVE_SECONDS)
+    if thread.is_alive():
+        logger.warning("worker %s could not sign off in time", worker.id)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _stop(worker: Worker) -> None:
+    try:
+        worker.stop()
+    except Exception:
+        logger.exception("worker %s could not sign off", worker.id)

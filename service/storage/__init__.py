@@ -1,0 +1,1 @@
+"""Tables, all SQL, migrations, and the blobs that rows name."""

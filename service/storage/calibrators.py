@@ -1,0 +1,91 @@
+"""SQL on calibrators, their versions and reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from service.storage.records import CalibratorRow, Version
+from service.storage.rows import Repository, new_id, now
+from service.storage.tables import calibrators, reports, versions
+
+
+class Calibrators(Repository):
+    """Calibrators of a workspace and what belongs to them."""
+
+    def named(self, workspace: str, name: str) -> CalibratorRow | None:
+        """The calibrator of this name."""
+        mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
+        return self._one(CalibratorRow, select(calibrators).where(mine))
+
+    def by_id(self, id: str) -> CalibratorRow | None:
+        """A calibrator of any workspace."""
+        return self._one(CalibratorRow, select(calibrators).where(calibrators.c.id == id))
+
+    def add(self, workspace: str, name: str) -> CalibratorRow:
+        """A new calibrator without versions."""
+        values = {
+            "id": new_id("cb"),
+            "workspace": workspace,
+            "name": name,
+            "last_version": 0,
+            "created_at": now(),
+        }
+        made = self._one(
+            CalibratorRow, insert(calibrators).values(values).returning(*calibrators.c)
+        )
+        assert made is not None  # noqa: S101
+        return made
+
+    def page(self, workspace: str, limit: int, after: str | None) -> list[CalibratorRow]:
+        """A page of calibrators by name."""
+        chosen = select(calibrators).where(calibrators.c.workspace == workspace)
+        if after is not None:
+            chosen = chosen.where(calibrators.c.name > after)
+        return self._all(CalibratorRow, chosen.order_by(calibrators.c.name).limit(limit))
+
+    def add_version(self, calibrator: str, report: dict[str, Any] | None, **facts: Any) -> Version:
+        """The next version of a calibrator, with its report."""
+        counted = (
+            update(calibrators)
+            .where(calibrators.c.id == calibrator)
+            .values(last_version=calibrators.c.last_version + 1)
+            .returning(calibrators.c.last_version)
+        )
+        number = self.session.execute(counted).scalar_one()
+        values = {"calibrator": calibrator, "number": number, "created_at": now(), **facts}
+        made = self._one(Version, insert(versions).values(values).returning(*versions.c))
+        assert made is not None  # noqa: S101
+        if report is not None:
+            row = {"calibrator": calibrator, "number": number, "document": report}
+            self._changed(insert(reports).values(row))
+        return made
+
+    def version(self, calibrator: str, number: int) -> Version | None:
+        """A version by its number."""
+        return self._one(Version, select(versions).where(self._is(versions, calibrator, number)))
+
+    def versions(self, calibrator: str, limit: int, before: int | None) -> list[Version]:
+        """A page of versions, newest first."""
+        chosen = select(versions).where(versions.c.calibrator == calibrator)
+        if before is not None:
+            chosen = chosen.where(versions.c.number < before)
+        return self._all(Version, chosen.order_by(versions.c.number.desc()).limit(limit))
+
+    def report(self, calibrator: str, number: int) -> dict[str, Any] | None:
+        """The report of a version as plain JSON."""
+        chosen = select(reports.c.document).where(self._is(reports, calibrator, number))
+        found: dict[str, Any] | None = self.session.scalar(chosen)
+        return found
+
+    def annotate(self, calibrator: str, number: int, **notes: Any) -> Version | None:
+        """Change the tags or the description of a version."""
+        mine = self._is(versions, calibrator, number)
+        return self._one(
+            Version, update(versions).where(mine).values(**notes).returning(*versions.c)
+        )
+
+    @staticmethod
+    def _is(table: Any, calibrator: str, number: int) -> Any:
+        return (table.c.calibrator == calibrator) & (table.c.number == number)

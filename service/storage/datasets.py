@@ -1,0 +1,94 @@
+"""SQL on datasets and the parts of those being uploaded."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, insert, or_, select, tuple_, update
+
+from service.storage.records import Dataset, FitStatus, Kind, Part
+from service.storage.rows import After, Repository, now
+from service.storage.tables import datasets, fits, parts
+
+OPEN = (FitStatus.QUEUED, FitStatus.RUNNING)
+
+
+class Datasets(Repository):
+    """Datasets of a workspace."""
+
+    def add(
+        self,
+        workspace: str,
+        id: str,
+        *,
+        delete_after_fit: bool,
+        keep_seconds: float | None,
+        **facts: str | int | None,
+    ) -> Dataset:
+        """A new dataset; ``facts`` (kind, sha256, format, bytes, rows, classes) as far as known."""
+        values = {
+            "id": id,
+            "workspace": workspace,
+            "delete_after_fit": delete_after_fit,
+            "expires_at": None if keep_seconds is None else now() + keep_seconds,
+            "created_at": now(),
+            **facts,
+        }
+        made = self._one(Dataset, insert(datasets).values(values).returning(*datasets.c))
+        assert made is not None  # noqa: S101
+        return made
+
+    def get(self, workspace: str, id: str) -> Dataset | None:
+        """A dataset by its id."""
+        mine = (datasets.c.workspace == workspace) & (datasets.c.id == id)
+        return self._one(Dataset, select(datasets).where(mine))
+
+    def by_hash(self, workspace: str, sha256: str, kind: Kind | None = None) -> Dataset | None:
+        """A dataset by the SHA-256 of its bytes; of any kind unless one is named."""
+        mine = (datasets.c.workspace == workspace) & (datasets.c.sha256 == sha256)
+        chosen = select(datasets).where(mine).order_by(datasets.c.kind).limit(1)
+        return self._one(Dataset, chosen if kind is None else chosen.where(datasets.c.kind == kind))
+
+    def page(self, workspace: str, limit: int, after: After | None) -> list[Dataset]:
+        """A page of datasets, newest first."""
+        chosen = select(datasets).where(datasets.c.workspace == workspace)
+        if after is not None:
+            chosen = chosen.where(tuple_(datasets.c.created_at, datasets.c.id) < tuple_(*after))
+        order = (datasets.c.created_at.desc(), datasets.c.id.desc())
+        return self._all(Dataset, chosen.order_by(*order).limit(limit))
+
+    def complete(self, id: str, **facts: str | int | None) -> Dataset | None:
+        """All parts have arrived: note what they make; None if somebody else did so first."""
+        open_one = (datasets.c.id == id) & datasets.c.sha256.is_(None)
+        changed = update(datasets).where(open_one).values(**facts).returning(*datasets.c)
+        return self._one(Dataset, changed)
+
+    def remove(self, id: str) -> None:
+        """Forget a dataset and its parts."""
+        self._changed(delete(parts).where(parts.c.dataset == id))
+        self._changed(delete(datasets).where(datasets.c.id == id))
+
+    def is_in_use(self, id: str) -> bool:
+        """Whether a fit that is not finished needs it."""
+        needs = or_(fits.c.dataset == id, fits.c.evaluation == id)
+        return (
+            self.session.scalar(select(fits.c.id).where(needs, fits.c.status.in_(OPEN)).limit(1))
+            is not None
+        )
+
+    def expired(self, limit: int = 100) -> list[Dataset]:
+        """Datasets whose time is over and that no unfinished fit needs."""
+        open_fits = select(fits.c.id).where(
+            or_(fits.c.dataset == datasets.c.id, fits.c.evaluation == datasets.c.id),
+            fits.c.status.in_(OPEN),
+        )
+        chosen = select(datasets).where(datasets.c.expires_at < now(), ~open_fits.exists())
+        return self._all(Dataset, chosen.limit(limit))
+
+    def put_part(self, part: Part) -> None:
+        """Note a part that has arrived, in place of an earlier one of its number."""
+        same = (parts.c.dataset == part.dataset) & (parts.c.number == part.number)
+        self._changed(delete(parts).where(same))
+        self._changed(insert(parts).values(vars(part)))
+
+    def parts_of(self, id: str) -> list[Part]:
+        """The parts that have arrived, in order."""
+        return self._all(Part, select(parts).where(parts.c.dataset == id).order_by(parts.c.number))

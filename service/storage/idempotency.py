@@ -1,0 +1,38 @@
+"""SQL on remembered Idempotency-Keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+
+from service.storage.rows import Repository, now
+from service.storage.tables import idempotency
+
+
+class Idempotency(Repository):
+    """What was answered to which key."""
+
+    def find(self, workspace: str, key: str) -> tuple[str, dict[str, Any]] | None:
+        """The hash of the request that first used a key, and its answer."""
+        mine = (idempotency.c.workspace == workspace) & (idempotency.c.key == key)
+        chosen = select(idempotency.c.request_sha256, idempotency.c.answer).where(mine)
+        row = self.session.execute(chosen).one_or_none()
+        return None if row is None else (row[0], row[1])
+
+    def keep(self, workspace: str, key: str, request_sha256: str, answer: dict[str, Any]) -> None:
+        """Remember an answer."""
+        self._changed(
+            insert(idempotency).values(
+                workspace=workspace,
+                key=key,
+                request_sha256=request_sha256,
+                answer=answer,
+                created_at=now(),
+            )
+        )
+
+    def forget(self, older_than: float) -> int:
+        """Forget answers older than so many seconds."""
+        old = idempotency.c.created_at < now() - older_than
+        return self._changed(delete(idempotency).where(old))

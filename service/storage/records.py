@@ -1,0 +1,183 @@
+"""What the tables hold, as frozen records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+Kind = Literal["logits", "probabilities"]
+
+
+class FitStatus(StrEnum):
+    """Where a fit is in its life."""
+
+    QUEUED = "queued"  # waits for a worker, or for another one after a worker was lost
+    RUNNING = "running"  # a worker is at it
+    SUCCEEDED = "succeeded"  # its versions are written
+    FAILED = "failed"  # `error` has a code and a sentence
+    CANCELLED = "cancelled"  # as asked; nothing was written
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it can change no more."""
+        return self not in (FitStatus.QUEUED, FitStatus.RUNNING)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A tenant: every other object belongs to one."""
+
+    id: str
+    name: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Key:
+    """An API key; of its secret only the SHA-256 is kept."""
+
+    id: str
+    workspace: str
+    name: str
+    secret_sha256: str
+    scopes: list[str]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Logits or probabilities with labels; without ``sha256`` while its parts are uploaded."""
+
+    id: str
+    workspace: str
+    kind: Kind | None
+    sha256: str | None
+    format: str | None
+    bytes: int | None
+    rows: int | None
+    classes: int | None
+    delete_after_fit: bool
+    expires_at: float | None
+    created_at: float
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of it has arrived and was checked."""
+        return self.sha256 is not None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a dataset that is being uploaded."""
+
+    dataset: str
+    number: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CalibratorRow:
+    """A named line of versions."""
+
+    id: str
+    workspace: str
+    name: str
+    last_version: int
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Version:
+    """A fitted map and where it came from; only tags and description may change."""
+
+    calibrator: str
+    number: int
+    method: str
+    params: dict[str, Any]
+    seed: int | None
+    kind: Kind
+    classes: int
+    model: str | None
+    dataset_sha256: str | None
+    rows: int | None
+    verdict: str | None
+    fit: str | None
+    fit_info: dict[str, Any]
+    libraries: dict[str, Any]
+    map_sha256: str
+    map_bytes: int
+    onnx_sha256: str | None
+    tags: dict[str, str]
+    description: str
+    created_by: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A movable name for a version; ``revision`` counts its moves."""
+
+    calibrator: str
+    name: str
+    version: int
+    revision: int
+    moved_at: float
+
+
+@dataclass(frozen=True)
+class AliasMove:
+    """One move of an alias."""
+
+    id: int
+    calibrator: str
+    alias: str
+    revision: int
+    from_version: int | None
+    to_version: int
+    moved_by: str
+    moved_at: float
+    reason: str
+    forced: bool
+    rollback: bool
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit job: ``order`` is what was asked for, ``attempt`` counts starts and fences writes."""
+
+    id: str
+    workspace: str
+    calibrator: str
+    calibrator_name: str
+    order: dict[str, Any]
+    dataset: str
+    evaluation: str | None
+    queue: str
+    status: FitStatus
+    attempt: int
+    cancel_requested: bool
+    progress: dict[str, Any] | None
+    device: str | None
+    versions: list[int]
+    error: dict[str, str] | None
+    worker: str | None
+    created_by: str
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker process, as of its last heartbeat."""
+
+    id: str
+    queues: list[str]
+    device: str
+    started_at: float
+    seen_at: float

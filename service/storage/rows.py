@@ -1,0 +1,65 @@
+"""What every repository is made of: a session, records from rows, the database's clock."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Executable, Float, Select
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.functions import FunctionElement
+
+Record = TypeVar("Record")
+
+
+class now(FunctionElement[float]):
+    """Seconds since 1970 by the database's clock, so that all machines agree."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(*_: Any, **__: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(*_: Any, **__: Any) -> str:
+    return "extract(epoch from clock_timestamp())::double precision"
+
+
+class After(NamedTuple):
+    """Where a page of a list ordered by time, newest first, goes on."""
+
+    created_at: float
+    id: str
+
+
+class Repository:
+    """All SQL on one kind of thing, inside the session's transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def _one(self, record: type[Record], statement: Executable) -> Record | None:
+        row = self.session.execute(statement).mappings().one_or_none()
+        return None if row is None else record(**row)
+
+    def _all(self, record: type[Record], statement: Executable) -> list[Record]:
+        rows = self.session.execute(statement).mappings()
+        return [record(**row) for row in rows]
+
+    def _changed(self, statement: Executable) -> int:
+        """Execute, and say how many rows it touched."""
+        return int(self.session.execute(statement).rowcount)  # type: ignore[attr-defined]
+
+    def _scalars(self, statement: Select[Any]) -> Sequence[Any]:
+        return self.session.execute(statement).scalars().all()
+
+
+def new_id(prefix: str) -> str:
+    """A random id such as ``fit_4f2c...``: 80 bits, not guessable, readable in a log."""
+    return f"{prefix}_{secrets.token_hex(10)}"

@@ -1,0 +1,210 @@
+"""The tables. Times are seconds since 1970 (UTC), taken from the database's own clock."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+ID = String(40)
+NAME = String(64)
+SHA256 = String(64)
+
+
+def _workspace() -> Column[str]:
+    return Column("workspace", ID, ForeignKey("workspaces.id"), nullable=False)
+
+
+workspaces = Table(
+    "workspaces",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("name", NAME, nullable=False, unique=True),
+    Column("created_at", Float, nullable=False),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", ID, primary_key=True),
+    _workspace(),
+    Column("name", String(200), nullable=False),
+    Column("secret_sha256", SHA256, nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
+    Column("last_used_at", Float),
+)
+
+datasets = Table(
+    "datasets",
+    metadata,
+    Column("id", ID, primary_key=True),
+    _workspace(),
+    Column("kind", String(16)),
+    Column("sha256", SHA256),  # this and what follows from the bytes is empty during an upload
+    Column("format", String(16)),
+    Column("bytes", BigInteger),
+    Column("rows", BigInteger),
+    Column("classes", Integer),
+    Column("delete_after_fit", Boolean, nullable=False),
+    Column("expires_at", Float),
+    Column("created_at", Float, nullable=False),
+    UniqueConstraint("workspace", "sha256", "kind"),
+    Index(None, "workspace", "created_at"),
+    Index(None, "expires_at"),
+)
+
+parts = Table(
+    "dataset_parts",
+    metadata,
+    Column("dataset", ID, ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", SHA256, nullable=False),
+)
+
+calibrators = Table(
+    "calibrators",
+    metadata,
+    Column("id", ID, primary_key=True),
+    _workspace(),
+    Column("name", NAME, nullable=False),
+    Column("last_version", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    UniqueConstraint("workspace", "name"),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("calibrator", ID, ForeignKey("calibrators.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("method", String(40), nullable=False),
+    Column("params", JSON, nullable=False),
+    Column("seed", BigInteger),
+    Column("kind", String(16), nullable=False),
+    Column("classes", Integer, nullable=False),
+    Column("model", String(200)),
+    Column("dataset_sha256", SHA256),
+    Column("rows", BigInteger),
+    Column("verdict", String(40)),
+    Column("fit", ID),
+    Column("fit_info", JSON, nullable=False),
+    Column("libraries", JSON, nullable=False),
+    Column("map_sha256", SHA256, nullable=False),
+    Column("map_bytes", BigInteger, nullable=False),
+    Column("onnx_sha256", SHA256),
+    Column("tags", JSON, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    Column("calibrator", ID, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("document", JSON, nullable=False),
+    ForeignKeyConstraint(["calibrator", "number"], ["versions.calibrator", "versions.number"]),
+)
+
+aliases = Table(
+    "aliases",
+    metadata,
+    Column("calibrator", ID, ForeignKey("calibrators.id"), primary_key=True),
+    Column("name", NAME, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("moved_at", Float, nullable=False),
+)
+
+alias_moves = Table(
+    "alias_moves",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("calibrator", ID, ForeignKey("calibrators.id"), nullable=False),
+    Column("alias", NAME, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("from_version", Integer),
+    Column("to_version", Integer, nullable=False),
+    Column("moved_by", String(200), nullable=False),
+    Column("moved_at", Float, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("forced", Boolean, nullable=False),
+    Column("rollback", Boolean, nullable=False),
+    UniqueConstraint("calibrator", "alias", "revision"),
+    sqlite_autoincrement=True,
+)
+
+fits = Table(
+    "fits",
+    metadata,
+    Column("id", ID, primary_key=True),
+    _workspace(),
+    Column("calibrator", ID, ForeignKey("calibrators.id"), nullable=False),
+    Column("calibrator_name", NAME, nullable=False),
+    Column("order", JSON, nullable=False),
+    Column("dataset", ID, nullable=False),
+    Column("evaluation", ID),
+    Column("queue", String(40), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("cancel_requested", Boolean, nullable=False),
+    Column("progress", JSON),
+    Column("device", String(40)),
+    Column("versions", JSON, nullable=False),
+    Column("error", JSON),
+    Column("worker", String(80)),
+    Column("created_by", String(200), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("finished_at", Float),
+    Index(None, "workspace", "created_at"),
+    Index(None, "status"),
+)
+
+workers = Table(
+    "fit_workers",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("queues", JSON, nullable=False),
+    Column("device", String(40), nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("seen_at", Float, nullable=False),
+)
+
+idempotency = Table(
+    "idempotency_keys",
+    metadata,
+    Column("workspace", ID, ForeignKey("workspaces.id"), primary_key=True),
+    Column("key", String(200), primary_key=True),
+    Column("request_sha256", SHA256, nullable=False),
+    Column("answer", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index(None, "created_at"),
+)

@@ -1,0 +1,110 @@
+"""Every route of the app, and who may use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+
+Need = Literal["public", "any", "predict", "fit", "promote", "admin"]
+
+CALIBRATOR = "/v1/calibrators/{name}"
+VERSION = f"{CALIBRATOR}/versions/{{number}}"
+ALIAS = f"{CALIBRATOR}/aliases/{{alias}}"
+MODEL = "/v2/models/{name}"
+MODEL_VERSION = f"{MODEL}/versions/{{version}}"
+
+NEEDS: dict[str, Need] = {
+    "GET /healthz": "public",
+    "GET /readyz": "public",
+    "GET /docs": "public",
+    "GET /openapi.json": "public",
+    "GET /v2": "public",
+    "GET /v2/health/live": "public",
+    "GET /v2/health/ready": "public",
+    "GET /docs/oauth2-redirect": "any",
+    "GET /metrics": "admin",
+    "GET /v1/keys": "admin",
+    "POST /v1/keys": "admin",
+    "DELETE /v1/keys/{id}": "admin",
+    "POST /v1/keys/{id}/rotate": "admin",
+    "GET /v1/datasets": "fit",
+    "POST /v1/datasets": "fit",
+    "GET /v1/datasets/{id}": "fit",
+    "HEAD /v1/datasets/{id}": "fit",
+    "DELETE /v1/datasets/{id}": "fit",
+    "PUT /v1/datasets/{id}/parts/{number}": "fit",
+    "POST /v1/datasets/{id}/commit": "fit",
+    "GET /v1/fits": "fit",
+    "GET /v1/fits/{id}": "fit",
+    "DELETE /v1/fits/{id}": "fit",
+    "GET /v1/fits/{id}/events": "fit",
+    "GET /v1/methods": "any",
+    "GET /v1/calibrators": "any",
+    f"GET {CALIBRATOR}": "any",
+    f"POST {CALIBRATOR}/fits": "fit",
+    f"GET {CALIBRATOR}/versions": "any",
+    f"POST {CALIBRATOR}/versions": "fit",
+    f"GET {VERSION}": "any",
+    f"PATCH {VERSION}": "promote",
+    f"GET {VERSION}/map": "any",
+    f"GET {VERSION}/onnx": "any",
+    f"GET {VERSION}/report": "any",
+    f"GET {VERSION}/report.json": "any",
+    f"GET {VERSION}/report.html": "any",
+    f"GET {VERSION}/report.svg": "any",
+    f"GET {VERSION}/report.png": "any",
+    f"GET {ALIAS}": "any",
+    f"PUT {ALIAS}": "promote",
+    f"GET {ALIAS}/history": "any",
+    f"POST {ALIAS}/rollback": "promote",
+    f"GET {CALIBRATOR}@{{ref}}/predict": "predict",
+    f"POST {CALIBRATOR}@{{ref}}/predict": "predict",
+    f"GET {MODEL}": "predict",
+    f"GET {MODEL}/ready": "predict",
+    f"POST {MODEL}/infer": "predict",
+    f"GET {MODEL_VERSION}": "predict",
+    f"GET {MODEL_VERSION}/ready": "predict",
+    f"POST {MODEL_VERSION}/infer": "predict",
+}
+UNDOCUMENTED = {"/docs", "/docs/oauth2-redirect", "/openapi.json", f"{VERSION}/report.json"}
+
+
+class Call(NamedTuple):
+    """A method of a path, with the names of the path's parameters still in it."""
+
+    method: str
+    path: str
+
+    @property
+    def need(self) -> Need:
+        """Who may make it; a route that is not in the table is a failure."""
+        as_get = f"GET {self.path}"
+        if self.method == "HEAD" and str(self) not in NEEDS:
+            return NEEDS[as_get]
+        return NEEDS[str(self)]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names in its path."""
+        return re.findall(r"\{(\w+)\}", self.path)
+
+    def url(self, **values: object) -> str:
+        """The path with values for its parameters."""
+        return self.path.format(**values)
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def calls_of(app: FastAPI) -> Iterator[Call]:
+    """Every method of every route: plain ones, FastAPI's, and those of included routers."""
+    for route in iter_route_contexts(app.routes):
+        # a mount or a websocket would be a way past all that is shown here
+        assert route.path is not None
+        assert route.methods, f"{route.path} is no plain HTTP route"
+        for method in sorted(route.methods):
+            yield Call(method, route.path)

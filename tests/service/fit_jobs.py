@@ -1,0 +1,122 @@
+"""A database, blobs and a dataset for tests of fits, and what to ask of them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.core.blob_keys import dataset_key
+from service.jobs.prepare import prepare_database
+from service.jobs.queue import DbosQueue
+from service.settings import Settings
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+from service.storage.records import Dataset, Fit, FitStatus
+from service.storage.rows import new_id
+
+FINAL = tuple(status for status in FitStatus if status.is_final)
+
+
+def logits_and_labels(n: int = 2000, k: int = 5, seed: int = 0) -> dict[str, Any]:
+    """Logits that are three times too large."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(n, k)) * 2
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return {"logits": (3 * logits).astype(np.float32), "labels": labels}
+
+
+class Place:
+    """A data directory with a workspace and a calibrator."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.settings = Settings(data_dir=folder, log_format="console", **settings)
+        self.database = Database(self.settings.database)
+        self.blobs = Blobs(self.settings.blobs)
+        prepare_database(self.database)
+        self.queue = DbosQueue(self.database)
+        self._seeds = itertools.count()
+        with self.database.write() as store:
+            workspace = store.keys.workspace_named("default")
+            assert workspace is not None
+            self.workspace = workspace.id
+            self.calibrator = store.calibrators.add(self.workspace, "digits")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.queue.close()
+        self.database.close()
+
+    def dataset(self, *, delete_after_fit: bool = False, **arrays: Any) -> Dataset:
+        """A new dataset, of other bytes than all before."""
+        arrays = arrays or logits_and_labels(seed=next(self._seeds))
+        file = io.BytesIO()
+        np.savez(file, **arrays)
+        content, id = file.getvalue(), new_id("ds")
+        self.blobs.put(dataset_key(self.workspace, id), content)
+        with self.database.write() as store:
+            return store.datasets.add(
+                self.workspace,
+                id,
+                kind="logits",
+                delete_after_fit=delete_after_fit,
+                keep_seconds=None,
+                sha256=hashlib.sha256(content).hexdigest(),
+                format="npz",
+                bytes=len(content),
+                rows=len(arrays["labels"]),
+                classes=arrays["logits"].shape[1],
+            )
+
+    def order(
+        self,
+        dataset: Dataset,
+        *methods: tuple[str, dict[str, Any]],
+        evaluation: Dataset | None = None,
+        **order: Any,
+    ) -> Fit:
+        """A fit on the queue."""
+        wanted = [{"method": method, "params": params} for method, params in methods]
+        nothing = {"seed": 0, "held_out": None, "model": None, "tags": {}, "description": ""}
+        with self.database.write() as store:
+            fit = store.fits.add(
+                self.workspace,
+                calibrator=self.calibrator.id,
+                calibrator_name=self.calibrator.name,
+                order={"methods": wanted, **nothing, **order},
+                dataset=dataset.id,
+                evaluation=None if evaluation is None else evaluation.id,
+                queue="fit.cpu",
+                created_by="tests",
+            )
+            self.queue.enqueue(store.session, fit.id, fit.queue)
+        return fit
+
+    def fit(self, id: str) -> Fit:
+        """A fit as it is now."""
+        with self.database.read() as store:
+            found = store.fits.get(id)
+        assert found is not None
+        return found
+
+    def wait(
+        self, fit: Fit, statuses: Iterable[FitStatus] = FINAL, *, seconds: float = 40.0
+    ) -> Fit:
+        """The fit as soon as it has one of the statuses."""
+        deadline = time.monotonic() + seconds
+        while (found := self.fit(fit.id)).status not in statuses:
+            assert time.monotonic() < deadline, f"still {found.status} after {seconds} s: {found}"
+            time.sleep(0.02)
+        return found
+
+    def versions_of(self, fit: Fit) -> list[int]:
+        """The numbers of all versions that name the fit."""
+        with self.database.read() as store:
+            versions = store.calibrators.versions(self.calibrator.id, 1000, None)
+        return sorted(version.number for version in versions if version.fit == fit.id)

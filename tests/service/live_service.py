@@ -1,0 +1,159 @@
+"""The real service for tests: as processes on loopback, and in process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import uvicorn
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 60
+STOP_SECONDS = 20
+
+
+@dataclass
+class Running:
+    """A service process on a free port."""
+
+    process: subprocess.Popen[str]
+    url: str
+    greeting: str
+    data_dir: Path
+    log: Path
+
+    def client(self, token: str | None = None) -> httpx.Client:
+        """A client of it; close it after use."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url, timeout=60, headers=headers)
+
+    def stop(self) -> int:
+        """End it as Ctrl-C would; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+@contextlib.contextmanager
+def running(data_dir: Path, *flags: str, **environment: str) -> Iterator[Running]:
+    """``python -m service serve`` until the end of the block."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    log = data_dir / "serve.log"
+    command = [sys.executable, "-m", "service", "serve", "--port", "0", "--data-dir", str(data_dir)]
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [*command, *flags],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        greeting = _greeting(process, log)
+        url = re.search(r"http://\S+", greeting)
+        assert url, greeting
+        yield Running(process, url[0], greeting, data_dir, log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _greeting(process: subprocess.Popen[str], log: Path) -> str:
+    """What it prints until it is ready; fails if it ends or is not ready in time."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    late = threading.Timer(START_SECONDS, process.kill)
+    late.start()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if "verdict" in line:
+                return "".join(lines)
+    finally:
+        late.cancel()
+    raise AssertionError(f"the service did not start:\n{''.join(lines)}\n{log.read_text()}")
+
+
+def wait_until(condition, seconds: float = 20.0, pause: float = 0.05):
+    """The first true value of a condition; fails if there is none in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(pause)
+    raise AssertionError("not in time")
+
+
+class Local(httpx.Client):
+    """A client of an app that runs in this process, on a thread."""
+
+    app: FastAPI
+
+
+@contextlib.contextmanager
+def in_process(data_dir: Path, **settings: object) -> Iterator[Local]:
+    """The app in this process, without workers: fits wait."""
+    app = create_app(Settings(data_dir=data_dir, workers=0, **settings))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started or not thread.is_alive())
+            assert server.started
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            with Local(base_url=url, timeout=60) as made:
+                made.app = app
+                yield made
+        finally:
+            server.should_exit = True
+            thread.join(STOP_SECONDS)
+            assert not thread.is_alive()
+
+
+def sample(rows: int = 600, classes: int = 5, seed: int = 0, scale: float = 3.0):
+    """Logits of an overconfident model, and labels."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=(rows, classes)) * 2
+    labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
+    return (scale * truth).astype(np.float32), labels
+
+
+def npz(logits: np.ndarray, labels: np.ndarray, name: str = "logits") -> bytes:
+    """A dataset as npz."""
+    file = io.BytesIO()
+    np.savez(file, **{name: logits, "labels": labels})
+    return file.getvalue()
+
+
+NPZ = {"Content-Type": "application/x-npz"}

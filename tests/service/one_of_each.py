@@ -1,0 +1,82 @@
+"""One of each thing that a workspace holds, made over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from live_service import NPZ, npz, sample
+
+from calibrators import CalibrationSet, archive
+from calibrators.judging import fit_and_judge
+from calibrators.methods.temperature import TemperatureScaling
+
+CALIBRATOR = "fashion"
+ALIAS = "production"
+CLASSES = 5
+IDEMPOTENCY_KEY = "the-first-order"
+
+
+@dataclass(frozen=True)
+class Things:
+    """The ids of what a caller made."""
+
+    dataset: str
+    sha256: str
+    upload: str
+    fit: str
+    version: dict[str, Any]
+    key: str
+
+
+def dataset_body() -> bytes:
+    """A small dataset."""
+    return npz(*sample(60, CLASSES))
+
+
+@functools.cache
+def fitted_elsewhere() -> dict[str, Any]:
+    """The body that registers a map, with the report that was made on it."""
+    fitted, report = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(1200, CLASSES)))
+    content = base64.b64encode(archive.dump(fitted)).decode()
+    return {"map": content, "report": report.to_dict(), "model": "sha256:0f1e"}
+
+
+def make_one_of_each(client: httpx.Client) -> Things:
+    """A dataset, an upload with a part, a fit that waits, a version, an alias and a key."""
+    body = dataset_body()
+    dataset = _made(client.post("/v1/datasets", content=body, headers=NPZ))["id"]
+    upload = _made(client.post("/v1/datasets?upload=parts"))["id"]
+    _made(client.put(f"/v1/datasets/{upload}/parts/1", content=body[:100]))
+    version = _made(client.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere()))
+    url = f"/v1/calibrators/{CALIBRATOR}/aliases/{ALIAS}"
+    _made(client.put(url, json={"version": version["number"]}))
+    key = _made(client.post("/v1/keys", json={"name": "spare", "scopes": ["predict"]}))["key"]
+    return Things(
+        dataset=dataset,
+        sha256=hashlib.sha256(body).hexdigest(),
+        upload=upload,
+        fit=order_fit(client, dataset)["id"],
+        version=version,
+        key=key["id"],
+    )
+
+
+def order_fit(client: httpx.Client, dataset: str) -> dict[str, Any]:
+    """A fit ordered with the one Idempotency-Key."""
+    return _made(
+        client.post(
+            f"/v1/calibrators/{CALIBRATOR}/fits",
+            json={"dataset": dataset, "method": "temperature"},
+            headers={"Idempotency-Key": IDEMPOTENCY_KEY},
+        )
+    )
+
+
+def _made(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.is_success, answer.text
+    return answer.json()

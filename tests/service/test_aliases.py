@@ -1,0 +1,120 @@
+"""Aliases: compare-and-set, verdicts that need force, history, rollback, and what predict sees."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from live_service import in_process, sample
+
+from calibrators import CalibrationSet, archive, fit_and_judge
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
+
+ALIAS = "/v1/calibrators/c/aliases/production"
+
+
+def register(client, temperature: float, verdict: str | None = "improved") -> int:
+    """A version of the calibrator ``c`` with this temperature and verdict."""
+    fitted = TemperatureMap(k=5, temperature=temperature)
+    body = {"map": base64.b64encode(archive.dump(fitted)).decode()}
+    if verdict is not None:
+        _, report = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(1000)))
+        body["report"] = report.to_dict() | {"verdict": verdict}
+    answer = client.post("/v1/calibrators/c/versions", json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()["number"]
+
+
+def top(client, ref: str) -> float:
+    answer = client.get(f"/v1/calibrators/c@{ref}/predict?logits=4,0,0,0,0").json()
+    return answer["probabilities"][0][0]
+
+
+def move(client, version: int, headers=None, **body):
+    return client.put(ALIAS, json={"version": version, **body}, headers=headers or {})
+
+
+def test_compare_and_set(local):
+    register(local, 1.0)
+    register(local, 2.0)
+    only_new = {"If-None-Match": "*"}
+    first = move(local, 1, only_new, reason="start")
+    assert (first.status_code, first.headers["etag"]) == (200, '"1"')
+    assert move(local, 2, only_new).status_code == 412
+    second = move(local, 2, {"If-Match": '"1"'})
+    assert second.headers["etag"] == '"2"'
+    late = move(local, 1, {"If-Match": '"1"'})
+    assert (late.status_code, late.json()["code"]) == (412, "alias_has_moved")
+    assert local.get(ALIAS).json()["version"] == 2
+    assert move(local, 1, {"If-Match": "*"}).status_code == 200
+    assert move(local, 1, {"If-Match": "rubbish"}).status_code == 412
+
+
+@pytest.mark.parametrize("verdict", ["worse", "insufficient_data", None])
+def test_what_was_not_judged_better_needs_force_and_a_reason(local, verdict):
+    register(local, 1.5, verdict)
+    refused = move(local, 1)
+    assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
+    assert move(local, 1, force=True).status_code == 409
+    assert move(local, 1, reason="because").status_code == 409
+    assert move(local, 1, force=True, reason="because").status_code == 200
+    (entry,) = local.get(f"{ALIAS}/history").json()["items"]
+    assert (entry["forced"], entry["reason"], entry["moved_by"]) == (True, "because", "anonymous")
+
+
+def test_trade_off_is_moved_to_with_a_warning(local):
+    register(local, 1.5, "trade_off")
+    moved = move(local, 1)
+    assert moved.status_code == 200
+    assert "trade-off" in moved.json()["warning"]
+
+
+def test_rollback_takes_back_move_after_move(local):
+    for temperature in (1.0, 2.0, 3.0):
+        register(local, temperature)
+    for version in (1, 2, 3):
+        move(local, version)
+    assert top(local, "production") == top(local, "3")
+    assert local.post(f"{ALIAS}/rollback", json={"reason": "bad"}).json()["version"] == 2
+    assert top(local, "production") == top(local, "2")
+    assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
+    refused = local.post(f"{ALIAS}/rollback")
+    assert (refused.status_code, refused.json()["code"]) == (409, "nothing_to_roll_back")
+    history = local.get(f"{ALIAS}/history").json()["items"]
+    assert [(one["from_version"], one["to_version"], one["rollback"]) for one in history] == [
+        (2, 1, True),
+        (3, 2, True),
+        (2, 3, False),
+        (1, 2, False),
+        (None, 1, False),
+    ]
+
+
+def test_move_is_seen_by_other_processes_within_two_seconds(tmp_path):
+    import time
+
+    with in_process(tmp_path) as one, in_process(tmp_path) as other:
+        register(one, 1.0)
+        register(one, 3.0)
+        move(one, 1)
+        assert top(other, "production") == top(one, "1")
+        move(one, 2)
+        moved_at = time.monotonic()
+        assert top(one, "production") == top(one, "2")
+        while top(other, "production") != top(one, "2"):
+            assert time.monotonic() - moved_at < 2
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["7", "Production", "a b", "-x", "x" * 65])
+def test_bad_names_of_aliases(local, name):
+    register(local, 1.0)
+    answer = local.put(f"/v1/calibrators/c/aliases/{name}", json={"version": 1})
+    assert answer.status_code == 422
+
+
+def test_alias_of_a_version_that_is_not_there(local):
+    register(local, 1.0)
+    assert move(local, 9).json()["code"] == "no_such_version"
+    assert local.get(ALIAS).status_code == 404
+    assert local.get("/v1/calibrators/c@production/predict?logits=1,2,3,4,5").status_code == 404
