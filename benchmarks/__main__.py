@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import apply, calibration_error, memory, ours, smart, temperature
+from benchmarks import apply, calibration_error, memory, ours, serving, smart, temperature
 from benchmarks.output import Results, Topic, machine, write, write_topic
 from benchmarks.timing import ForeignLoad
 
@@ -18,6 +18,7 @@ FULL: dict[str, list[Size]] = {
     "smart": [(10_000, 1000)],
     "apply": [(10_000, 1000)],
     "memory": [(50_000, 1000)],
+    "serving": [(1, 1000)],
 }
 QUICK: dict[str, list[Size]] = {
     "temperature": [(500, 100), (2_000, 20), (10_000, 10)],
@@ -25,6 +26,7 @@ QUICK: dict[str, list[Size]] = {
     "smart": [(1_000, 100)],
     "apply": [(500, 1000)],
     "memory": [(2_000, 1000)],
+    "serving": [(1, 1000)],
 }
 
 
@@ -65,6 +67,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
         "smart": lambda at: smart.run(at, rounds(3), 8 * budget),
         "apply": lambda at: apply.run(at, rounds(41), budget),
         "memory": memory.run,
+        "serving": lambda at: serving.run(at, rounds(7), 0.5 if options.quick else 3.0),
     }
     for name in options.topics or FULL:
         yield from runs[name](options.sizes or sizes[name])

@@ -11,7 +11,16 @@ from typing import Any
 
 Row = dict[str, Any]
 QUIET_CORES = 0.1
-COMPARED = ("numpy", "torch", "probmetrics", "scikit-learn", "netcal", "torchmetrics", "relplot")
+COMPARED = (
+    "numpy",
+    "torch",
+    "probmetrics",
+    "scikit-learn",
+    "netcal",
+    "torchmetrics",
+    "relplot",
+    "litserve",
+)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ Kind = Literal["logits", "probabilities"]
 Labels = NDArray[np.int64]
 
 SUM_TOLERANCE = 1e-3
+PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +194,8 @@ def check_rows(maxima: Floats) -> None:
 
 
 def _as_floats(values: ArrayLike, name: str) -> Floats:
+    if type(values) is np.ndarray and values.ndim == 2 and values.size and values.dtype in PLAIN:
+        return values
     try:
         array = np.asanyarray(values)
     except (ValueError, TypeError, RuntimeError) as error:

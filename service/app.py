@@ -59,16 +59,19 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Calibrated probabilities as a versioned, tested contract.",
         lifespan=_lifespan,
         redoc_url=None,
+        # ours are in /metrics and the log
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.parts = parts
     app.router.route_class = StrictJsonRoute
-    # plain routes first: the hot path is matched before all others
-    app.router.routes[:0] = _plain_routes(parts)
+    predicting, *others = _plain_routes(parts)
+    app.router.routes[:0] = [predicting, *others]
     for module in ROUTERS:
         module.router.route_class = StrictJsonRoute
         app.include_router(module.router)
     complete_document(app, {**predict.OPENAPI, **inference_protocol.OPENAPI})
     install_problems(app)
+    app.add_middleware(predict.Shortcut, route=predicting)
     app.add_middleware(
         BodyGuard,
         limit_of=_body_limit(settings),
@@ -151,7 +154,7 @@ def _plain_routes(parts: Parts) -> list[Route]:
     settings = parts.settings
     limits = Limits(settings.max_predict_bytes, settings.max_json_bytes, settings.max_classes)
     return [
-        *predict.predict_routes(find, load, limits),
+        predict.predict_route(find, load, limits),
         *inference_protocol.inference_routes(
             find,
             load,

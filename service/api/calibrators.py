@@ -32,7 +32,9 @@ router = APIRouter(prefix="/v1", tags=["calibrators"])
 FOREVER = "private, max-age=31536000, immutable"
 
 
-@router.get("/methods", summary="The methods and their parameters")
+@router.get(
+    "/methods", summary="The methods and their parameters", responses=examples.METHOD_ANSWERS
+)
 def list_methods() -> list[MethodOut]:
     """What can be fitted: each with a JSON schema of its parameters."""
     return [

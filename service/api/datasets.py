@@ -15,6 +15,7 @@ from service.api.schemas import CommitIn, DatasetOut, KindName, PartOut, part_ou
 from service.core import datasets
 from service.core.access import Scope
 from service.core.datasets import Keeping, landing
+from service.errors import Invalid
 from service.storage.records import Dataset
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], dependencies=needs(Scope.FIT))
@@ -56,6 +57,9 @@ async def create_dataset(
     """
     keeping = Keeping(delete_after_fit, days or joined.settings.dataset_days or None)
     if upload == "parts":
+        async for piece in request.stream():
+            if piece:
+                raise Invalid("no_body_yet", "an upload in parts is opened without a body")
         opened = await asyncio.to_thread(joined.datasets.open, caller, kind, keeping)
         response.headers["Location"] = f"/v1/datasets/{opened.id}"
         return DatasetOut.of(opened, parts=[])
@@ -125,7 +129,6 @@ async def put_part(
 @router.post(
     "/{id}/commit",
     summary="Join the parts and check the dataset",
-    responses=examples.DATASET_ANSWERS,
 )
 def commit_dataset(
     response: Response,

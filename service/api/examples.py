@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Path
 
+from service.api.schema_examples import DATASET_ID, FIT_ID, KEY, METHOD
 from service.core.formats import Format
 from service.storage.records import FitStatus
 
@@ -17,33 +18,45 @@ ID_PATTERN = "^[A-Za-z0-9_:-]{1,80}$"
 Name = Annotated[str, Path(pattern=NAME_PATTERN, examples=["fashion"])]
 Alias = Annotated[str, Path(pattern=NAME_PATTERN, examples=["production"])]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[1])]
-DatasetId = Annotated[str, Path(pattern=ID_PATTERN, examples=["ds_4f2c9a1be07d8c3355aa"])]
-FitId = Annotated[str, Path(pattern=ID_PATTERN, examples=["fit_0c1d6f2ab9e84d7710cc"])]
-KeyId = Annotated[str, Path(pattern=ID_PATTERN, examples=["1f0c22ab94de"])]
+DatasetId = Annotated[str, Path(pattern=ID_PATTERN, examples=[DATASET_ID])]
+FitId = Annotated[str, Path(pattern=ID_PATTERN, examples=[FIT_ID])]
+KeyId = Annotated[str, Path(pattern=ID_PATTERN, examples=[KEY["id"]])]
 
-BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
-ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
-DATASET = {
-    "id": "ds_4f2c9a1be07d8c3355aa",
-    "status": "ready",
-    "kind": "logits",
-    "sha256": "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef",
-    "format": "npz",
-    "bytes": 412_310,
-    "rows": 10_000,
-    "classes": 10,
-    "delete_after_fit": False,
-    "expires_at": None,
-    "created_at": "2026-01-05T10:00:00Z",
+PROBLEM = {
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 }
+BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"type": "number"}}}
+ARRAYS = {
+    "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
+    "probabilities": {**NUMBERS, "description": "the same; one of the two"},
+    "labels": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+}
+ARRAYS_SCHEMA = {
+    "type": "object",
+    "properties": ARRAYS,
+    "required": ["labels"],
+    "additionalProperties": False,
+}
+ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
 
 
 def _binary_bodies(*formats: Format) -> dict[str, Any]:
     return {format.media_type: BINARY for format in formats}
 
 
-def _json_body(example: Any) -> dict[str, Any]:
-    return {"application/json": {"schema": {"type": "object"}, "example": example}}
+def _in_query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A field of a fit, in the query because the body holds arrays."""
+    text = f"{description}; only if the body is npz or safetensors"
+    return {"name": name, "in": "query", "schema": schema, "description": text}
+
+
+def _json_answer(schema: str) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
+
+
+def _list_answer(example: list[Any]) -> Answers:
+    return {200: {"content": {"application/json": {"example": example}}}}
 
 
 def _file(media_type: str, description: str) -> Answers:
@@ -52,29 +65,43 @@ def _file(media_type: str, description: str) -> Answers:
 
 DATASET_BODY = {
     "requestBody": {
-        "content": {**_binary_bodies(Format.NPZ, Format.SAFETENSORS), **_json_body(ROWS)},
+        "content": {
+            "application/json": {"schema": ARRAYS_SCHEMA, "example": ROWS},
+            **_binary_bodies(Format.NPZ, Format.SAFETENSORS),
+        },
         "description": "arrays `logits` or `probabilities`, and `labels`",
     }
 }
 DATASET_ANSWERS: Answers = {
-    200: {"description": "These bytes were there already"},
-    201: {"content": {"application/json": {"example": DATASET}}},
+    200: {"description": "These bytes were there already", **_json_answer("DatasetOut")},
+    201: {"description": "Kept, or an upload opened"},
 }
 PART_BODY = {
     "requestBody": {"required": True, "content": {"application/octet-stream": BINARY}},
 }
 FIT_BODY = {
+    "parameters": [
+        _in_query("method", "the method; several times for several", {"type": "string"}),
+        _in_query("params", "the method's parameters as JSON", {"type": "string"}),
+        _in_query("seed", "as in JSON", {"type": "integer"}),
+        _in_query("held_out", "as in JSON", {"type": "number"}),
+        _in_query("evaluation", "as in JSON", {"type": "string"}),
+        _in_query("model", "as in JSON", {"type": "string"}),
+        _in_query("device", "as in JSON", {"type": "string"}),
+        _in_query("tags", "as in JSON, and written as JSON", {"type": "string"}),
+        _in_query("description", "as in JSON", {"type": "string"}),
+    ],
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/FitIn"},
                 "examples": {
-                    "dataset": {"value": {"dataset": DATASET["id"], "method": "smart"}},
+                    "dataset": {"value": {"dataset": DATASET_ID, "method": "smart"}},
                     "in one call": {"value": {**ROWS, "method": "temperature"}},
                     "several methods": {
                         "value": {
-                            "dataset": DATASET["id"],
+                            "dataset": DATASET_ID,
                             "methods": [
                                 {"method": "temperature"},
                                 {"method": "smart", "params": {"steps": 500}},
@@ -86,10 +113,10 @@ FIT_BODY = {
             },
             **_binary_bodies(Format.NPZ, Format.SAFETENSORS),
         },
-    }
+    },
 }
 FIT_ANSWERS: Answers = {
-    201: {"description": "Finished while the caller waited"},
+    201: {"description": "Finished while the caller waited", **_json_answer("FitOut")},
     202: {"description": "Accepted; Location says where to look"},
 }
 EVENT = {
@@ -115,8 +142,11 @@ EVENT_ANSWERS: Answers = {
 MAP_ANSWERS = {**_file("application/octet-stream", "The archive"), 304: {"description": "Known"}}
 ONNX_ANSWERS = {**_file("application/octet-stream", "The model"), 304: {"description": "Known"}}
 MOVE_ANSWERS: Answers = {
-    409: {"description": "The version was judged worse or could not be judged: needs_force"},
-    412: {"description": "The alias has moved since: alias_has_moved"},
+    409: {
+        "description": "The version was judged worse or could not be judged: needs_force",
+        **PROBLEM,
+    },
+    412: {"description": "The alias has moved since: alias_has_moved", **PROBLEM},
 }
 REPORT_ANSWERS: Answers = {
     200: {"content": {"application/json": {"example": {"verdict": "improved", "n": 2000}}}}
@@ -125,16 +155,8 @@ HTML_ANSWERS = _file("text/html", "The page")
 SVG_ANSWERS = _file("image/svg+xml", "The diagram")
 PNG_ANSWERS = _file("image/png", "The diagram")
 METRICS_ANSWERS = _file("text/plain", "Metrics in Prometheus's text format")
-NOT_READY: Answers = {503: {"description": "A part does not work"}}
-NEW_KEY_ANSWERS: Answers = {
-    201: {
-        "content": {
-            "application/json": {
-                "example": {
-                    "key": {"id": "1f0c22ab94de", "name": "ci", "scopes": ["predict"]},
-                    "token": "cal_<id>_<secret>",
-                }
-            }
-        }
-    }
+READY_ANSWERS: Answers = {
+    503: {"description": "A part does not work", **_json_answer("Readiness")},
 }
+METHOD_ANSWERS = _list_answer([METHOD])
+KEY_ANSWERS = _list_answer([KEY])

@@ -176,6 +176,9 @@ async def _order(request: Request, arrived: Landing) -> tuple[str | None, FitIn]
     if content_type is None or content_type.partition(";")[0].strip().lower() != JSON:
         await land(request, arrived)
         return content_type or "", _checked(_from_query(request))
+    misplaced = next(iter(_from_query(request)), None)
+    if misplaced is not None:
+        raise Invalid("invalid_request", f"query.{misplaced[:40]}: belongs into the JSON body")
     document = documents.parse(await request.body())
     if not isinstance(document, dict):
         raise Invalid("invalid_request", "the body must be a JSON object")

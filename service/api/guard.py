@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import ip_address
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.body_guard import refuse
@@ -46,7 +46,7 @@ class Guard:
         if token is not None:
             return self._keys.authenticate(token)
         if self._is_loopback and self._keys.is_empty:
-            _check_origin(Headers(scope=scope))
+            _check_origin(scope)
             return self._keys.anyone
         raise Unauthenticated(
             "key_required", "send a key in the header: Authorization: Bearer cal_..."
@@ -64,21 +64,29 @@ def _token(scope: Scope) -> str | None:
     return None
 
 
-def _check_origin(headers: Headers) -> None:
-    host = headers.get("host", "localhost")
-    if not _is_local(host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host):
+def _check_origin(scope: Scope) -> None:
+    host, origin, site = "localhost", None, "none"
+    for name, value in scope["headers"]:
+        if name == b"host":
+            host = str(value, "latin-1")
+        elif name == b"origin":
+            origin = str(value, "latin-1")
+        elif name == b"sec-fetch-site":
+            site = str(value, "latin-1")
+    if not _is_local(host):
         raise Forbidden("foreign_host", "without keys, requests must name localhost as their host")
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != host:
-        raise Forbidden("foreign_origin", "without keys, other sites' pages are refused")
-    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    is_foreign = origin is not None and origin.partition("://")[2] != host
+    if is_foreign or site not in ("none", "same-origin"):
         raise Forbidden("foreign_origin", "without keys, other sites' pages are refused")
 
 
+@lru_cache(maxsize=64)
 def _is_local(host: str) -> bool:
-    if host == "localhost":
+    """Whether a Host header, with or without a port, names this machine."""
+    name = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
+    if name == "localhost":
         return True
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        return ip_address(name.strip("[]")).is_loopback
     except ValueError:
         return False

@@ -13,14 +13,14 @@ from service.core.access import Scope
 router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=needs(Scope.ADMIN))
 
 
-@router.get("", summary="List the keys of this workspace")
+@router.get("", summary="List the keys of this workspace", responses=examples.KEY_ANSWERS)
 def list_keys(joined: Joined, caller: Caller) -> list[KeyOut]:
     """Also those that were revoked or have expired; never their secrets."""
     with joined.database.read() as store:
         return [KeyOut.of(key) for key in store.keys.all_of(caller.workspace)]
 
 
-@router.post("", status_code=201, summary="Make a key", responses=examples.NEW_KEY_ANSWERS)
+@router.post("", status_code=201, summary="Make a key")
 def create_key(joined: Joined, caller: Caller, body: KeyIn) -> NewKeyOut:
     """The token is shown this once; only its hash is kept. The first key ends open access."""
     with joined.database.write() as store:

@@ -9,7 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from service.api import examples
 from service.api.guard import PUBLIC
+from service.api.schema_examples import EXAMPLES
 from service.api.schemas import FitIn
 
 METHODS = ("get", "head", "post", "put", "patch", "delete")
@@ -34,10 +36,7 @@ PROBLEM = {
         "request_id": "8c1f0a2b6d3e-1f",
     },
 }
-PROBLEM_ANSWER = {
-    "description": "An error",
-    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
-}
+PROBLEM_ANSWER = {"description": "An error", **examples.PROBLEM}
 
 
 def complete_document(app: FastAPI, plain_paths: dict[str, Any]) -> None:
@@ -61,7 +60,10 @@ def _document(app: FastAPI, plain_paths: dict[str, Any]) -> dict[str, Any]:
     schemas["Problem"] = PROBLEM
     wanted = FitIn.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(wanted.pop("$defs"))
+    wanted["properties"] |= examples.ARRAYS
     schemas["FitIn"] = wanted
+    for name, example in EXAMPLES.items():
+        schemas[name]["examples"] = [example]
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     made["components"]["securitySchemes"] = {

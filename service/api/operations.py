@@ -46,7 +46,7 @@ def healthz() -> Health:
     "/readyz",
     response_model=Readiness,
     summary="Whether all parts work",
-    responses=examples.NOT_READY,
+    responses=examples.READY_ANSWERS,
 )
 def readyz(joined: Joined) -> Response:
     """Database, blobs and a worker's heartbeat; 503 if one of them fails. Needs no key."""

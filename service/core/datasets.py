@@ -16,7 +16,7 @@ from service.core.blob_keys import dataset_key, part_key
 from service.core.formats import Format
 from service.core.formats.bodies import check_size
 from service.core.retention import forget_dataset
-from service.errors import Conflict, Invalid, NotFound
+from service.errors import Conflict, Invalid, Malformed, NotFound
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Kind, Part
@@ -197,6 +197,8 @@ class Datasets:
         self, arrived: Landing, content_type: str | None, kind: Kind | None
     ) -> dict[str, Any]:
         format = formats.format_of(content_type, arrived.head())
+        if not arrived.bytes:
+            raise Malformed("empty_body", "the body is empty: send logits and labels")
         if format is Format.NPY:
             raise Invalid("no_labels", "npy holds one array: send npz with logits and labels")
         found = formats.inspect(arrived.path, format, kind, self._limits)

@@ -20,7 +20,6 @@ from service.core import formats
 from service.core.blob_keys import dataset_key, map_key, onnx_key
 from service.core.formats import Format
 from service.core.recipes import make_recipe
-from service.core.retention import forget_spent_datasets
 from service.errors import NotFound, ServiceError
 from service.storage.blobs import BlobCorrupt, BlobMissing, Blobs
 from service.storage.database import Database
@@ -108,7 +107,9 @@ def run(job: Job, blobs: Blobs, hooks: Hooks, *, device: str, time_limit: float)
         )
 
 
-def conclude(database: Database, blobs: Blobs, fit: Fit, ending: Ending) -> Fit | None:
+def conclude(
+    database: Database, fit: Fit, ending: Ending, progress: dict[str, Any] | None = None
+) -> Fit | None:
     """Write how an attempt ended, with its versions; None, and no change, if it runs no longer."""
     try:
         with database.write() as store:
@@ -116,14 +117,13 @@ def conclude(database: Database, blobs: Blobs, fit: Fit, ending: Ending) -> Fit 
                 store.calibrators.add_version(fit.calibrator, made.report, **made.facts).number
                 for made in ending.versions
             ]
-            facts = {"versions": numbers, "error": ending.error}
+            facts = {"versions": numbers, "error": ending.error, "progress": progress}
             done = store.fits.finish(fit.id, fit.attempt, ending.status, **facts)
             if done is None:
                 raise _RunsNoLonger
+            return done
     except _RunsNoLonger:
         return None
-    forget_spent_datasets(database, blobs, fit)
-    return done
 
 
 class _RunsNoLonger(Exception):

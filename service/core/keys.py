@@ -100,7 +100,7 @@ class KeyRing:
         self._keys: dict[str, Key] = {}
         self._principals: dict[str, Principal] = {}
         self._used: dict[str, float] = {}
-        self._default: str | None = None
+        self._anyone: Principal | None = None
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
@@ -112,8 +112,9 @@ class KeyRing:
                     store.keys.used(used)
             with self._database.read() as store:
                 keys = {key.id: key for key in store.keys.everything()}
-                if self._default is None:
-                    self._default = workspace_named(store, DEFAULT_WORKSPACE).id
+                if self._anyone is None:
+                    default = workspace_named(store, DEFAULT_WORKSPACE).id
+                    self._anyone = Principal(default, "anonymous", frozenset(Scope))
             self._principals = {id: _principal(key) for id, key in keys.items()}
             self._keys = keys
 
@@ -125,9 +126,9 @@ class KeyRing:
     @property
     def anyone(self) -> Principal:
         """The caller where no keys are needed."""
-        if self._default is None:
+        if self._anyone is None:
             raise Unauthenticated("not_ready", "the keys have not been read yet")
-        return Principal(self._default, "anonymous", frozenset(Scope))
+        return self._anyone
 
     def authenticate(self, token: str) -> Principal:
         """Who a token belongs to."""

@@ -11,16 +11,20 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import structlog
+
 from calibrators import CalibrationMap, archive
 from service.core import aliases, versions
 from service.core.access import Principal
 from service.core.blob_keys import map_key
 from service.core.names import NAME
-from service.errors import NotFound
+from service.errors import NotFound, ServiceError
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Version
 from service.storage.store import Store
+
+_log = structlog.get_logger("calibrd.serving")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Maps:
         self._served: OrderedDict[Place, Served] = OrderedDict()
         self._aliases: dict[tuple[str, str], Place] = {}
         self._last_move = -1
+        self._moved: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
 
@@ -78,25 +83,41 @@ class Maps:
                 return served
 
     def refresh(self) -> None:
-        """See which aliases were moved, by whomever, and load what they point at now."""
-        with self._refreshing, self._database.read() as store:
-            last = store.aliases.last_move()
-            if last == self._last_move:
-                return
-            moved = store.aliases.moved_since(self._last_move) if self._last_move >= 0 else []
-            for calibrator, alias in {(move.calibrator, move.alias) for move in moved}:
-                place = self._aliases.get((calibrator, alias))
-                there = store.aliases.get(calibrator, alias)
-                if place is None or there is None:
-                    continue
-                version = store.calibrators.version(calibrator, there.version)
-                if version is None:
-                    continue
-                served = self._read(place, version)
-                with self._lock:
-                    self._keep(place, calibrator, served)
+        """See which aliases were moved, by whomever, and load what they point at now.
+
+        One that cannot be loaded goes on with the map it had, and is tried again the next time.
+        """
+        with self._refreshing:
+            with self._database.read() as store:
+                last = store.aliases.last_move()
+                if last != self._last_move and self._last_move >= 0:
+                    moved = store.aliases.moved_since(self._last_move)
+                    self._moved |= {(move.calibrator, move.alias) for move in moved}
             with self._lock:
                 self._last_move = last
+            for calibrator, alias in list(self._moved):
+                try:
+                    self._follow(calibrator, alias)
+                except ServiceError as error:
+                    _log.error("alias_not_followed", alias=alias, code=error.code)
+                else:
+                    self._moved.discard((calibrator, alias))
+
+    def _follow(self, calibrator: str, alias: str) -> None:
+        """Serve what a moved alias points at now, if it is served here at all."""
+        place = self._aliases.get((calibrator, alias))
+        if place is None or place not in self._served:
+            return
+        with self._database.read() as store:
+            there = store.aliases.get(calibrator, alias)
+            if there is None:
+                return
+            version = store.calibrators.version(calibrator, there.version)
+        if version is None:
+            return
+        served = self._read(place, version)
+        with self._lock:
+            self._keep(place, calibrator, served)
 
     def _keep(self, place: Place, calibrator: str, served: Served) -> None:
         self._served[place] = served

@@ -11,11 +11,19 @@ from service.storage.migrate import migration_lock, upgrade
 
 
 def prepare_database(database: Database) -> None:
-    """All tables, the queues and the first workspace; by one of many starters at a time."""
+    """All tables, the queues and the first workspace; many starters may do so at once."""
     with migration_lock(database):
         # ours first: it is our engine that puts a new SQLite file into WAL mode
         upgrade(database)
-        DBOS.migrate(database.url.render_as_string(hide_password=False))
-        DbosQueue(database).register()
         with database.write() as store:
             workspace_named(store, DEFAULT_WORKSPACE, make=True)
+        if database.is_sqlite:
+            _migrate_dbos(database)
+    if not database.is_sqlite:
+        # it has a lock of its own there, and builds indexes that wait for the holders of ours
+        _migrate_dbos(database)
+    DbosQueue(database).register()
+
+
+def _migrate_dbos(database: Database) -> None:
+    DBOS.migrate(database.url.render_as_string(hide_password=False))

@@ -24,7 +24,7 @@ class RunningFit:
         self._fit = fit
         self._every = every
         self._leaving = leaving
-        self._told: dict[str, Any] = fit.progress or {}
+        self.told: dict[str, Any] = fit.progress or {}
         self._stop: Stop | None = None
         self._ended = threading.Event()
         self._reporter = threading.Thread(target=self._report, name=f"report-{fit.id}", daemon=True)
@@ -39,20 +39,24 @@ class RunningFit:
 
     def progress(self, told: dict[str, Any]) -> None:
         """Keep the latest; the reporter writes it."""
-        self._told = told
+        self.told = told
 
     def stop(self) -> Stop | None:
         """Whether the fit has to stop, as of the last time the database answered."""
         return Stop.ABANDON if self._leaving.is_set() else self._stop
 
     def _report(self) -> None:
+        is_away = False
         while not self._ended.wait(self._every):
             try:
                 with self._database.write() as store:
-                    asked = store.fits.advance(self._fit.id, self._fit.attempt, self._told)
+                    asked = store.fits.advance(self._fit.id, self._fit.attempt, self.told)
             except AWAY as error:
-                logger.warning("progress is not written: %s", type(error).__name__)
+                if not is_away:
+                    logger.warning("progress cannot be written: %s", type(error).__name__)
+                is_away = True
                 continue
+            is_away = False
             if asked is None:
                 self._stop = Stop.ABANDON
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -59,6 +60,7 @@ class Upkeep:
         self._queues = queues
         self._device = device
         self._at_work = at_work
+        self._last_beat = self._steady_since = -math.inf
         self._stray: set[Entry] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
@@ -75,11 +77,16 @@ class Upkeep:
 
     def beat(self) -> None:
         """Say that this worker lives, and take over from those that do not."""
+        now = time.monotonic()
+        if now - self._last_beat > self._pace.silence / 2:
+            self._steady_since = now
         with self._database.write() as store:
             store.workers.beat(self._worker, queues=self._queues, device=self._device)
             silent = store.workers.silent(self._pace.silence)
             mine = store.fits.running_on(self._worker)
-        for dead in silent:
+        self._last_beat = now
+        # after a pause of the database all seem silent: let them beat before judging them
+        for dead in silent if now - self._steady_since >= self._pace.silence else ():
             logger.warning("worker %s is silent: its fits are taken over", dead.id)
             self._take_over(dead.id)
         # an answer of the database can get lost, and with it a fit that we have started

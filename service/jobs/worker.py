@@ -20,6 +20,7 @@ from calibrators.methods.smart import Smart
 from calibrators.onnx import export
 from service import logs
 from service.core.fitting import begin, conclude, run
+from service.core.retention import forget_spent_datasets
 from service.jobs.patience import patiently
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import APPLICATION, QUEUES, VERSION, WORKFLOW, DbosQueue
@@ -29,7 +30,10 @@ from service.jobs.upkeep import Pace, Upkeep
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
+from service.storage.records import Fit
 
+# while the database is away DBOS warns ten times a second; the upkeep says it once a heartbeat
+QUIET = "ERROR"
 LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 4.0
 FOREVER = 10 * 365 * 86400.0
@@ -53,8 +57,7 @@ def run_worker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: leaving.set())
     logs.configure(settings.log_level, settings.log_format)
-    for name in ("dbos", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("dbos").setLevel(QUIET)
     # the maps' fit_info and the reports have them
     warnings.simplefilter("ignore", CalibrationWarning)
     device = device or _best_device()
@@ -120,7 +123,7 @@ class Worker:
                 "serializer": DBOSPortableJSONSerializer(),
                 "run_migrations": False,
                 "notification_listener_polling_interval_sec": 0.5,
-                "log_level": "WARNING",
+                "log_level": QUIET,
             }
         )
 
@@ -163,10 +166,18 @@ class Worker:
         if ending is None:
             logger.warning("fit %s, attempt %d, is left to others", id, job.fit.attempt)
             return
+        told = hooks.told
         done = patiently(
-            lambda: conclude(self._database, self._blobs, job.fit, ending), self._pace.patience
+            lambda: conclude(self._database, job.fit, ending, told), self._pace.patience
         )
         logger.info("fit %s ends: %s", id, ending.status if done else "by another worker")
+        self._tidy_up(job.fit)
+
+    def _tidy_up(self, fit: Fit) -> None:
+        try:
+            forget_spent_datasets(self._database, self._blobs, fit)
+        except Exception:
+            logger.exception("datasets of fit %s are left to the housekeeping", fit.id)
 
 
 def _best_device() -> str:

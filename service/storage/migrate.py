@@ -20,7 +20,9 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 def migration_lock(database: Database) -> Iterator[None]:
     """Held by one starter at a time: an advisory lock, or a lock on a file beside SQLite's."""
     if not database.is_sqlite:
-        with database.engine.connect() as connection:
+        # no transaction may stay open meanwhile: index builds wait for those there are
+        outside = database.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with outside.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": LOCK})
             try:
                 yield

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import numpy as np
 import requests
 import schemathesis
 from every_route import Call
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from one_of_each import (
-    ALIAS,
-    CALIBRATOR,
-    Things,
-    dataset_body,
-    fitted_elsewhere,
-    make_one_of_each,
-)
+from one_of_each import ALIAS, CALIBRATOR, Things, make_one_of_each
+from real_calls import REAL, Real
+from requests.structures import CaseInsensitiveDict
 from schemathesis import APIOperation, Case, GenerationMode, checks
 
-from service.core.formats import Format, npy
+from service.core.formats import Format
 
 WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "600"))
 SEED = int(os.environ.get("CALIBRD_TEST_SEED", "0"))
-PER_OPERATION = 16
+PER_OPERATION = 17
 PER_DRAWING = 2
 DRAWN = ("/report.html", "/report.svg", "/report.png")
 
@@ -55,7 +48,7 @@ class Generated:
     client: httpx.Client
     document: dict[str, Any]
     count: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
+    succeeded: Counter[str] = field(default_factory=Counter)
     failures: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,20 +58,21 @@ class Generated:
         # the key is added to every call, and unknown query parameters are no error
         generation = self._schema.config.generation
         generation.with_security_parameters = generation.allow_extra_parameters = False
-        self._things = make_one_of_each(self.client)
+        self._restore()
 
     def run(self, wanted: int) -> None:
         """Rounds over all operations until there were so many calls."""
         turn = 0
         while self.count < wanted and not self.failures:
-            self._restore()
             for found in self._schema.get_all_operations():
                 self._try(found.ok(), turn)
+                if found.ok().method == "delete":
+                    self._restore()
             turn += 1
         self._session.close()
 
     def _restore(self) -> None:
-        """What was deleted in the round before, made again."""
+        """One of each thing, made again after some were deleted."""
         self._things = make_one_of_each(self.client)
         # the events of a fit that waits would never end
         self.client.delete(f"/v1/fits/{self._things.fit}")
@@ -106,7 +100,7 @@ class Generated:
             base_url=str(self.client.base_url), session=self._session, headers=self._headers
         )
         self.count += 1
-        self.statuses[f"{response.status_code // 100}xx"] += 1
+        self.succeeded[case.operation.label] += response.status_code < 300
         excluded = [checks.not_a_server_error] if case.operation.label == MAY_BE_503 else []
         if type(case.body) is bytes:  # a real body, which it takes for no string at all
             excluded.append(checks.negative_data_rejection)
@@ -123,14 +117,18 @@ def _cases(operation: APIOperation[Any, Any, Any, Any], things: Things) -> st.Se
     if known or operation.query or operation.body:
         kinds.append(operation.as_strategy(GenerationMode.NEGATIVE, path_parameters=known))
         kinds.append(operation.as_strategy(GenerationMode.NEGATIVE))
-    for real in _real_bodies(operation.label, things):
-        asked = operation.as_strategy(GenerationMode.POSITIVE, path_parameters=known)
-        kinds.append(asked.map(functools.partial(_with_body, real)))
-    return st.one_of(kinds)
+    made_up = st.one_of(kinds)
+    if operation.label not in REAL:
+        return made_up
+    asked = operation.as_strategy(GenerationMode.POSITIVE, path_parameters=known)
+    real = st.builds(_with, asked, REAL[operation.label](things))
+    return st.booleans().flatmap(lambda is_real: real if is_real else made_up)
 
 
-def _with_body(real: tuple[str, Any], case: Case[Any]) -> Case[Any]:
-    case.media_type, case.body = real
+def _with(case: Case[Any], real: Real) -> Case[Any]:
+    case.query, case.headers = dict(real.query), CaseInsensitiveDict()
+    if real.media_type:
+        case.media_type, case.body = real.media_type, real.body
     return case
 
 
@@ -143,22 +141,6 @@ def _known(operation: APIOperation[Any, Any, Any, Any], things: Things) -> dict[
     values = {"name": CALIBRATOR, "alias": ALIAS, "ref": ALIAS, "number": 1, "version": "1"}
     values["id"] = next((id for path, id in ids.items() if call.path.startswith(path)), "")
     return {name: values[name] for name in call.parameters}
-
-
-def _real_bodies(label: str, things: Things) -> list[tuple[str, Any]]:
-    """Bodies that are accepted, which no generator would find."""
-    fit = {"dataset": things.dataset, "method": "temperature"}
-    bodies: dict[str, list[tuple[str, Any]]] = {
-        "POST /v1/datasets": [("application/x-npz", dataset_body())],
-        "PUT /v1/datasets/{id}/parts/{number}": [("application/octet-stream", dataset_body())],
-        "POST /v1/calibrators/{name}/fits": [("application/json", fit)],
-        "POST /v1/calibrators/{name}/versions": [("application/json", fitted_elsewhere())],
-        "POST /v1/calibrators/{name}@{ref}/predict": [
-            ("application/x-npy", npy.encode(np.zeros((3, 5)))),
-            ("application/json", [[1, 2, 3, 4, 5]]),
-        ],
-    }
-    return bodies.get(label, [])
 
 
 def _told(error: BaseException) -> str:

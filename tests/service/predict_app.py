@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from calibrators import CalibrationMap, DataError
 from calibrators.methods.temperature import TemperatureMap
-from service.api.predict import predict_routes
+from service.api.predict import predict_route
 from service.core.access import Principal, Scope
 from service.core.formats import Limits
 from service.core.serving import Served
@@ -61,7 +61,7 @@ def make_app(registry: Registry, caller: Principal = CALLER) -> Any:
         return JSONResponse({"code": error.code, "detail": str(error)}, status)
 
     app = Starlette(
-        routes=predict_routes(registry.find, registry.load, LIMITS),
+        routes=[predict_route(registry.find, registry.load, LIMITS)],
         exception_handlers={ServiceError: refuse, DataError: refuse},
     )
 

@@ -25,7 +25,7 @@ def test_upload_is_checked_hashed_and_kept_once(local):
     again = local.post("/v1/datasets", content=body, headers=NPZ)
     assert again.status_code == 200
     assert again.json()["id"] == made["id"]
-    blobs = [path for path in (local.app.state.parts.settings.data_dir / "blobs").rglob("*")]
+    blobs = (local.app.state.parts.settings.data_dir / "blobs").rglob("*")
     assert sum(path.is_file() for path in blobs) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from pathlib import Path
 
@@ -203,7 +204,5 @@ def test_mutated_datasets(tmp_path_factory, valid, changes, cut):
         mutated[place % len(mutated)] = byte
     path = tmp_path_factory.getbasetemp() / "mutated"
     path.write_bytes(mutated[: cut or None])
-    try:
-        inspect(path, format, None, LIMITS)
-    except (ServiceError, DataError) as error:
-        assert error.code
+    with contextlib.suppress(ServiceError, DataError):
+        assert inspect(path, format, None, LIMITS).rows > 0

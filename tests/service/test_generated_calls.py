@@ -12,6 +12,9 @@ from live_service import in_process
 from service.core import keys
 from service.core.access import Scope
 
+# maps that were registered have no ONNX form, and there is no worker here
+NEVER_SUCCEED = {"GET /v1/calibrators/{name}/versions/{number}/onnx", "GET /readyz"}
+
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
@@ -33,4 +36,4 @@ def test_generated_calls_are_answered_as_documented(client: httpx.Client) -> Non
     )
     assert generated.count >= WANTED
     # were they all refused, this would show little
-    assert generated.statuses["2xx"] > generated.count / 5
+    assert {label for label, times in generated.succeeded.items() if not times} <= NEVER_SUCCEED

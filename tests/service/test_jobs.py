@@ -12,14 +12,11 @@ from pathlib import Path
 
 import pytest
 from fit_jobs import Place
-from sqlalchemy.exc import IntegrityError, OperationalError
 
 from calibrators import archive
 from service.core.blob_keys import dataset_key, map_key, onnx_key
 from service.core.keys import workspace_named
-from service.jobs.patience import patiently
 from service.jobs.supervisor import SUPERVISOR
-from service.jobs.upkeep import Pace, Upkeep
 from service.storage.records import Fit, FitStatus
 
 # as in service, but quicker to take a worker for dead
@@ -86,21 +83,6 @@ def crew(place: Place) -> Iterator[Crew]:
     made.add(2)
     yield made
     made.end()
-
-
-def upkeep(place: Place, worker: str, silence: float) -> Upkeep:
-    """The upkeep of a worker that takes no fits."""
-    return Upkeep(
-        place.database,
-        place.blobs,
-        place.queue,
-        place.settings,
-        Pace(silence=silence),
-        worker=worker,
-        queues=[],
-        device="cpu",
-        at_work=set,
-    )
 
 
 def test_two_methods_give_two_versions_with_maps_reports_and_onnx(place: Place, crew: Crew) -> None:
@@ -250,53 +232,6 @@ def test_a_worker_that_slept_changes_nothing_when_it_wakes(place: Place, crew: C
     assert place.versions_of(fit) == done.versions
 
 
-def test_three_lost_workers_are_enough(tmp_path: Path) -> None:
-    place = Place(tmp_path, fit_attempts=3)
-    fit = place.order(place.dataset(), ("temperature", {}))
-    for attempt in range(1, 4):
-        with place.database.write() as store:
-            store.workers.beat(f"dead-{attempt}", queues=["fit.cpu"], device="cpu")
-            started = store.fits.start(fit.id, worker=f"dead-{attempt}", device="cpu")
-            assert started is not None
-        time.sleep(0.2)
-        upkeep(place, "alive", silence=0.1).beat()
-        assert place.fit(fit.id).status is (FitStatus.FAILED if attempt == 3 else FitStatus.QUEUED)
-    found = place.fit(fit.id)
-    assert found.error is not None
-    assert found.error["code"] == "worker_lost"
-    assert "3 times" in found.error["message"]
-    with place.database.read() as store:
-        assert [worker.id for worker in store.workers.alive(60)] == ["alive"]
-    place.close()
-
-
-def test_a_fit_that_its_worker_does_not_know_waits_again(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    fit = place.order(place.dataset(), ("temperature", {}))
-    with place.database.write() as store:
-        store.fits.start(fit.id, worker="forgetful", device="cpu")
-    upkeep(place, "forgetful", silence=60).beat()
-    assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, 1)
-    place.close()
-
-
-def test_ordering_is_all_or_nothing(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-
-    def entries() -> int:
-        with place.database.engine.connect() as connection:
-            query = "SELECT count(*) FROM workflow_status"
-            return int(connection.exec_driver_sql(query).scalar_one())
-
-    with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
-        place.queue.enqueue(store.session, "fit_1", "fit.cpu")
-        store.keys.add_workspace("default")
-    assert entries() == 0
-    place.order(place.dataset(), ("temperature", {}))
-    assert entries() == 1
-    place.close()
-
-
 def test_two_starters_prepare_one_database(tmp_path: Path) -> None:
     code = """
 from service.jobs.prepare import prepare_database
@@ -334,15 +269,3 @@ def test_a_worker_leaves_when_its_supervisor_is_gone(tmp_path: Path) -> None:
     finally:
         orphan.kill()
     assert orphan.returncode == 0
-
-
-def test_patience_ends() -> None:
-    tried = []
-
-    def away() -> None:
-        tried.append(1)
-        raise OperationalError("SELECT 1", {}, ConnectionError())
-
-    with pytest.raises(OperationalError):
-        patiently(away, 0.5)
-    assert len(tried) == 3

@@ -21,7 +21,7 @@ from predict_app import (
 )
 
 from calibrators import all_methods
-from service.api.predict import OPENAPI, predict_routes
+from service.api.predict import OPENAPI, predict_route
 from service.core.access import Principal, Scope
 
 BAD = {
@@ -169,7 +169,7 @@ def test_size_is_refused_before_and_while_reading():
 
 def test_openapi_describes_the_route():
     (path,) = OPENAPI
-    assert path == predict_routes(Registry().find, Registry().load, LIMITS)[0].path
+    assert path == predict_route(Registry().find, Registry().load, LIMITS).path
     known = {one["name"] for one in OPENAPI[path]["get"]["parameters"]}
     assert known == {"logits", "probabilities", "dtype", "top", "model", "fingerprint"} | {
         "Calibrd-Model"

@@ -33,13 +33,13 @@ Load = Callable[[Principal, str, str], Awaitable[Served]]
 Headers = list[tuple[bytes, bytes]]
 
 
-def predict_routes(find: Find, load: Load, limits: Limits) -> list[Route]:
-    """The routes that apply maps.
+def predict_route(find: Find, load: Load, limits: Limits) -> Route:
+    """The route that applies maps.
 
     ``find`` looks a map up in memory, ``load`` is asked when it has none. The caller is expected in
     ``scope["principal"]``.
     """
-    return [Route(PATH, Predict(find, load, limits), methods=["GET", "POST"], name="predict")]
+    return Route(PATH, Predict(find, load, limits), methods=["GET", "POST"], name="predict")
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,9 @@ class Format(StrEnum):
     SAFETENSORS = "safetensors"
     JSON = "json"
 
+    # an enum's own hash runs in Python, several times for every predict call
+    __hash__ = str.__hash__
+
     @property
     def media_type(self) -> str:
         """The media type that answers in this format carry."""

@@ -1,0 +1,62 @@
+"""Our app in a process of its own, serving one temperature map of 1000 classes."""
+
+import base64
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from calibrators import archive
+from calibrators.methods.temperature import TemperatureMap
+
+CLASSES = 1000
+MAP = TemperatureMap(k=CLASSES, temperature=1.7)
+
+
+def serve(port: int) -> None:
+    """The real app with two empty routes: one reads the body, one does not.
+
+    Their paths end in /predict, so that they are as quiet in the log as the real one.
+    """
+    import httpx
+    import uvicorn
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from service import logs
+    from service.app import create_app
+    from service.settings import Settings
+
+    async def empty(_request: Request) -> Response:
+        return Response()
+
+    async def reads(request: Request) -> Response:
+        await request.body()
+        return Response()
+
+    def app(folder: str) -> FastAPI:
+        made = create_app(Settings(data_dir=Path(folder), workers=0))
+        made.router.routes[:0] = [
+            Route("/empty/predict", empty, methods=["POST"]),
+            Route("/reads/predict", reads, methods=["POST"]),
+        ]
+        return made
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.config.app)) as client:  # type: ignore[arg-type]
+                text = base64.b64encode(archive.dump(MAP)).decode()
+                url = "http://127.0.0.1/v1/calibrators/bench/versions"
+                (await client.post(url, json={"map": text})).raise_for_status()
+
+    logs.configure("warning", "json")
+    with tempfile.TemporaryDirectory() as folder:
+        config = uvicorn.Config(app(folder), port=port, log_config=None, access_log=False)
+        Server(config).run()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

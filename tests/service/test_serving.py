@@ -1,0 +1,86 @@
+"""Maps in memory: bounded, never stale, never a corrupt one."""
+
+from __future__ import annotations
+
+import base64
+
+from live_service import in_process
+
+from calibrators import archive
+from calibrators.methods.temperature import TemperatureMap
+
+
+def register(client, name: str, temperature: float) -> None:
+    content = archive.dump(TemperatureMap(k=3, temperature=temperature))
+    body = {"map": base64.b64encode(content).decode()}
+    assert client.post(f"/v1/calibrators/{name}/versions", json=body).status_code == 201
+
+
+def promote(client, name: str, version: int):
+    body = {"version": version, "force": True, "reason": "test"}
+    return client.put(f"/v1/calibrators/{name}/aliases/production", json=body)
+
+
+def served(client, name: str, ref: str = "production"):
+    return client.get(f"/v1/calibrators/{name}@{ref}/predict?logits=3,1,0")
+
+
+def blob_of(client, name: str, version: int):
+    facts = client.get(f"/v1/calibrators/{name}/versions/{version}").json()
+    folder = client.app.state.parts.settings.data_dir / "blobs"
+    (found,) = folder.rglob(facts["map_sha256"])
+    return found
+
+
+def test_cache_is_bounded_and_what_gave_way_comes_back(tmp_path):
+    with in_process(tmp_path, cached_maps=2) as client:
+        for name in ("a", "b", "c"):
+            register(client, name, 2.0)
+            promote(client, name, 1)
+            assert served(client, name).status_code == 200
+        assert len(client.app.state.parts.maps) == 2
+        assert served(client, "a").status_code == 200
+        register(client, "a", 5.0)
+        promote(client, "a", 2)
+        assert served(client, "a").json()["version"] == 2
+
+
+def test_corrupt_map_is_never_served_and_the_old_one_goes_on(local):
+    register(local, "c", 1.0)
+    register(local, "c", 2.0)
+    promote(local, "c", 1)
+    before = served(local, "c").json()
+    path = blob_of(local, "c", 2)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert promote(local, "c", 2).status_code == 200
+    assert served(local, "c").json() == before
+    direct = served(local, "c", "2")
+    assert direct.status_code == 500
+    assert direct.json()["code"] == "blob_corrupt"
+    content[-1] ^= 1
+    path.write_bytes(content)
+    local.app.state.parts.maps.refresh()
+    assert served(local, "c").json()["version"] == 2
+
+
+def test_missing_map_is_told(local):
+    register(local, "c", 1.0)
+    blob_of(local, "c", 1).unlink()
+    answer = served(local, "c", "1")
+    assert (answer.status_code, answer.json()["code"]) == (500, "blob_missing")
+
+
+def test_fingerprints(local):
+    content = base64.b64encode(archive.dump(TemperatureMap(k=3, temperature=2.0))).decode()
+    local.post("/v1/calibrators/c/versions", json={"map": content, "model": "cnn-7"})
+    same = local.get("/v1/calibrators/c@1/predict?logits=3,1,0", headers={"Calibrd-Model": "cnn-7"})
+    assert same.status_code == 200
+    other = {"Calibrd-Model": "cnn-8"}
+    refused = local.get("/v1/calibrators/c@1/predict?logits=3,1,0", headers=other)
+    assert (refused.status_code, refused.json()["code"]) == (409, "model_mismatch")
+    assert "cnn-7" in refused.json()["detail"]
+    warned = local.get("/v1/calibrators/c@1/predict?logits=3,1,0&fingerprint=warn", headers=other)
+    assert warned.status_code == 200
+    assert "model_mismatch" in warned.headers["calibrd-warning"]

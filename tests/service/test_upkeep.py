@@ -1,0 +1,148 @@
+"""What workers do for each other, and what stands on the queue: without worker processes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from fit_jobs import Place
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from service.jobs.patience import patiently
+from service.jobs.upkeep import Pace, Upkeep
+from service.storage.records import Fit, FitStatus
+
+
+def upkeep(place: Place, worker: str, silence: float) -> Upkeep:
+    """The upkeep of a worker that takes no fits."""
+    return Upkeep(
+        place.database,
+        place.blobs,
+        place.queue,
+        place.settings,
+        Pace(silence=silence),
+        worker=worker,
+        queues=[],
+        device="cpu",
+        at_work=set,
+    )
+
+
+def test_three_lost_workers_are_enough(tmp_path: Path) -> None:
+    place = Place(tmp_path, fit_attempts=3)
+    fit = place.order(place.dataset(), ("temperature", {}))
+    alive = upkeep(place, "alive", silence=0.4)
+    for attempt in range(1, 4):
+        with place.database.write() as store:
+            store.workers.beat(f"dead-{attempt}", queues=["fit.cpu"], device="cpu")
+            assert store.fits.start(fit.id, worker=f"dead-{attempt}", device="cpu") is not None
+        deadline = time.monotonic() + 10
+        while place.fit(fit.id).status is FitStatus.RUNNING:
+            assert time.monotonic() < deadline
+            alive.beat()
+            time.sleep(0.02)
+        assert place.fit(fit.id).status is (FitStatus.FAILED if attempt == 3 else FitStatus.QUEUED)
+    found = place.fit(fit.id)
+    assert found.error is not None
+    assert found.error["code"] == "worker_lost"
+    assert "3 times" in found.error["message"]
+    with place.database.read() as store:
+        assert [worker.id for worker in store.workers.alive(60)] == ["alive"]
+    place.close()
+
+
+def test_a_worker_that_was_silent_itself_judges_nobody(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    fit = place.order(place.dataset(), ("temperature", {}))
+    first = upkeep(place, "first", silence=0.2)
+    with place.database.write() as store:
+        store.workers.beat("second", queues=["fit.cpu"], device="cpu")
+        store.fits.start(fit.id, worker="second", device="cpu")
+    first.beat()
+    time.sleep(0.5)  # as if the database had been away for both
+    first.beat()
+    assert place.fit(fit.id).worker == "second"
+    place.close()
+
+
+def test_a_fit_that_its_worker_does_not_know_waits_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    fit = place.order(place.dataset(), ("temperature", {}))
+    with place.database.write() as store:
+        store.fits.start(fit.id, worker="forgetful", device="cpu")
+    upkeep(place, "forgetful", silence=60).beat()
+    assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, 1)
+    place.close()
+
+
+def entries(place: Place) -> list[tuple[str, str]]:
+    """The entries of the queue as DBOS keeps them: id and status."""
+    with place.database.engine.connect() as connection:
+        query = "SELECT workflow_uuid, status FROM workflow_status"
+        return [(id, status) for id, status in connection.exec_driver_sql(query)]
+
+
+def take(place: Place, fit: Fit, worker: str) -> None:
+    """Leave the entry of a fit as a worker does that took it and died before the fit started."""
+    change = (
+        "UPDATE workflow_status SET status = 'PENDING', executor_id = ? WHERE workflow_uuid = ?"
+    )
+    with place.database.write() as store:
+        store.session.connection().exec_driver_sql(change, (worker, fit.id))
+
+
+def test_an_entry_taken_by_a_worker_that_died_at_once_is_put_back(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    fit = place.order(place.dataset(), ("temperature", {}))
+    take(place, fit, "dead")
+    with place.database.write() as store:
+        store.workers.beat("dead", queues=["fit.cpu"], device="cpu")
+    alive = upkeep(place, "alive", silence=0.3)
+    deadline = time.monotonic() + 10
+    while entries(place) == [(fit.id, "PENDING")]:
+        assert time.monotonic() < deadline
+        alive.beat()
+        time.sleep(0.02)
+    ((id, status),) = entries(place)
+    assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
+    assert place.fit(fit.id).attempt == 0
+    place.close()
+
+
+def test_an_entry_that_its_worker_forgot_is_put_back_by_the_second_housekeeping(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    fit = place.order(place.dataset(), ("temperature", {}))
+    take(place, fit, "forgetful")
+    forgetful = upkeep(place, "forgetful", silence=60)
+    forgetful.keep_house()
+    assert entries(place) == [(fit.id, "PENDING")]
+    forgetful.keep_house()
+    ((id, status),) = entries(place)
+    assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
+    place.close()
+
+
+def test_ordering_is_all_or_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
+        place.queue.enqueue(store.session, "fit_1", "fit.cpu")
+        store.keys.add_workspace("default")
+    assert entries(place) == []
+    fit = place.order(place.dataset(), ("temperature", {}))
+    assert entries(place) == [(fit.id, "ENQUEUED")]
+    place.close()
+
+
+def test_patience_ends() -> None:
+    tried = []
+
+    def away() -> None:
+        tried.append(1)
+        raise OperationalError("SELECT 1", {}, ConnectionError())
+
+    with pytest.raises(OperationalError):
+        patiently(away, 0.5)
+    assert len(tried) == 3
