@@ -44,8 +44,9 @@ from service.jobs.supervisor import Workers
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
+from service.web import reference
 
-ROUTERS = (datasets, fits, aliases, calibrators, reports, keys, operations)
+ROUTERS = (datasets, fits, aliases, calibrators, reports, keys, operations, reference)
 
 _log = structlog.get_logger("calibrd.service")
 
@@ -58,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=metadata.version("calibrd"),
         summary="Calibrated probabilities as a versioned, tested contract.",
         lifespan=_lifespan,
+        docs_url=None,
         redoc_url=None,
         # ours are in /metrics and the log
         telemetry={"tracing": False, "metrics": False, "logs": False},

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Path
 
-from service.api.schema_examples import DATASET_ID, FIT_ID, KEY, METHOD
+from service.api.schema_examples import DATASET_ID, FIT_ID, KEY_ID
 from service.core.formats import Format
 from service.storage.records import FitStatus
 
@@ -20,7 +20,7 @@ Alias = Annotated[str, Path(pattern=NAME_PATTERN, examples=["production"])]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[1])]
 DatasetId = Annotated[str, Path(pattern=ID_PATTERN, examples=[DATASET_ID])]
 FitId = Annotated[str, Path(pattern=ID_PATTERN, examples=[FIT_ID])]
-KeyId = Annotated[str, Path(pattern=ID_PATTERN, examples=[KEY["id"]])]
+KeyId = Annotated[str, Path(pattern=ID_PATTERN, examples=[KEY_ID])]
 
 PROBLEM = {
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -53,10 +53,6 @@ def _in_query(name: str, description: str, schema: dict[str, Any]) -> dict[str, 
 
 def _json_answer(schema: str) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
-
-
-def _list_answer(example: list[Any]) -> Answers:
-    return {200: {"content": {"application/json": {"example": example}}}}
 
 
 def _file(media_type: str, description: str) -> Answers:
@@ -158,5 +154,3 @@ METRICS_ANSWERS = _file("text/plain", "Metrics in Prometheus's text format")
 READY_ANSWERS: Answers = {
     503: {"description": "A part does not work", **_json_answer("Readiness")},
 }
-METHOD_ANSWERS = _list_answer([METHOD])
-KEY_ANSWERS = _list_answer([KEY])

@@ -13,7 +13,16 @@ from service.core.keys import KeyRing
 from service.errors import Forbidden, ServiceError, Unauthenticated
 
 PUBLIC = frozenset(
-    {"/healthz", "/readyz", "/docs", "/openapi.json", "/v2", "/v2/health/live", "/v2/health/ready"}
+    {
+        "/",
+        "/healthz",
+        "/readyz",
+        "/docs",
+        "/openapi.json",
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+    }
 )
 BEARER = b"bearer "
 

@@ -13,7 +13,7 @@ from service.core.access import Scope
 router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=needs(Scope.ADMIN))
 
 
-@router.get("", summary="List the keys of this workspace", responses=examples.KEY_ANSWERS)
+@router.get("", summary="List the keys of this workspace")
 def list_keys(joined: Joined, caller: Caller) -> list[KeyOut]:
     """Also those that were revoked or have expired; never their secrets."""
     with joined.database.read() as store:

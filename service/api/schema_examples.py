@@ -9,7 +9,8 @@ DATASET_ID = "ds_4f2c9a1be07d8c3355aa"
 FIT_ID = "fit_0c1d6f2ab9e84d7710cc"
 MODEL = "sha256:0f1e"
 BEFORE, AFTER = "2026-01-05T10:00:00Z", "2026-01-05T10:00:03Z"
-WHO = "ci (key 1f0c22ab94de)"
+KEY_ID = "1f0c22ab94de"
+WHO = f"ci (key {KEY_ID})"
 
 DATASET = {
     "id": DATASET_ID,
@@ -81,7 +82,7 @@ VERSION = {
     "created_at": AFTER,
 }
 KEY = {
-    "id": "1f0c22ab94de",
+    "id": KEY_ID,
     "name": "ci",
     "scopes": ["predict"],
     "created_at": BEFORE,

@@ -90,13 +90,15 @@ def roll_back(
 
 def _before(newest_first: list[AliasMove]) -> int | None:
     """The version before the last standing move: a rollback takes back a move."""
-    standing: list[int] = []
-    for one in reversed(newest_first):
+    taken_back = 0
+    for one in newest_first:
         if one.rollback:
-            standing.pop()
+            taken_back += 1
+        elif taken_back:
+            taken_back -= 1
         else:
-            standing.append(one.to_version)
-    return standing[-2] if len(standing) > 1 else None
+            return one.from_version
+    return None
 
 
 def _objection(version: Version) -> str | None:

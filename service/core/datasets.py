@@ -111,37 +111,37 @@ class Datasets:
         ``kind`` None takes the kind from the name of the array: logits or probabilities.
         """
         facts = self._facts(arrived, content_type, kind)
-        with self._database.read() as store:
-            known = store.datasets.by_hash(principal.workspace, arrived.sha256, facts["kind"])
+        known = self._known(principal, facts, keeping)
         if known is not None:
             return Added(known, is_new=False)
         id = new_id("ds")
         key = dataset_key(principal.workspace, id)
         self._blobs.put(key, arrived.path)
         with self._database.write() as store:
-            known = store.datasets.by_hash(principal.workspace, arrived.sha256, facts["kind"])
-            if known is None:
-                made = store.datasets.add(
-                    principal.workspace,
-                    id,
-                    delete_after_fit=keeping.delete_after_fit,
-                    keep_seconds=keeping.seconds,
-                    **facts,
-                )
-                return Added(made, is_new=True)
+            made = store.datasets.add(
+                principal.workspace,
+                id,
+                delete_after_fit=keeping.delete_after_fit,
+                keep_seconds=keeping.seconds,
+                **facts,
+            )
+        if made is not None:
+            return Added(made, is_new=True)
         self._blobs.delete(key)
-        return Added(known, is_new=False)
+        return self.add(principal, arrived, content_type, kind, keeping)
 
     def open(self, principal: Principal, kind: Kind | None, keeping: Keeping) -> Dataset:
         """A dataset to be uploaded in parts."""
         with self._database.write() as store:
-            return store.datasets.add(
+            opened = store.datasets.add(
                 principal.workspace,
                 new_id("ds"),
                 kind=kind,
                 delete_after_fit=keeping.delete_after_fit,
                 keep_seconds=keeping.seconds,
             )
+        assert opened is not None  # noqa: S101 - it has no bytes that could be there already
+        return opened
 
     def put_part(self, principal: Principal, id: str, number: int, arrived: Landing) -> Part:
         """Take a part; sending a part again replaces it."""
@@ -220,17 +220,31 @@ class Datasets:
                 check_size(total, self._limits.bytes)
                 yield piece
 
-    def _complete(self, principal: Principal, dataset: Dataset, facts: dict[str, Any]) -> Added:
+    def _known(
+        self, principal: Principal, facts: dict[str, Any], keeping: Keeping
+    ) -> Dataset | None:
+        """The dataset of equal bytes, kept as long as the one who wants it longest."""
         with self._database.write() as store:
             known = store.datasets.by_hash(principal.workspace, facts["sha256"], facts["kind"])
             if known is None:
-                made = store.datasets.complete(dataset.id, **facts)
-                if made is None:
-                    raise NotFound("no_such_dataset", "this dataset was deleted meanwhile")
-                return Added(made, is_new=True)
-            if known.id != dataset.id:
-                store.datasets.remove(dataset.id)
+                return None
+            return store.datasets.keep_longer(
+                known.id, delete_after_fit=keeping.delete_after_fit, keep_seconds=keeping.seconds
+            )
+
+    def _complete(self, principal: Principal, dataset: Dataset, facts: dict[str, Any]) -> Added:
+        with self._database.write() as store:
+            made = store.datasets.complete(dataset.id, **facts)
+        if made is not None:
+            return Added(made, is_new=True)
+        left = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at
+        days = None if left is None else left / DAY
+        known = self._known(principal, facts, Keeping(dataset.delete_after_fit, days))
+        if known is None:
+            raise NotFound("no_such_dataset", "this dataset was deleted meanwhile")
         if known.id != dataset.id:
+            with self._database.write() as store:
+                store.datasets.remove(dataset.id)
             self._blobs.delete(dataset_key(principal.workspace, dataset.id))
         return Added(known, is_new=False)
 

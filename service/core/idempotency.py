@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from service.core.access import Principal
-from service.errors import Invalid
+from service.errors import Conflict, Invalid
 from service.storage.store import Store
 
 LONGEST_KEY = 200
@@ -47,8 +47,13 @@ def keep(
     answer: dict[str, Any],
 ) -> None:
     """Remember the answer, in the transaction that did the work."""
-    if key is not None:
-        store.idempotency.keep(principal.workspace, key, _digest(request), answer)
+    if key is None:
+        return
+    if not store.idempotency.keep(principal.workspace, key, _digest(request), answer):
+        raise Conflict(
+            "idempotency_key_in_use",
+            "a request with this Idempotency-Key was answered meanwhile: send it again",
+        )
 
 
 def _digest(request: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from calibrators import Report, archive
+from calibrators import CalibrationMap, Report, archive, charts, page
 from calibrators.errors import CalibrationError
 from service.core import idempotency
 from service.core.access import Principal
@@ -76,7 +76,8 @@ def register(
     check_name(name, "a calibrator")
     check_notes(tags, description)
     check_model(model)
-    fitted, facts = archive.load(content), archive.describe(content)
+    fitted, libraries = archive.load(content), _libraries(content)
+    rows = _rows(fitted)
     checked = None if report is None else _checked(report)
     if checked is not None and checked.k != fitted.k:
         raise Invalid(
@@ -106,11 +107,11 @@ def register(
             classes=fitted.k,
             model=model,
             dataset_sha256=None,
-            rows=fitted.fit_info.get("rows"),
+            rows=rows,
             verdict=None if checked is None else checked.verdict,
             fit=None,
             fit_info=fitted.fit_info,
-            libraries=facts["libraries"],
+            libraries=libraries,
             map_sha256=sha256,
             map_bytes=len(content),
             onnx_sha256=None,
@@ -168,7 +169,32 @@ def check_model(model: str | None) -> None:
 
 
 def _checked(report: dict[str, Any]) -> Report:
+    """The report, if it can be read and shown: it was made elsewhere and may hold anything."""
     try:
-        return Report.from_dict(report)
+        read = Report.from_dict(report)
     except CalibrationError as error:
         raise Invalid("bad_report", f"the report cannot be read: {error}") from error
+    if not isinstance(read.fit.get("parameters", {}), dict):
+        raise Invalid("bad_report", "the report cannot be read: fit.parameters is no object")
+    try:
+        page.render(read)
+        charts.to_svg(read.chart())
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Invalid(
+            "bad_report", "the report cannot be shown: numbers are missing or out of range"
+        ) from error
+    return read
+
+
+def _libraries(content: bytes) -> dict[str, str]:
+    found = archive.describe(content).get("libraries")
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise Invalid("bad_map", "the map does not say which versions of libraries made it")
+    return found
+
+
+def _rows(fitted: CalibrationMap) -> int | None:
+    rows = fitted.fit_info.get("rows")
+    if rows is not None and not (type(rows) is int and 0 <= rows < 2**63):
+        raise Invalid("bad_map", "the number of rows that the map was fitted on is none")
+    return rows

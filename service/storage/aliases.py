@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import func, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from service.storage.records import Alias, AliasMove
 from service.storage.rows import Repository, now
@@ -40,7 +39,7 @@ class Aliases(Repository):
         """Point an alias at a version if it is still as ``expected``; None if it is not.
 
         ``expected`` None means that there is no such alias yet. Two movers of one alias end with
-        one winner; the other's transaction must be given up.
+        one winner.
         """
         revision = 1 if expected is None else expected.revision + 1
         values = {"version": version, "revision": revision, "moved_at": now()}
@@ -50,10 +49,7 @@ class Aliases(Repository):
         else:
             same = mine & (aliases.c.revision == expected.revision)
             statement = update(aliases).where(same).values(**values)
-        try:
-            moved = self._one(Alias, statement.returning(*aliases.c))
-        except IntegrityError:
-            return None
+        moved = self._added(Alias, statement.returning(*aliases.c))
         if moved is not None:
             self._changed(
                 insert(alias_moves).values(

@@ -24,7 +24,7 @@ class Calibrators(Repository):
         return self._one(CalibratorRow, select(calibrators).where(calibrators.c.id == id))
 
     def add(self, workspace: str, name: str) -> CalibratorRow:
-        """A new calibrator without versions."""
+        """A calibrator without versions, new unless somebody else was faster."""
         values = {
             "id": new_id("cb"),
             "workspace": workspace,
@@ -32,11 +32,12 @@ class Calibrators(Repository):
             "last_version": 0,
             "created_at": now(),
         }
-        made = self._one(
+        made = self._added(
             CalibratorRow, insert(calibrators).values(values).returning(*calibrators.c)
         )
-        assert made is not None  # noqa: S101
-        return made
+        found = made or self.named(workspace, name)
+        assert found is not None  # noqa: S101 - somebody else was faster
+        return found
 
     def page(self, workspace: str, limit: int, after: str | None) -> list[CalibratorRow]:
         """A page of calibrators by name."""

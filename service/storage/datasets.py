@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, insert, or_, select, tuple_, update
+from typing import Any
+
+from sqlalchemy import case, delete, insert, or_, select, tuple_, update
 
 from service.storage.records import Dataset, FitStatus, Kind, Part
 from service.storage.rows import After, Repository, now
@@ -22,8 +24,11 @@ class Datasets(Repository):
         delete_after_fit: bool,
         keep_seconds: float | None,
         **facts: str | int | None,
-    ) -> Dataset:
-        """A new dataset; ``facts`` (kind, sha256, format, bytes, rows, classes) as far as known."""
+    ) -> Dataset | None:
+        """A new dataset, None if equal bytes came first.
+
+        ``facts`` are kind, sha256, format, bytes, rows and classes, as far as they are known.
+        """
         values = {
             "id": id,
             "workspace": workspace,
@@ -32,9 +37,7 @@ class Datasets(Repository):
             "created_at": now(),
             **facts,
         }
-        made = self._one(Dataset, insert(datasets).values(values).returning(*datasets.c))
-        assert made is not None  # noqa: S101
-        return made
+        return self._added(Dataset, insert(datasets).values(values).returning(*datasets.c))
 
     def get(self, workspace: str, id: str) -> Dataset | None:
         """A dataset by its id."""
@@ -56,10 +59,28 @@ class Datasets(Repository):
         return self._all(Dataset, chosen.order_by(*order).limit(limit))
 
     def complete(self, id: str, **facts: str | int | None) -> Dataset | None:
-        """All parts have arrived: note what they make; None if somebody else did so first."""
+        """All parts have arrived: note what they make.
+
+        None if somebody else did so first, or if equal bytes are there already.
+        """
         open_one = (datasets.c.id == id) & datasets.c.sha256.is_(None)
         changed = update(datasets).where(open_one).values(**facts).returning(*datasets.c)
-        return self._one(Dataset, changed)
+        return self._added(Dataset, changed)
+
+    def keep_longer(
+        self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
+    ) -> Dataset | None:
+        """Somebody sent equal bytes: keep them as long as the one who wants them longest."""
+        values: dict[str, Any] = {"expires_at": None}
+        if keep_seconds is not None:
+            known, end = datasets.c.expires_at, now() + keep_seconds
+            values["expires_at"] = case((known < end, end), else_=known)
+        if not delete_after_fit:
+            values["delete_after_fit"] = False
+        mine = datasets.c.id == id
+        return self._one(
+            Dataset, update(datasets).where(mine).values(**values).returning(*datasets.c)
+        )
 
     def remove(self, id: str) -> None:
         """Forget a dataset and its parts."""

@@ -20,17 +20,17 @@ class Idempotency(Repository):
         row = self.session.execute(chosen).one_or_none()
         return None if row is None else (row[0], row[1])
 
-    def keep(self, workspace: str, key: str, request_sha256: str, answer: dict[str, Any]) -> None:
-        """Remember an answer."""
-        self._changed(
-            insert(idempotency).values(
-                workspace=workspace,
-                key=key,
-                request_sha256=request_sha256,
-                answer=answer,
-                created_at=now(),
-            )
-        )
+    def keep(self, workspace: str, key: str, request_sha256: str, answer: dict[str, Any]) -> bool:
+        """Remember an answer; False if there is one for this key."""
+        row = {
+            "workspace": workspace,
+            "key": key,
+            "request_sha256": request_sha256,
+            "answer": answer,
+            "created_at": now(),
+        }
+        kept = insert(idempotency).values(row).returning(idempotency.c.key)
+        return self._added(dict, kept) is not None
 
     def forget(self, older_than: float) -> int:
         """Forget answers older than so many seconds."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Executable, Float, Select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
@@ -51,6 +52,14 @@ class Repository:
     def _all(self, record: type[Record], statement: Executable) -> list[Record]:
         rows = self.session.execute(statement).mappings()
         return [record(**row) for row in rows]
+
+    def _added(self, record: type[Record], statement: Executable) -> Record | None:
+        """The row that an insert makes; None if an equal one came first."""
+        try:
+            with self.session.begin_nested():
+                return self._one(record, statement)
+        except IntegrityError:
+            return None
 
     def _changed(self, statement: Executable) -> int:
         """Execute, and say how many rows it touched."""

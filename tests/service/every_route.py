@@ -20,12 +20,12 @@ MODEL_VERSION = f"{MODEL}/versions/{{version}}"
 NEEDS: dict[str, Need] = {
     "GET /healthz": "public",
     "GET /readyz": "public",
+    "GET /": "public",
     "GET /docs": "public",
     "GET /openapi.json": "public",
     "GET /v2": "public",
     "GET /v2/health/live": "public",
     "GET /v2/health/ready": "public",
-    "GET /docs/oauth2-redirect": "any",
     "GET /metrics": "admin",
     "GET /v1/keys": "admin",
     "POST /v1/keys": "admin",
@@ -70,7 +70,7 @@ NEEDS: dict[str, Need] = {
     f"GET {MODEL_VERSION}/ready": "predict",
     f"POST {MODEL_VERSION}/infer": "predict",
 }
-UNDOCUMENTED = {"/docs", "/docs/oauth2-redirect", "/openapi.json", f"{VERSION}/report.json"}
+UNDOCUMENTED = {"/", "/docs", "/openapi.json", f"{VERSION}/report.json"}
 
 
 class Call(NamedTuple):

@@ -176,7 +176,8 @@ BAD = {
 def test_bad_body(service: Local, door: str, name: str) -> None:
     bad = BAD[name]
     headers = {"Content-Type": bad.media_type} if bad.media_type else {}
-    told = problem(service.post(DOORS[door], content=bad.body, headers=headers))
+    url = DOORS[door].partition("?")[0] if bad.media_type == JSON else DOORS[door]
+    told = problem(service.post(url, content=bad.body, headers=headers))
     assert (told["status"], told["code"]) == (bad.status, bad.code), told
 
 

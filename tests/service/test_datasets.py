@@ -200,3 +200,16 @@ def test_unknown_content_type_is_415(local):
     answer = local.post("/v1/datasets", content=b"a,b", headers={"Content-Type": "text/csv"})
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
     assert "application/x-npz" in answer.json()["detail"]
+
+
+def test_equal_bytes_are_kept_as_long_as_anybody_wants(local):
+    body = npz(*sample(10))
+    url = "/v1/datasets?days=1&delete_after_fit=true"
+    first = local.post(url, content=body, headers=NPZ).json()
+    longer = local.post("/v1/datasets?days=9", content=body, headers=NPZ).json()
+    assert longer["expires_at"] > first["expires_at"]
+    assert longer["delete_after_fit"] is False
+    shorter = local.post(url, content=body, headers=NPZ).json()
+    assert shorter == longer
+    assert local.post("/v1/datasets", content=body, headers=NPZ).json()["expires_at"] is None
+    assert local.post(url, content=body, headers=NPZ).json()["expires_at"] is None

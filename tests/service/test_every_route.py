@@ -112,7 +112,7 @@ def test_public_routes_are_those_that_the_guard_names(locked: Locked) -> None:
     assert {call.path for call in locked.calls if call.need == "public"} == PUBLIC
     for call in locked.calls:
         if call.need == "public":
-            assert locked.ask(call, {}).status_code in (200, 503), str(call)
+            assert locked.ask(call, {}).status_code in (200, 307, 503), str(call)
 
 
 def test_no_route_answers_without_a_valid_key(locked: Locked) -> None:
@@ -139,7 +139,6 @@ def test_every_scope_on_every_route(locked: Locked, scope: Scope) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/v1",
         "/v1/",
         "/v1/nothing",

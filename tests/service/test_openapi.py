@@ -52,9 +52,16 @@ def examples_of(document: Plain, content: Plain) -> list[Any]:
         return [content["example"]]
     if "examples" in content:
         return [one["value"] for one in content["examples"].values()]
-    name = content["schema"].get("$ref", "").removeprefix("#/components/schemas/")
-    schema = document["components"]["schemas"].get(name) or content["schema"]
-    return schema.get("examples", [])
+    return list(examples_in(document, content["schema"]))
+
+
+def examples_in(document: Plain, schema: Plain) -> Iterator[Any]:
+    """The examples of a schema, of what it refers to, or of its items."""
+    if "items" in schema:
+        yield from ([one] for one in examples_in(document, schema["items"]))
+    for choice in schema.get("anyOf", [schema]):
+        name = choice.get("$ref", "").rpartition("/")[2]
+        yield from document["components"]["schemas"].get(name, {}).get("examples", [])
 
 
 def test_every_operation_has_a_name_a_summary_and_a_description(document: Plain) -> None:

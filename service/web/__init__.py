@@ -1,0 +1,1 @@
+"""Pages for people, rendered here: no script, nothing from elsewhere."""

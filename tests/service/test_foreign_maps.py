@@ -1,0 +1,122 @@
+"""Maps and reports that were made elsewhere, by whomever: taken only if they can be used and shown.
+
+The hash in an archive proves nothing about who made it, so these have right hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from live_service import Local, in_process
+from one_of_each import fitted_elsewhere
+
+URL = "/v1/calibrators/foreign/versions"
+ABSENT = object()
+HUGE = 2**70
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    with in_process(tmp_path_factory.mktemp("foreign")) as local:
+        yield local
+
+
+def changed(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """A copy of a document with another value at a path such as ``fit.parameters``."""
+    whole = copy.deepcopy(document)
+    *parents, last = (int(one) if one.isdigit() else one for one in path.split("."))
+    place: Any = whole
+    for parent in parents:
+        place = place[parent]
+    if value is ABSENT:
+        del place[last]
+    else:
+        place[last] = value
+    return whole
+
+
+def forged(path: str, value: object) -> str:
+    """The map with another header, and the hash that belongs to it."""
+    data = base64.b64decode(fitted_elsewhere()["map"])
+    (length,) = struct.unpack_from("<I", data, 40)
+    header = changed(json.loads(data[44 : 44 + length]), path, value)
+    text = json.dumps(header).encode()
+    body = struct.pack("<I", len(text)) + text + data[44 + length :]
+    return base64.b64encode(data[:8] + hashlib.sha256(body).digest() + body).decode()
+
+
+def refused(service: Local, body: dict[str, Any]) -> str:
+    answer = service.post(URL, json=body)
+    assert answer.status_code == 422, answer.text
+    assert service.get("/v1/calibrators/foreign").status_code == 404
+    return answer.json()["code"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code"),
+    [
+        ("libraries", ABSENT, "bad_map"),
+        ("libraries", "numpy", "bad_map"),
+        ("libraries", {"numpy": 2}, "bad_map"),
+        ("parameters.fit_info", {"rows": "many"}, "bad_map"),
+        ("parameters.fit_info", {"rows": HUGE}, "bad_map"),
+        ("parameters.fit_info", {"rows": True}, "bad_map"),
+        ("parameters.fit_info", [], "wrong_fields"),
+        ("parameters.k", HUGE, "wrong_fields"),
+        ("parameters.k", "5", "wrong_fields"),
+        ("parameters.temperature", 0, "wrong_fields"),
+        ("parameters.temperature", ABSENT, "wrong_fields"),
+        ("method", "../temperature", "unknown_method"),
+    ],
+)
+def test_headers_that_lie(service: Local, path: str, value: object, code: str) -> None:
+    assert refused(service, {"map": forged(path, value)}) == code
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("format", 99),
+        ("k", "five"),
+        ("metrics", []),
+        ("metrics.ada_ece", ABSENT),
+        ("verdict", "splendid"),
+        ("fit.parameters", None),
+        ("fit.parameters", HUGE),
+        ("before.noise_floor.mean", HUGE),
+        ("by_margin.0.before.equal_mass.0.confidence", None),
+    ],
+)
+def test_reports_that_cannot_be_shown(service: Local, path: str, value: object) -> None:
+    body = fitted_elsewhere()
+    report = changed(body["report"], path, value)
+    assert refused(service, {**body, "report": report}) == "bad_report"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("", "not_an_archive"),
+        ("not base64!", "bad_base64"),
+        ("é", "bad_base64"),
+        (base64.b64encode(b"\x80\x04N.").decode(), "not_an_archive"),
+    ],
+)
+def test_bytes_that_are_no_map(service: Local, content: str, code: str) -> None:
+    assert refused(service, {"map": content}) == code
+
+
+def test_a_map_that_was_cut_short(service: Local) -> None:
+    assert refused(service, {"map": fitted_elsewhere()["map"][:-4]}) == "wrong_hash"
+
+
+def test_a_report_on_another_number_of_classes_is_refused(service: Local) -> None:
+    body = fitted_elsewhere()
+    assert refused(service, {**body, "report": {**body["report"], "k": 7}}) == "wrong_classes"
