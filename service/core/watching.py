@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 
 import structlog
 
@@ -40,12 +40,10 @@ class FitWatcher:
     async def finished(self, fit: Fit, seconds: float) -> Fit:
         """The fit when it is final, or as it is after so many seconds."""
         latest = fit
-        try:
-            async with asyncio.timeout(seconds):
-                async for current in self.changes(fit):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), aclosing(self.changes(fit)) as changes:
+                async for current in changes:
                     latest = current
-        except TimeoutError:
-            pass
         return latest
 
     async def close(self) -> None:

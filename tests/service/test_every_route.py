@@ -78,6 +78,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
         yield Locked(client, tokens, invalid)
 
 
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """A service without keys that stays so."""
+    with in_process(tmp_path_factory.mktemp("opened")) as client:
+        yield client
+
+
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
@@ -154,27 +161,27 @@ def test_paths_without_a_route_are_refused_too(locked: Locked, path: str) -> Non
     check_refusal(Call("OPTIONS", path), locked.client.options(path), 401)
 
 
-def test_without_keys_everything_on_loopback_is_allowed(local: Local) -> None:
-    for call in calls_of(local.app):
-        answer = local.request(call.method, call.url(**PLACES))
+def test_without_keys_everything_on_loopback_is_allowed(opened: Local) -> None:
+    for call in calls_of(opened.app):
+        answer = opened.request(call.method, call.url(**PLACES))
         assert answer.status_code not in (401, 403), (str(call), answer.text)
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
 def test_without_keys_no_other_site_can_reach_a_route(
-    local: Local, headers: dict[str, str]
+    opened: Local, headers: dict[str, str]
 ) -> None:
-    for call in calls_of(local.app):
+    for call in calls_of(opened.app):
         if call.need != "public":
-            answer = local.request(call.method, call.url(**PLACES), headers=headers)
+            answer = opened.request(call.method, call.url(**PLACES), headers=headers)
             check_refusal(call, answer, 403)
 
 
-def test_without_keys_its_own_pages_can(local: Local) -> None:
-    own = {"Origin": str(local.base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
-    assert local.get("/v1/methods", headers=own).status_code == 200
-    assert local.get("/v1/methods", headers={"Host": "localhost"}).status_code == 200
-    assert local.get("/v1/methods", headers={"Host": "[::1]:8000"}).status_code == 200
+def test_without_keys_its_own_pages_can(opened: Local) -> None:
+    own = {"Origin": str(opened.base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
+    assert opened.get("/v1/methods", headers=own).status_code == 200
+    assert opened.get("/v1/methods", headers={"Host": "localhost"}).status_code == 200
+    assert opened.get("/v1/methods", headers={"Host": "[::1]:8000"}).status_code == 200
 
 
 def test_the_first_key_closes_the_service_for_ever(local: Local) -> None:
