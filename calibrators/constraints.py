@@ -6,6 +6,7 @@ schema from the same annotation.
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from dataclasses import fields
 from functools import cache
@@ -26,11 +27,12 @@ def field_hints(owner: type) -> dict[str, Any]:
 def check_fields(recipe: Any) -> None:
     """Raise a ParameterError naming the field, the rule and the value, if one is broken."""
     for name, hint in field_hints(recipe.__class__).items():
-        rule = broken_rule(hint, getattr(recipe, name))
+        value = getattr(recipe, name)
+        rule = broken_rule(hint, value)
         if rule is not None:
             raise ParameterError(
                 "bad_parameter",
-                f"{type(recipe).__name__}.{name} must be {rule}, got {getattr(recipe, name)!r}",
+                f"{type(recipe).__name__}.{name} must be {rule}, got {reprlib.repr(value)}",
             )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib import metadata
 
-import structlog
 from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import Scope
@@ -30,8 +30,8 @@ from service.api.metrics import Metrics
 from service.api.observed import Observed
 from service.api.openapi import complete_document
 from service.api.parts import Parts
+from service.api.probe import OK, Probe
 from service.api.problems import LastResort, install_problems
-from service.api.strict_json import StrictJsonRoute
 from service.core.access import Principal
 from service.core.datasets import Datasets
 from service.core.formats import Limits
@@ -48,8 +48,6 @@ from service.web import reference
 
 ROUTERS = (datasets, fits, aliases, calibrators, reports, keys, operations, reference)
 
-_log = structlog.get_logger("calibrd.service")
-
 
 def create_app(settings: Settings) -> FastAPI:
     """The service as an ASGI app; its life begins and ends with the app's."""
@@ -60,16 +58,15 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Calibrated probabilities as a versioned, tested contract.",
         lifespan=_lifespan,
         docs_url=None,
+        generate_unique_id_function=lambda route: route.name,
         redoc_url=None,
         # ours are in /metrics and the log
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.parts = parts
-    app.router.route_class = StrictJsonRoute
     predicting, *others = _plain_routes(parts)
     app.router.routes[:0] = [predicting, *others]
     for module in ROUTERS:
-        module.router.route_class = StrictJsonRoute
         app.include_router(module.router)
     complete_document(app, {**predict.OPENAPI, **inference_protocol.OPENAPI})
     install_problems(app)
@@ -104,6 +101,7 @@ def join(settings: Settings) -> Parts:
         watcher=FitWatcher(database),
         datasets=Datasets(database, blobs, limits),
         metrics=metrics,
+        probe=Probe(database, blobs),
     )
 
 
@@ -111,7 +109,7 @@ def join(settings: Settings) -> Parts:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     parts: Parts = app.state.parts
     await asyncio.to_thread(prepare_database, parts.database)
-    await asyncio.to_thread(_refresh, parts)
+    await asyncio.to_thread(parts.refresh)
     refreshing = asyncio.create_task(_keep_fresh(parts))
     workers = Workers(parts.settings, parts.settings.workers)
     workers.start()
@@ -122,22 +120,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(refreshing, return_exceptions=True)
         await parts.watcher.close()
         await asyncio.to_thread(workers.stop)
+        parts.queue.close()
         parts.database.close()
 
 
-def _refresh(parts: Parts) -> None:
-    parts.keys.refresh()
-    parts.maps.refresh()
-
-
 async def _keep_fresh(parts: Parts) -> None:
-    """See what other processes changed; while the database is away, go on with what is known."""
-    while True:
-        await asyncio.sleep(parts.settings.refresh_seconds)
-        try:
-            await asyncio.to_thread(_refresh, parts)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
-            _log.warning("refresh_failed", error=type(error).__name__)
+    """See what other processes changed, on a thread of its own that uploads cannot keep busy."""
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1, thread_name_prefix="refresh") as thread:
+        while True:
+            await asyncio.sleep(parts.settings.refresh_seconds)
+            await loop.run_in_executor(thread, parts.refresh_if_possible)
 
 
 def _plain_routes(parts: Parts) -> list[Route]:
@@ -150,8 +143,8 @@ def _plain_routes(parts: Parts) -> list[Route]:
         return await asyncio.to_thread(parts.maps.load, principal, name, ref)
 
     async def is_ready() -> bool:
-        found = await asyncio.to_thread(operations.readiness, parts)
-        return found.database == found.blobs == "ok"
+        found = await asyncio.to_thread(parts.probe.read)
+        return found.database == found.blobs == OK
 
     settings = parts.settings
     limits = Limits(settings.max_predict_bytes, settings.max_json_bytes, settings.max_classes)
@@ -187,6 +180,6 @@ def _body_limit(settings: Settings) -> Callable[[Scope], int]:
 
 def _is_json(scope: Scope) -> bool:
     return any(
-        name == b"content-type" and value.startswith(b"application/json")
+        name == b"content-type" and value.partition(b";")[0].strip().lower() == b"application/json"
         for name, value in scope["headers"]
     )

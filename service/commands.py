@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
 import socket
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import uvicorn
+from alembic.util import CommandError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from service import logs
-from service.app import create_app
 from service.core import keys
 from service.core.access import Scope
 from service.errors import Invalid
@@ -24,6 +30,7 @@ from service.storage.store import Store
 from service.welcome import welcome
 
 KEEP_ALIVE_SECONDS = 75
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def say(text: str) -> None:
@@ -32,17 +39,28 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def say_note(text: str) -> None:
+    """Tell the user, but not a program that reads the output."""
+    sys.stderr.write(f"{text}\n")
+
+
 def say_error(text: str) -> None:
     """Tell the user what went wrong."""
-    sys.stderr.write(f"error: {text}\n")
+    say_note(f"error: {text}")
 
 
 def serve(settings: Settings, _asked: argparse.Namespace) -> None:
     """Run the API until it is interrupted."""
-    _check_open(settings)
+    for number in ENDING:
+        signal.signal(number, lambda *_: sys.exit(0))
     logs.configure(settings.log_level, settings.log_format)
     listening = _listen(settings)
     port = listening.getsockname()[1]
+    _check_writable(settings.data_dir)  # uploads lie there, wherever the rest does
+    with closing(_prepared(settings)) as database:
+        _check_open(settings, database)
+    from service.app import create_app  # no other command needs the web framework
+
     server = _Server(
         uvicorn.Config(
             create_app(settings),
@@ -54,14 +72,11 @@ def serve(settings: Settings, _asked: argparse.Namespace) -> None:
         )
     )
     server.greeting = welcome(settings, port)
-    # uvicorn raises the signal that ended it once more
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
+    server.run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
-    """Greets when it is ready to answer."""
+    """Greets when it is ready to answer, and ends in peace however often it is told to."""
 
     greeting: str
 
@@ -70,9 +85,20 @@ class _Server(uvicorn.Server):
         if self.started:
             say(self.greeting)
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End orderly; uvicorn would break off at a second Ctrl-C, and raise signals again."""
+        for number in ENDING:
+            signal.signal(number, self._end)
+        yield
+
+    def _end(self, *_: object) -> None:
+        self.should_exit = True
+
 
 def work(settings: Settings, asked: argparse.Namespace) -> None:
     """Run a worker until it is interrupted."""
+    _prepared(settings).close()
     from service.jobs.worker import run_worker  # loads torch
 
     run_worker(settings, asked.queues, asked.device)
@@ -80,17 +106,15 @@ def work(settings: Settings, asked: argparse.Namespace) -> None:
 
 def migrate(settings: Settings, _asked: argparse.Namespace) -> None:
     """Bring the database up to date."""
-    prepare_database(Database(settings.database))
+    _prepared(settings).close()
     say("the database is up to date")
 
 
 def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
     """Make, list, rotate or revoke keys."""
-    database = Database(settings.database)
-    prepare_database(database)
     if asked.action in ("rotate", "revoke") and asked.id is None:
         raise Invalid("no_id", f"name the key: python -m service keys {asked.action} ID")
-    with database.write() as store:
+    with closing(_prepared(settings)) as database, database.write() as store:
         made = asked.action == "create"
         workspace = keys.workspace_named(store, asked.workspace, make=made).id
         match asked.action:
@@ -109,11 +133,6 @@ def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
 def _show_new(new: keys.NewKey) -> None:
     say(new.token)
     say_note(f"key {new.key.id} of {', '.join(new.key.scopes)}; it is shown this once, keep it")
-
-
-def say_note(text: str) -> None:
-    """Tell the user, but not a program that reads the output."""
-    sys.stderr.write(f"{text}\n")
 
 
 def _list(store: Store, workspace: str) -> None:
@@ -143,12 +162,42 @@ def _scope(name: str) -> Scope:
         raise Invalid("bad_scope", f"{name!r} is not a scope: {', '.join(Scope)}") from error
 
 
-def _check_open(settings: Settings) -> None:
+def _prepared(settings: Settings) -> Database:
+    """The database, up to date; what is wrong with it or with the folders in use is told."""
+    if not (settings.database_url and settings.blobs_url):
+        _check_writable(settings.data_dir)
+    if settings.blobs.startswith("file:"):
+        _check_writable(Path(unquote(urlsplit(settings.blobs).path)))
+    try:
+        database = Database(settings.database)
+        prepare_database(database)
+    except (SQLAlchemyError, CommandError, OSError, ValueError) as error:
+        reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+        raise Invalid(
+            "no_database",
+            f"cannot use the database ({logs.redact(reason)}): check that it runs, that this user "
+            "may change it, and --database-url",
+        ) from error
+    return database
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Invalid(
+            "cannot_write",
+            f"cannot write to the folder {folder} ({error.strerror}): "
+            "let this user write there, or choose another with --data-dir or --blobs-url",
+        ) from error
+
+
+def _check_open(settings: Settings, database: Database) -> None:
     """Refuse to be reachable from elsewhere without a key."""
     if settings.is_loopback:
         return
-    database = Database(settings.database)
-    prepare_database(database)
     with database.read() as store:
         if store.keys.count():
             return
@@ -169,8 +218,13 @@ def _listen(settings: Settings) -> socket.socket:
             backlog=2048,
         )
     except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]
+        advice = (
+            "stop what listens there, or choose another with --port"
+            if error.errno in (errno.EADDRINUSE, errno.EACCES)
+            else "choose an address of this machine with --host"
+        )
         raise Invalid(
             "cannot_listen",
-            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}): "
-            "stop what listens there, or choose another with --port",
+            f"cannot listen on {settings.host}:{settings.port} ({reason}): {advice}",
         ) from error

@@ -7,12 +7,15 @@ ServiceError
 ├── Forbidden          a valid key without the scope
 ├── NotFound           there is no such thing, or not in this workspace
 ├── Conflict           it contradicts what is there
-├── Stale              the caller's If-Match is no longer true
+├── Stale              it has changed since the caller last saw it
 ├── TooLarge           more bytes, rows or classes than allowed
 ├── TooSlow            the body did not arrive in time
 ├── Unsupported        a format that is not read here
 ├── NotAcceptable      an answer was asked for in a form it cannot have
-└── Unavailable        a part of the service is down; try again
+├── Unavailable        a part of the service is down; try again
+└── Damaged            stored bytes are gone, or are not those that were written
+    ├── BlobMissing
+    └── BlobCorrupt
 
 Each has a stable ``code`` for programs, a sentence for people, and plain ``details`` (numbers and
 names, never data, paths or secrets). Which status a class answers with is said in api/problems.py.
@@ -58,7 +61,7 @@ class Conflict(ServiceError):
 
 
 class Stale(ServiceError):
-    """The caller's If-Match is no longer true."""
+    """It has changed since the caller last saw it."""
 
 
 class TooLarge(ServiceError):
@@ -79,3 +82,15 @@ class NotAcceptable(ServiceError):
 
 class Unavailable(ServiceError):
     """A part of the service is down; try again."""
+
+
+class Damaged(ServiceError):
+    """Stored bytes are gone, or are not those that were written."""
+
+
+class BlobMissing(Damaged):
+    """A row names a blob that the store does not have."""
+
+
+class BlobCorrupt(Damaged):
+    """A blob's bytes are not those that its row names."""

@@ -27,6 +27,7 @@ _OTHERS = {
     "sqlalchemy": logging.WARNING,
     "httpx": logging.WARNING,
 }
+_OF_SEVERAL_LINES = ("exception", "stack")
 _SENSITIVE = r"(?:authorization|cookie|passw(?:or)?d|secret|token|api_?key|credential)"
 _is_sensitive = re.compile(_SENSITIVE, re.IGNORECASE).search
 _SECRETS_IN_TEXT = (
@@ -84,20 +85,23 @@ _ORIGIN: list[Processor] = [
 
 
 def _formatter(format: Literal["auto", "json", "console"]) -> logging.Formatter:
-    renderer: Processor
+    rendering: list[Processor]
     if format == "json" or (format == "auto" and not sys.stderr.isatty()):
-        renderer = structlog.processors.JSONRenderer()
+        rendering = [structlog.processors.JSONRenderer()]
     else:
-        renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+        rendering = [
+            without_control_characters,
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=_ORIGIN,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
             without_data_and_secrets,
-            renderer,
+            *rendering,
         ],
     )
 
@@ -105,6 +109,25 @@ def _formatter(format: Literal["auto", "json", "console"]) -> logging.Formatter:
 def without_data_and_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Replace data by its size and secrets by a mark; a processor for after tracebacks are text."""
     return {name: _fit_to_log(name, value, MAX_DEPTH) for name, value in event.items()}
+
+
+def without_control_characters(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Escape what a terminal would obey or could not show; tracebacks keep their lines."""
+    return {
+        name: _escaped(value, keep="\n" if name in _OF_SEVERAL_LINES else "")
+        if isinstance(value, str)
+        else value
+        for name, value in event.items()
+    }
+
+
+def _escaped(text: str, keep: str) -> str:
+    return "".join(
+        character
+        if character.isprintable() or character in keep
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def _fit_to_log(name: str, value: Any, depth: int) -> Any:

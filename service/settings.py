@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEGABYTE = 1 << 20
+PREFIX = "CALIBRD_"
+# read by others: the supervisor's workers, the SDK and the tests
+OTHER_VARIABLES = re.compile(r"CALIBRD_(SUPERVISOR|URL|API_KEY|TEST_.*)")
 
 
 class Settings(BaseSettings):
     """Every field is ``CALIBRD_<NAME>`` in the environment and ``--<name>`` on the command line."""
 
     model_config = SettingsConfigDict(
-        env_prefix="CALIBRD_", frozen=True, extra="forbid", use_attribute_docstrings=True
+        env_prefix=PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
     host: str = "127.0.0.1"
@@ -28,7 +34,7 @@ class Settings(BaseSettings):
     data_dir: Path = Path("calibrd-data")
     """Where the embedded database, blobs and uploads lie."""
     database_url: str = ""
-    """SQLAlchemy URL; empty means SQLite in the data directory."""
+    """A sqlite:///file or postgresql:// URL; empty means SQLite in the data directory."""
     blobs_url: str = ""
     """A file:// or s3:// URL; empty means a folder in the data directory."""
     workers: int = Field(1, ge=0, le=64)
@@ -64,17 +70,31 @@ class Settings(BaseSettings):
     cached_maps: int = Field(1000, ge=1)
     """Maps kept in memory for predict."""
 
+    @field_validator("database_url")
+    @classmethod
+    def _names_a_database(cls, url: str) -> str:
+        if url and not re.match(r"(sqlite:///|postgresql(\+psycopg)?://).", url):
+            raise ValueError("must be sqlite:///file or postgresql://user:password@host/name")
+        return url
+
+    @field_validator("blobs_url")
+    @classmethod
+    def _names_a_blob_store(cls, url: str) -> str:
+        if url and not re.match(r"(file:///|s3://)[^/]", url):
+            raise ValueError("must be file:///folder or s3://bucket/prefix")
+        return url
+
     @cached_property
     def database(self) -> str:
         """The database's URL."""
         if self.database_url:
             return self.database_url
-        return f"sqlite:///{self.data_dir.resolve() / 'calibrd.db'}"
+        return f"sqlite:///{quote(str(self.data_dir.resolve() / 'calibrd.db'))}"
 
     @cached_property
     def blobs(self) -> str:
         """The blob store's URL."""
-        return self.blobs_url or f"file://{self.data_dir.resolve() / 'blobs'}"
+        return self.blobs_url or (self.data_dir.resolve() / "blobs").as_uri()
 
     @cached_property
     def is_loopback(self) -> bool:
@@ -90,3 +110,20 @@ class Settings(BaseSettings):
 def settings_from(given: Mapping[str, Any]) -> Settings:
     """The settings, with those that were given as flags; other names are left alone."""
     return Settings(**{name: given[name] for name in Settings.model_fields if name in given})
+
+
+def unknown_variables(names: Iterable[str]) -> dict[str, str | None]:
+    """Variables that look like settings and are none, each with the setting it may have meant.
+
+    >>> unknown_variables(["CALIBRD_DATADIR", "CALIBRD_PORT", "CALIBRD_XYZ", "HOME"])
+    {'CALIBRD_DATADIR': 'CALIBRD_DATA_DIR', 'CALIBRD_XYZ': None}
+    """
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    unknown = {}
+    for name in sorted(names):
+        # settings are read without regard to case
+        asked = name.upper()
+        if not asked.startswith(PREFIX) or asked in known or OTHER_VARIABLES.fullmatch(name):
+            continue
+        unknown[name] = next(iter(difflib.get_close_matches(asked, known, 1, 0.8)), None)
+    return unknown

@@ -11,11 +11,14 @@ from service.api import examples
 from service.api.paging import Cursor, Limit, Page, number_place, paged
 from service.api.parts import Caller, Joined, needs
 from service.api.schemas import AliasOut, MoveIn, MoveOut, RollbackIn
+from service.api.strict_json import StrictJsonRoute
 from service.core import aliases
 from service.core.access import Scope
 from service.errors import Invalid, Stale
 
-router = APIRouter(prefix="/v1/calibrators/{name}/aliases/{alias}", tags=["aliases"])
+router = APIRouter(
+    prefix="/v1/calibrators/{name}/aliases/{alias}", tags=["aliases"], route_class=StrictJsonRoute
+)
 
 REVISION = re.compile(r'(?:W/)?"(\d{1,9})"')
 
@@ -71,7 +74,7 @@ def move_alias(
             force=body.force,
             expected=_expected(if_match, if_none_match),
         )
-    joined.maps.refresh()
+    joined.refresh_if_possible()
     response.headers["ETag"] = f'"{moved.alias.revision}"'
     return AliasOut.of(moved.alias, moved.warning)
 
@@ -113,7 +116,7 @@ def roll_back_alias(
             reason="" if body is None else body.reason,
             expected=_expected(if_match, None),
         )
-    joined.maps.refresh()
+    joined.refresh_if_possible()
     response.headers["ETag"] = f'"{moved.revision}"'
     return AliasOut.of(moved)
 

@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.requests import Request
 
-from service.core.datasets import Landing
+from service.core.landing import Landing
 
 BLOCK = 1 << 20
 

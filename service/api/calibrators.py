@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 from calibrators import all_methods
 from calibrators.registry import all_maps
 from service.api import examples
+from service.api.conditions import is_known
 from service.api.paging import Cursor, Limit, Page, name_place, number_place, paged
-from service.api.parts import Caller, Joined, needs
+from service.api.parts import Caller, Joined, Parts, needs
 from service.api.schemas import (
     CalibratorOut,
     MethodOut,
@@ -21,13 +22,15 @@ from service.api.schemas import (
     RegisterIn,
     VersionOut,
 )
+from service.api.strict_json import StrictJsonRoute
 from service.core import versions
 from service.core.access import Scope
 from service.core.blob_keys import map_key, onnx_key
 from service.core.idempotency import check_key
+from service.core.registering import Registration, register
 from service.errors import Invalid, NotFound
 
-router = APIRouter(prefix="/v1", tags=["calibrators"])
+router = APIRouter(prefix="/v1", tags=["calibrators"], route_class=StrictJsonRoute)
 
 FOREVER = "private, max-age=31536000, immutable"
 
@@ -101,18 +104,11 @@ def register_version(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> VersionOut:
     """For those whose logits may not leave: only the map and its report are sent."""
-    made = versions.register(
-        joined.database,
-        joined.blobs,
-        caller,
-        name,
-        _decoded(body.map),
-        report=body.report,
-        model=body.model,
-        tags=body.tags,
-        description=body.description,
-        key=check_key(idempotency_key),
+    sent = Registration(
+        name, _decoded(body.map), body.report, body.model, body.tags, body.description
     )
+    key = check_key(idempotency_key)
+    made = register(joined.database, joined.blobs, caller, sent, key=key)
     response.headers["Location"] = f"/v1/calibrators/{name}/versions/{made.number}"
     return VersionOut.of(name, made)
 
@@ -157,17 +153,12 @@ def get_map(
     caller: Caller,
     name: examples.Name,
     number: examples.Number,
-    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+    if_none_match: examples.IfNoneMatch = None,
 ) -> Response:
     """`calibrators.archive.load` reads them; the ETag is their SHA-256."""
     with joined.database.read() as store:
-        version = versions.find(store, caller, name, number)
-    sha256 = version.map_sha256
-    headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
-    if is_known(if_none_match, sha256):
-        return Response(status_code=304, headers=headers)
-    content = joined.blobs.get(map_key(caller.workspace, sha256), sha256)
-    return Response(content, headers=headers, media_type="application/octet-stream")
+        sha256 = versions.find(store, caller, name, number).map_sha256
+    return _blob(joined, map_key(caller.workspace, sha256), sha256, if_none_match)
 
 
 @router.get(
@@ -181,24 +172,25 @@ def get_onnx(
     caller: Caller,
     name: examples.Name,
     number: examples.Number,
-    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+    if_none_match: examples.IfNoneMatch = None,
 ) -> Response:
     """float32 logits (n, k) to calibrated probabilities (n, k), proved equal to the map."""
     with joined.database.read() as store:
-        version = versions.find(store, caller, name, number)
-    sha256 = version.onnx_sha256
+        sha256 = versions.find(store, caller, name, number).onnx_sha256
     if sha256 is None:
-        raise NotFound("no_onnx", f"version {number} of {name} has no ONNX form")
+        raise NotFound(
+            "no_onnx", f"version {number} of {name} has no ONNX form: use its map, or fit it here"
+        )
+    return _blob(joined, onnx_key(caller.workspace, sha256), sha256, if_none_match)
+
+
+def _blob(joined: Parts, key: str, sha256: str, if_none_match: str | None) -> Response:
+    """Bytes that never change, unless the caller has them."""
     headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
     if is_known(if_none_match, sha256):
         return Response(status_code=304, headers=headers)
-    content = joined.blobs.get(onnx_key(caller.workspace, sha256), sha256)
+    content = joined.blobs.get(key, sha256)
     return Response(content, headers=headers, media_type="application/octet-stream")
-
-
-def is_known(if_none_match: str | None, tag: str) -> bool:
-    """Whether the caller has what this ETag names."""
-    return if_none_match is not None and (if_none_match.strip() == "*" or tag in if_none_match)
 
 
 def _decoded(text: str) -> bytes:

@@ -12,20 +12,27 @@ from service.api.arriving import land
 from service.api.paging import Cursor, Limit, Page, paged, time_place
 from service.api.parts import Caller, Joined, needs
 from service.api.schemas import CommitIn, DatasetOut, KindName, PartOut, part_out
+from service.api.strict_json import StrictJsonRoute
 from service.core import datasets
 from service.core.access import Scope
-from service.core.datasets import Keeping, landing
+from service.core.datasets import Keeping
+from service.core.landing import landing
 from service.errors import Invalid
 from service.storage.records import Dataset
 
-router = APIRouter(prefix="/v1/datasets", tags=["datasets"], dependencies=needs(Scope.FIT))
+router = APIRouter(
+    prefix="/v1/datasets",
+    tags=["datasets"],
+    dependencies=needs(Scope.FIT),
+    route_class=StrictJsonRoute,
+)
 
 Kind = Annotated[
     KindName | None,
     Query(description="what the values are; by default what the array is called in the body"),
 ]
 DeleteAfterFit = Annotated[
-    bool, Query(description="delete the dataset when the first fit on it has ended")
+    bool, Query(description="delete the dataset when all fits on it have ended")
 ]
 Days = Annotated[
     float | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Header, Path
 
 from service.api.schema_examples import DATASET_ID, FIT_ID, KEY_ID
 from service.core.formats import Format
@@ -21,6 +21,10 @@ Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[1])]
 DatasetId = Annotated[str, Path(pattern=ID_PATTERN, examples=[DATASET_ID])]
 FitId = Annotated[str, Path(pattern=ID_PATTERN, examples=[FIT_ID])]
 KeyId = Annotated[str, Path(pattern=ID_PATTERN, examples=[KEY_ID])]
+IfNoneMatch = Annotated[
+    str | None,
+    Header(max_length=1000, description="ETags of what the caller has: 304 if it is known"),
+]
 
 PROBLEM = {
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -57,6 +61,10 @@ def _json_answer(schema: str) -> dict[str, Any]:
 
 def _file(media_type: str, description: str) -> Answers:
     return {200: {"description": description, "content": {media_type: BINARY}}}
+
+
+def _known_file(media_type: str, description: str) -> Answers:
+    return {**_file(media_type, description), 304: {"description": "The caller has it"}}
 
 
 DATASET_BODY = {
@@ -135,8 +143,8 @@ EVENT_ANSWERS: Answers = {
         },
     }
 }
-MAP_ANSWERS = {**_file("application/octet-stream", "The archive"), 304: {"description": "Known"}}
-ONNX_ANSWERS = {**_file("application/octet-stream", "The model"), 304: {"description": "Known"}}
+MAP_ANSWERS = _known_file("application/octet-stream", "The archive")
+ONNX_ANSWERS = _known_file("application/octet-stream", "The model")
 MOVE_ANSWERS: Answers = {
     409: {
         "description": "The version was judged worse or could not be judged: needs_force",
@@ -147,9 +155,9 @@ MOVE_ANSWERS: Answers = {
 REPORT_ANSWERS: Answers = {
     200: {"content": {"application/json": {"example": {"verdict": "improved", "n": 2000}}}}
 }
-HTML_ANSWERS = _file("text/html", "The page")
-SVG_ANSWERS = _file("image/svg+xml", "The diagram")
-PNG_ANSWERS = _file("image/png", "The diagram")
+HTML_ANSWERS = _known_file("text/html", "The page")
+SVG_ANSWERS = _known_file("image/svg+xml", "The diagram")
+PNG_ANSWERS = _known_file("image/png", "The diagram")
 METRICS_ANSWERS = _file("text/plain", "Metrics in Prometheus's text format")
 READY_ANSWERS: Answers = {
     503: {"description": "A part does not work", **_json_answer("Readiness")},

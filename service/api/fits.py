@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
-import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import ValidationError
 
 from service.api import examples
-from service.api.arriving import land
+from service.api.fit_requests import SentFit, read_fit
 from service.api.paging import Cursor, Limit, Page, paged, time_place
 from service.api.parts import Caller, Joined, Parts, needs
-from service.api.schemas import FitIn, FitOut, KindName, MethodIn
+from service.api.schemas import FitOut, KindName
+from service.api.strict_json import StrictJsonRoute
 from service.core import fits
 from service.core.access import Principal, Scope
-from service.core.datasets import Keeping, Landing, landing
-from service.core.fits import FitOrder, MethodOrder
-from service.core.formats import documents
+from service.core.datasets import Keeping
 from service.core.idempotency import check_key
-from service.errors import Invalid
+from service.core.landing import Landing, landing
 from service.storage.records import Fit, FitStatus
 
-router = APIRouter(prefix="/v1", tags=["fits"], dependencies=needs(Scope.FIT))
+router = APIRouter(
+    prefix="/v1", tags=["fits"], dependencies=needs(Scope.FIT), route_class=StrictJsonRoute
+)
 
 JSON = "application/json"
 ARRAYS = ("logits", "probabilities", "labels")
@@ -67,21 +66,14 @@ async def create_fit(
     key = check_key(idempotency_key)
     keeping = Keeping(delete_after_fit, joined.settings.dataset_days or None)
     with landing(joined.uploads) as arrived:
-        content_type, asked = await _order(request, arrived)
-        dataset = asked.dataset
-        if content_type is not None:
-            added = await asyncio.to_thread(
-                joined.datasets.add, caller, arrived, content_type, kind, keeping
-            )
-            dataset = added.dataset.id
-    if dataset is None:
-        raise Invalid("no_dataset", "name a dataset, or send logits and labels in this call")
-    fit, known = await asyncio.to_thread(_submit, joined, caller, name, asked, dataset, key)
+        sent = await read_fit(request, arrived, name)
+        ask = functools.partial(_ask, joined, caller, sent, arrived, kind, keeping, key)
+        fit, is_known = await asyncio.to_thread(ask)
     wait = _wait(prefer)
     if wait:
         fit = await joined.watcher.finished(fit, wait)
     headers = {"Location": f"/v1/fits/{fit.id}"}
-    if known:
+    if is_known:
         headers["Idempotent-Replayed"] = "true"
     if wait:
         headers["Preference-Applied"] = f"wait={wait}"
@@ -140,105 +132,32 @@ def cancel_fit(joined: Joined, caller: Caller, id: examples.FitId) -> FitOut:
         return FitOut.of(fits.cancel(store, caller, id))
 
 
-def _submit(
-    joined: Parts, caller: Principal, name: str, asked: FitIn, dataset: str, key: str | None
+def _ask(
+    joined: Parts,
+    caller: Principal,
+    sent: SentFit,
+    arrived: Landing,
+    kind: KindName | None,
+    keeping: Keeping,
+    key: str | None,
 ) -> tuple[Fit, bool]:
-    order = FitOrder(
-        methods=_methods(asked),
-        seed=asked.seed,
-        held_out=asked.held_out,
-        model=asked.model,
-        tags=asked.tags,
-        description=asked.description,
-    )
+    """The fit, and whether it was ordered before."""
+    with joined.database.read() as store:
+        known = fits.replayed(store, caller, sent.request, key)
+    if known is not None:
+        return known, True
+    dataset = sent.request.dataset
+    if sent.arrays_type is not None:
+        added = joined.datasets.add(caller, arrived, sent.arrays_type, kind, keeping)
+        dataset = added.dataset.id
     with joined.database.write() as store:
-        return fits.submit(
-            store,
-            joined.queue,
-            caller,
-            name,
-            order,
-            dataset=dataset,
-            evaluation=asked.evaluation,
-            device=asked.device,
-            key=key,
-        )
+        fit = fits.submit(store, joined.queue, caller, sent.request, dataset=dataset, key=key)
+    return fit, False
 
 
 def _find(joined: Parts, caller: Principal, id: str) -> Fit:
     with joined.database.read() as store:
         return fits.find(store, caller, id)
-
-
-async def _order(request: Request, arrived: Landing) -> tuple[str | None, FitIn]:
-    """What is asked; and the type of the arrays that have landed, None if there are none."""
-    content_type = request.headers.get("content-type")
-    if content_type is None or content_type.partition(";")[0].strip().lower() != JSON:
-        await land(request, arrived)
-        return content_type or "", _checked(_from_query(request))
-    misplaced = next(iter(_from_query(request)), None)
-    if misplaced is not None:
-        raise Invalid("invalid_request", f"query.{misplaced[:40]}: belongs into the JSON body")
-    document = documents.parse(await request.body())
-    if not isinstance(document, dict):
-        raise Invalid("invalid_request", "the body must be a JSON object")
-    arrays = {name: document.pop(name) for name in ARRAYS if name in document}
-    asked = _checked(document)
-    if not arrays:
-        return None, asked
-    if asked.dataset is not None:
-        raise Invalid("two_datasets", "name a dataset or send logits and labels, not both")
-    await asyncio.to_thread(arrived.write, orjson.dumps(arrays))
-    return JSON, asked
-
-
-def _from_query(request: Request) -> dict[str, Any]:
-    """The fields of a fit that came in the query, because the body holds arrays."""
-    asked: dict[str, Any] = {}
-    for name, value in request.query_params.multi_items():
-        if name in ("kind", "delete_after_fit"):
-            continue
-        if name in asked and name != "method":
-            raise Invalid("invalid_request", f"query.{name}: given more than once")
-        if name == "method":
-            asked.setdefault("methods", []).append({"method": value})
-        elif name in ("params", "tags"):
-            asked[name] = documents.parse(value.encode())
-        elif name in ("seed", "held_out"):
-            asked[name] = _number(name, value)
-        else:
-            asked[name] = value
-    methods = asked.get("methods", [])
-    if len(methods) == 1:
-        asked["method"] = asked.pop("methods")[0]["method"]
-    return asked
-
-
-def _number(name: str, text: str) -> int | float:
-    try:
-        return int(text) if name == "seed" else float(text)
-    except ValueError as error:
-        raise Invalid("invalid_request", f"query.{name}: must be a number") from error
-
-
-def _checked(document: dict[str, Any]) -> FitIn:
-    try:
-        return FitIn.model_validate(document)
-    except ValidationError as error:
-        raise RequestValidationError(
-            [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_input=False)]
-        ) from None
-
-
-def _methods(asked: FitIn) -> list[MethodOrder]:
-    if asked.methods is not None:
-        if asked.method is not None or asked.params is not None:
-            raise Invalid("two_methods", "give method and params, or methods, not both")
-        return [MethodOrder(one.method, one.params) for one in asked.methods]
-    if asked.method is None:
-        raise Invalid("no_method", "name a method; GET /v1/methods lists them")
-    one = MethodIn(method=asked.method, params=asked.params or {})
-    return [MethodOrder(one.method, one.params)]
 
 
 def _wait(prefer: str | None) -> int:

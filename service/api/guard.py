@@ -42,6 +42,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in with its caller, or refuse it."""
+        if scope["type"] == "websocket":
+            raise RuntimeError("no route takes websockets")
         if scope["type"] == "http" and scope["path"] not in PUBLIC:
             try:
                 scope["principal"] = self._caller(scope)
@@ -82,6 +84,10 @@ def _check_origin(scope: Scope) -> None:
             origin = str(value, "latin-1")
         elif name == b"sec-fetch-site":
             site = str(value, "latin-1")
+        elif name in (b"x-forwarded-for", b"forwarded"):
+            raise Forbidden(
+                "key_required", "behind a proxy keys are needed: python -m service keys create"
+            )
     if not _is_local(host):
         raise Forbidden("foreign_host", "without keys, requests must name localhost as their host")
     is_foreign = origin is not None and origin.partition("://")[2] != host

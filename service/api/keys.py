@@ -5,12 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.api import examples
+from service.api.key_schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
 from service.api.parts import Caller, Joined, needs
-from service.api.schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
+from service.api.strict_json import StrictJsonRoute
 from service.core import keys
 from service.core.access import Scope
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=needs(Scope.ADMIN))
+router = APIRouter(
+    prefix="/v1/keys", tags=["keys"], dependencies=needs(Scope.ADMIN), route_class=StrictJsonRoute
+)
 
 
 @router.get("", summary="List the keys of this workspace")
@@ -26,7 +29,7 @@ def create_key(joined: Joined, caller: Caller, body: KeyIn) -> NewKeyOut:
     with joined.database.write() as store:
         scopes = [Scope(one) for one in body.scopes]
         made = keys.create(store, caller.workspace, name=body.name, scopes=scopes, days=body.days)
-    joined.keys.refresh()
+    joined.refresh_if_possible()
     return NewKeyOut.of(made)
 
 
@@ -35,7 +38,7 @@ def revoke_key(joined: Joined, caller: Caller, id: examples.KeyId) -> KeyOut:
     """It ends here at once, and in other processes within seconds."""
     with joined.database.write() as store:
         ended = keys.revoke(store, caller.workspace, id)
-    joined.keys.refresh()
+    joined.refresh_if_possible()
     return KeyOut.of(ended)
 
 
@@ -47,5 +50,5 @@ def rotate_key(
     with joined.database.write() as store:
         grace = (body or RotateIn()).grace_hours
         made = keys.rotate(store, caller.workspace, id, grace_hours=grace)
-    joined.keys.refresh()
+    joined.refresh_if_possible()
     return NewKeyOut.of(made)

@@ -12,28 +12,20 @@ from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.api import examples
-from service.api.parts import Joined, Parts, needs
+from service.api.parts import Joined, needs
+from service.api.probe import OK, Readiness
+from service.api.strict_json import StrictJsonRoute
 from service.core.access import Scope
 from service.core.fits import WORKER_IS_ALIVE
-from service.errors import ServiceError
 from service.storage.database import Database
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], route_class=StrictJsonRoute)
 
 
 class Health(BaseModel):
     """The process answers."""
 
     status: str
-
-
-class Readiness(BaseModel):
-    """Which parts work: ``ok``, or a word on what is wrong."""
-
-    status: str
-    database: str
-    blobs: str
-    workers: str
 
 
 @router.get("/healthz", summary="Whether the process lives")
@@ -50,8 +42,8 @@ def healthz() -> Health:
 )
 def readyz(joined: Joined) -> Response:
     """Database, blobs and a worker's heartbeat; 503 if one of them fails. Needs no key."""
-    found = readiness(joined)
-    return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
+    found = joined.probe.read()
+    return JSONResponse(found.model_dump(), 200 if found.status == OK else 503)
 
 
 @router.get(
@@ -65,25 +57,6 @@ def metrics(joined: Joined) -> Response:
     """Requests, latency, fits by status, queue depth, maps in memory."""
     content, content_type = joined.metrics.render()
     return Response(content, media_type=content_type)
-
-
-def readiness(joined: Parts) -> Readiness:
-    """Try all parts."""
-    database = blobs = workers = "ok"
-    try:
-        with joined.database.read() as store:
-            if not store.workers.alive(WORKER_IS_ALIVE):
-                workers = "no worker is alive: fits wait"
-    except SQLAlchemyError:
-        database, workers = "does not answer", "not known"
-    try:
-        joined.blobs.ping()
-    except ServiceError:
-        blobs = "does not answer"
-    works = database == blobs == workers == "ok"
-    return Readiness(
-        status="ok" if works else "not ready", database=database, blobs=blobs, workers=workers
-    )
 
 
 def fit_metrics(database: Database) -> Iterable[Metric]:

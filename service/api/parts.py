@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import structlog
 from fastapi import Depends, Request
 from fastapi.params import Depends as DependsClass
 from starlette.types import Scope as AsgiScope
 
 from service.api.metrics import Metrics
+from service.api.probe import Probe
 from service.core.access import Principal, Scope
 from service.core.datasets import Datasets
 from service.core.fits import Queue
@@ -21,6 +23,8 @@ from service.errors import Forbidden
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
+
+_log = structlog.get_logger("calibrd.service")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,19 @@ class Parts:
     watcher: FitWatcher
     datasets: Datasets
     metrics: Metrics
+    probe: Probe
+
+    def refresh(self) -> None:
+        """See which keys and aliases have changed."""
+        self.keys.refresh()
+        self.maps.refresh()
+
+    def refresh_if_possible(self) -> None:
+        """The same; while the database is away, go on with what is known until the next look."""
+        try:
+            self.refresh()
+        except Exception as error:  # noqa: BLE001 - what was committed is not undone by this
+            _log.warning("refresh_failed", error=type(error).__name__)
 
     @property
     def uploads(self) -> Path:
@@ -84,4 +101,3 @@ def _caller(request: Request) -> Principal:
 
 Joined = Annotated[Parts, Depends(_parts)]
 Caller = Annotated[Principal, Depends(_caller)]
-Examples = dict[int | str, dict[str, Any]]

@@ -14,8 +14,7 @@ from typing import Any
 import orjson
 import structlog
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from calibrators.errors import CalibrationError, DataError
 from service import errors
+from service.storage.database import AWAY
 
 STATUSES: dict[type[errors.ServiceError], int] = {
     errors.Malformed: 400,
@@ -38,6 +38,7 @@ STATUSES: dict[type[errors.ServiceError], int] = {
     errors.TooLarge: 413,
     errors.Unsupported: 415,
     errors.Invalid: 422,
+    errors.Damaged: 500,
     errors.Unavailable: 503,
 }
 RETRY_AFTER_SECONDS = 2
@@ -45,7 +46,6 @@ MAX_FIELD_ERRORS = 20
 MAX_FIELD_LENGTH = 64
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-_DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeout)
 _log = structlog.get_logger("calibrd.api")
 
 
@@ -65,7 +65,7 @@ def problem_response(scope: Scope, error: Exception) -> Response:
     problem = _problem_of(scope, error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log_unexpected(scope, error)
-    elif isinstance(error, _DATABASE_ERRORS):
+    elif isinstance(error, AWAY):
         _log_database(scope, error)
     return _written(scope, problem)
 
@@ -77,7 +77,7 @@ def install_problems(app: Starlette) -> None:
     server from logging a traceback that was logged here.
     """
     known = (errors.ServiceError, CalibrationError, RequestValidationError, HTTPException)
-    for kind in (*known, ClientDisconnect, *_DATABASE_ERRORS, Exception):
+    for kind in (*known, ClientDisconnect, *AWAY, Exception):
         app.add_exception_handler(kind, _handle)
 
 
@@ -127,7 +127,7 @@ def _problem_of(scope: Scope, error: Exception) -> Problem:
             return _of_http_exception(scope, error)
         case ClientDisconnect():
             return Problem(400, "truncated_body", "the connection closed before the body ended")
-        case OperationalError() | InterfaceError() | PoolTimeout():
+        case _ if isinstance(error, AWAY):
             sentence = "the database does not answer at the moment; try again"
             return Problem(503, "database_unavailable", sentence, headers=_retry_after({}))
         case _:

@@ -1,1 +1,1 @@
-"""Use cases: what the service does, with no HTTP words, no SQL and no commit."""
+"""Use cases: what the service does, in short transactions, with no SQL and no framework."""

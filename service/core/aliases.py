@@ -103,7 +103,7 @@ def _before(newest_first: list[AliasMove]) -> int | None:
 
 def _objection(version: Version) -> str | None:
     if version.verdict is None:
-        return "has no report"
+        return "was not judged: it has no report, or one without a verdict"
     if version.verdict in (Verdict.WORSE, Verdict.INSUFFICIENT_DATA):
         return f"was judged {version.verdict} ({Verdict[version.verdict.upper()].meaning})"
     return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def dataset_key(workspace: str, dataset: str) -> str:
+def dataset_key(workspace: str, dataset: str, sha256: str) -> str:
     """A dataset's bytes; by its id, so that deleting one can never hit a new one of equal bytes."""
-    return f"{workspace}/datasets/{dataset}"
+    return f"{workspace}/datasets/{dataset}-{sha256}"
 
 
 def part_key(workspace: str, dataset: str, number: int, sha256: str) -> str:

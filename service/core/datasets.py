@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +12,9 @@ from service.core.access import Principal
 from service.core.blob_keys import dataset_key, part_key
 from service.core.formats import Format
 from service.core.formats.bodies import check_size
+from service.core.landing import Landing, landing
 from service.core.retention import forget_dataset
-from service.errors import Conflict, Invalid, Malformed, NotFound
+from service.errors import BlobMissing, Conflict, Invalid, Malformed, NotFound
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Kind, Part
@@ -25,49 +23,6 @@ from service.storage.store import Store
 
 DAY = 86400.0
 MOST_PARTS = 10_000
-HEAD = 512
-
-
-class Landing:
-    """A file that takes bytes as they arrive, and hashes them."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.NamedTemporaryFile(dir=folder, prefix="upload-")  # noqa: SIM115
-        self._digest = hashlib.sha256()
-        self.path = Path(self._file.name)
-        self.bytes = 0
-
-    def write(self, piece: bytes) -> None:
-        """Take some more bytes."""
-        self._file.write(piece)
-        self._digest.update(piece)
-        self.bytes += len(piece)
-
-    def close(self) -> None:
-        """Remove the file."""
-        self._file.close()
-
-    @property
-    def sha256(self) -> str:
-        """The hash of what has arrived."""
-        return self._digest.hexdigest()
-
-    def head(self) -> bytes:
-        """The first bytes; all bytes are on disk after this call."""
-        self._file.flush()
-        with self.path.open("rb") as file:
-            return file.read(HEAD)
-
-
-@contextmanager
-def landing(folder: Path) -> Iterator[Landing]:
-    """A landing that is removed at the end."""
-    made = Landing(folder)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @dataclass(frozen=True)
@@ -111,24 +66,24 @@ class Datasets:
         ``kind`` None takes the kind from the name of the array: logits or probabilities.
         """
         facts = self._facts(arrived, content_type, kind)
-        known = self._known(principal, facts, keeping)
-        if known is not None:
-            return Added(known, is_new=False)
-        id = new_id("ds")
-        key = dataset_key(principal.workspace, id)
-        self._blobs.put(key, arrived.path)
-        with self._database.write() as store:
-            made = store.datasets.add(
-                principal.workspace,
-                id,
-                delete_after_fit=keeping.delete_after_fit,
-                keep_seconds=keeping.seconds,
-                **facts,
-            )
-        if made is not None:
-            return Added(made, is_new=True)
-        self._blobs.delete(key)
-        return self.add(principal, arrived, content_type, kind, keeping)
+        while True:
+            known = self._known(principal, facts, keeping)
+            if known is not None:
+                return Added(known, is_new=False)
+            id = new_id("ds")
+            key = dataset_key(principal.workspace, id, arrived.sha256)
+            self._blobs.put(key, arrived.path)
+            with self._database.write() as store:
+                made = store.datasets.add(
+                    principal.workspace,
+                    id,
+                    delete_after_fit=keeping.delete_after_fit,
+                    keep_seconds=keeping.seconds,
+                    **facts,
+                )
+            if made is not None:
+                return Added(made, is_new=True)
+            self._blobs.delete(key)  # somebody sent equal bytes meanwhile
 
     def open(self, principal: Principal, kind: Kind | None, keeping: Keeping) -> Dataset:
         """A dataset to be uploaded in parts."""
@@ -149,12 +104,16 @@ class Datasets:
             raise Invalid("bad_part", f"parts are numbered from 1 to {MOST_PARTS}, got {number}")
         with self._database.read() as store:
             _open_one(store, principal, id)
-        arrived.head()
+        arrived.flush()
         part = Part(id, number, arrived.bytes, arrived.sha256)
         self._blobs.put(part_key(principal.workspace, id, number, part.sha256), arrived.path)
         with self._database.write() as store:
-            _open_one(store, principal, id)
+            _open_one(store, principal, id, lock=True)
+            replaced = [old for old in store.datasets.parts_of(id) if old.number == number]
             store.datasets.put_part(part)
+        for old in replaced:
+            if old.sha256 != part.sha256:
+                self._blobs.delete(part_key(principal.workspace, id, number, old.sha256))
         return part
 
     def commit(
@@ -175,23 +134,39 @@ class Datasets:
             return Added(dataset, is_new=False)
         _check_complete(there, parts)
         with landing(folder) as whole:
-            for piece in self._joined(principal, there):
-                whole.write(piece)
+            try:
+                for piece in self._joined(principal, there):
+                    whole.write(piece)
+            except BlobMissing:  # another commit was faster, or a part was replaced
+                return self._committed_elsewhere(principal, id)
             if sha256 is not None and sha256 != whole.sha256:
                 raise Invalid("hash_differs", f"the parts make sha256 {whole.sha256}, not {sha256}")
             facts = self._facts(whole, content_type, dataset.kind)
-            self._blobs.put(dataset_key(principal.workspace, id), whole.path)
+            self._blobs.put(dataset_key(principal.workspace, id, whole.sha256), whole.path)
             added = self._complete(principal, dataset, facts)
         for part in there:
             self._blobs.delete(part_key(principal.workspace, id, part.number, part.sha256))
         return added
+
+    def _committed_elsewhere(self, principal: Principal, id: str) -> Added:
+        with self._database.read() as store:
+            dataset = find(store, principal, id)
+        if not dataset.is_ready:
+            raise Conflict(
+                "upload_changed", "a part was sent again while the parts were joined: commit again"
+            )
+        return Added(dataset, is_new=False)
 
     def remove(self, principal: Principal, id: str) -> None:
         """Delete a dataset that no unfinished fit needs; what was fitted on it stays."""
         with self._database.read() as store:
             dataset = find(store, principal, id)
         if not forget_dataset(self._database, self._blobs, dataset):
-            raise Conflict("dataset_in_use", "a fit that is not finished needs this dataset")
+            raise Conflict(
+                "dataset_in_use",
+                "a fit that is not finished needs this dataset, or it was just sent again: "
+                "cancel the fit or try again",
+            )
 
     def _facts(
         self, arrived: Landing, content_type: str | None, kind: Kind | None
@@ -237,40 +212,40 @@ class Datasets:
             made = store.datasets.complete(dataset.id, **facts)
         if made is not None:
             return Added(made, is_new=True)
-        left = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at
-        days = None if left is None else left / DAY
+        kept = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at
+        days = None if kept is None else kept / DAY
         known = self._known(principal, facts, Keeping(dataset.delete_after_fit, days))
         if known is None:
             raise NotFound("no_such_dataset", "this dataset was deleted meanwhile")
         if known.id != dataset.id:
             with self._database.write() as store:
                 store.datasets.remove(dataset.id)
-            self._blobs.delete(dataset_key(principal.workspace, dataset.id))
+            self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
         return Added(known, is_new=False)
 
 
-def find(store: Store, principal: Principal, id: str) -> Dataset:
+def find(store: Store, principal: Principal, id: str, *, lock: bool = False) -> Dataset:
     """A dataset of the caller by its id, or by ``sha256:<hash>`` once it is complete."""
     prefix, _, digest = id.partition(":")
-    if prefix == "sha256" and digest:
-        found = store.datasets.by_hash(principal.workspace, digest)
-    else:
-        found = store.datasets.get(principal.workspace, id)
+    if prefix == "sha256":
+        named = store.datasets.by_hash(principal.workspace, digest)
+        id = "" if named is None else named.id
+    found = store.datasets.get(principal.workspace, id, lock=lock)
     if found is None:
-        raise NotFound("no_such_dataset", "there is no such dataset")
+        raise NotFound("no_such_dataset", "there is no such dataset: it may have been deleted")
     return found
 
 
 def find_ready(store: Store, principal: Principal, id: str) -> Dataset:
-    """A dataset of the caller that can be fitted on."""
-    found = find(store, principal, id)
+    """A dataset of the caller that can be fitted on, and stays until the transaction ends."""
+    found = find(store, principal, id, lock=True)
     if not found.is_ready:
         raise Conflict("dataset_not_complete", "the parts of this dataset are not committed yet")
     return found
 
 
-def _open_one(store: Store, principal: Principal, id: str) -> Dataset:
-    found = find(store, principal, id)
+def _open_one(store: Store, principal: Principal, id: str, *, lock: bool = False) -> Dataset:
+    found = find(store, principal, id, lock=lock)
     if found.is_ready:
         raise Conflict("dataset_complete", "this dataset is complete and takes no more parts")
     return found

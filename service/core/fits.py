@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from service.core import idempotency
 from service.core.access import Principal
 from service.core.datasets import find_ready
+from service.core.names import check_name
 from service.core.recipes import make_recipe
 from service.core.versions import calibrator_for, check_model, check_notes
 from service.errors import Conflict, Invalid, NotFound
 from service.storage.records import Dataset, Fit
 from service.storage.store import Store
 
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
-CPU, GPU = "fit.cpu", "fit.gpu"
+QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
 MOST_METHODS = 20
 WORKER_IS_ALIVE = 6.0
 
@@ -28,8 +26,11 @@ Device = Literal["auto", "cpu", "gpu"]
 class Queue(Protocol):
     """Where fits wait for a worker."""
 
-    def enqueue(self, session: Session, fit: str, queue: str) -> None:
-        """Put a fit on a queue, inside the session's transaction."""
+    def enqueue(self, store: Store, fit: str, queue: str) -> None:
+        """Put a fit on a queue, inside the store's transaction."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
 
 
 @dataclass(frozen=True)
@@ -64,47 +65,64 @@ class FitOrder:
         check_notes(self.tags, self.description)
 
 
+@dataclass(frozen=True)
+class FitRequest:
+    """A fit as a caller asks for it.
+
+    ``dataset`` and ``evaluation`` are as they were named, or the SHA-256 of bytes sent with it.
+    """
+
+    calibrator: str
+    order: FitOrder
+    dataset: str
+    evaluation: str | None = None
+    device: Device = "auto"
+
+    def check(self) -> None:
+        """Raise if it could not be fitted, whatever the dataset."""
+        check_name(self.calibrator, "a calibrator")
+        self.order.check()
+        if self.evaluation is not None and self.order.held_out is not None:
+            raise Invalid("two_judges", "give held_out or an evaluation dataset, not both")
+
+
+def replayed(
+    store: Store, principal: Principal, request: FitRequest, key: str | None
+) -> Fit | None:
+    """The fit that an equal request with this key has ordered before."""
+    known = idempotency.answered(store, principal, key, asdict(request))
+    return None if known is None else find(store, principal, known["fit"])
+
+
 def submit(
     store: Store,
     queue: Queue,
     principal: Principal,
-    name: str,
-    order: FitOrder,
+    request: FitRequest,
     *,
     dataset: str,
-    evaluation: str | None = None,
-    device: Device = "auto",
     key: str | None = None,
-) -> tuple[Fit, bool]:
-    """Order a fit; the fit, and whether an equal request with this key had ordered it before."""
-    order.check()
+) -> Fit:
+    """Order a fit on a dataset; the row and the queue's entry are in the same transaction."""
     data = find_ready(store, principal, dataset)
-    other = None if evaluation is None else find_ready(store, principal, evaluation)
-    if other is not None:
-        _check_alike(order, data, other)
-    request = {
-        "calibrator": name,
-        "order": asdict(order),
-        "dataset": data.sha256,
-        "evaluation": None if other is None else other.sha256,
-        "device": device,
-    }
-    known = idempotency.answered(store, principal, key, request)
-    if known is not None:
-        return find(store, principal, known["fit"]), True
+    other = None
+    if request.evaluation is not None:
+        other = find_ready(store, principal, request.evaluation)
+        _check_alike(data, other)
+    name = request.calibrator
     fit = store.fits.add(
         principal.workspace,
         calibrator=calibrator_for(store, principal, name).id,
         calibrator_name=name,
-        order=asdict(order),
+        order=asdict(request.order),
         dataset=data.id,
         evaluation=None if other is None else other.id,
-        queue=_queue_for(store, device),
+        queue=_queue_for(store, request.device),
         created_by=principal.actor,
     )
-    queue.enqueue(store.session, fit.id, fit.queue)
-    idempotency.keep(store, principal, key, request, {"fit": fit.id})
-    return fit, False
+    queue.enqueue(store, fit.id, fit.queue)
+    idempotency.keep(store, principal, key, asdict(request), {"fit": fit.id})
+    return fit
 
 
 def find(store: Store, principal: Principal, id: str) -> Fit:
@@ -120,13 +138,11 @@ def cancel(store: Store, principal: Principal, id: str) -> Fit:
     found = find(store, principal, id)
     changed = store.fits.cancel(id)
     if changed is None and not found.cancel_requested:
-        raise Conflict("fit_is_final", f"this fit has {found.status} and cannot be cancelled")
+        raise Conflict("fit_is_final", f"this fit has {found.status}: there is nothing to cancel")
     return changed or found
 
 
-def _check_alike(order: FitOrder, data: Dataset, evaluation: Dataset) -> None:
-    if order.held_out is not None:
-        raise Invalid("two_judges", "give held_out or an evaluation dataset, not both")
+def _check_alike(data: Dataset, evaluation: Dataset) -> None:
     if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
         raise Invalid(
             "evaluation_differs",

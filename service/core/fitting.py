@@ -20,8 +20,8 @@ from service.core import formats
 from service.core.blob_keys import dataset_key, map_key, onnx_key
 from service.core.formats import Format
 from service.core.recipes import make_recipe
-from service.errors import NotFound, ServiceError
-from service.storage.blobs import BlobCorrupt, BlobMissing, Blobs
+from service.errors import BlobCorrupt, BlobMissing, NotFound, ServiceError
+from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
 
@@ -178,7 +178,7 @@ def _new_versions(
 def _load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
     if dataset is None or dataset.sha256 is None or dataset.format is None:
         raise NotFound("dataset_gone", f"the {name} of this fit was deleted: send it again")
-    key = dataset_key(dataset.workspace, dataset.id)
+    key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
     try:
         with _named(name), blobs.file(key, dataset.sha256) as path:
             return formats.load(path, Format(dataset.format), dataset.kind)

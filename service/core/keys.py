@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from service.core.access import Principal, Scope
 from service.core.names import check_name
-from service.errors import Invalid, NotFound, Unauthenticated
+from service.errors import Invalid, NotFound, Unauthenticated, Unavailable
 from service.storage.database import Database
 from service.storage.records import Key, Workspace
 from service.storage.store import Store
@@ -78,11 +78,13 @@ def revoke(store: Store, workspace: str, id: str) -> Key:
 
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
-    """A new key like an old one, which goes on working for so many hours."""
+    """A new key like an old one, valid as long from now; the old one ends in so many hours."""
     old = find(store, workspace, id)
     if not is_valid(old, time.time()):
         raise Invalid("key_has_ended", "a key that was revoked or has expired cannot be rotated")
-    made = create(store, workspace, name=old.name, scopes=[Scope(one) for one in old.scopes])
+    days = None if old.expires_at is None else (old.expires_at - old.created_at) / DAY
+    scopes = [Scope(one) for one in old.scopes]
+    made = create(store, workspace, name=old.name, scopes=scopes, days=days)
     store.keys.end_at(id, grace_hours * 3600)
     return made
 
@@ -106,10 +108,6 @@ class KeyRing:
     def refresh(self) -> None:
         """Read the keys again, and note which were used."""
         with self._lock:
-            used, self._used = self._used, {}
-            if used:
-                with self._database.write() as store:
-                    store.keys.used(used)
             with self._database.read() as store:
                 keys = {key.id: key for key in store.keys.everything()}
                 if self._anyone is None:
@@ -117,6 +115,10 @@ class KeyRing:
                     self._anyone = Principal(default, "anonymous", frozenset(Scope))
             self._principals = {id: _principal(key) for id, key in keys.items()}
             self._keys = keys
+            used, self._used = self._used, {}
+            if used:
+                with self._database.write() as store:
+                    store.keys.used(dict(used))
 
     @property
     def is_empty(self) -> bool:
@@ -127,7 +129,7 @@ class KeyRing:
     def anyone(self) -> Principal:
         """The caller where no keys are needed."""
         if self._anyone is None:
-            raise Unauthenticated("not_ready", "the keys have not been read yet")
+            raise Unavailable("not_ready", "the service is starting: try again")
         return self._anyone
 
     def authenticate(self, token: str) -> Principal:

@@ -10,7 +10,7 @@ from calibrators import CalibrationMap, CalibrationSet, evaluate
 from service.core.formats import Arrays, raised_zeros
 from service.core.formats.layout import Array
 from service.core.serving import Served
-from service.errors import Conflict, Invalid, TooLarge
+from service.errors import Invalid, TooLarge
 
 EVALUATED_ROWS = 100_000
 DRAWS = 200
@@ -69,22 +69,14 @@ def evaluation(probabilities: Array, labels: Array) -> dict[str, Any]:
     return evaluate(probabilities, checked.labels, draws=DRAWS).to_dict()
 
 
-def check_model(served: Served, model: str | None, *, only_warn: bool) -> str | None:
-    """Refuse the answers of another model than the map was fitted for; or say so."""
-    if model is None or model == served.model:
+def model_mismatch(served: Served, model: str) -> str | None:
+    """What is wrong if a map is applied to the values of this model, in ASCII; None if nothing."""
+    if model == served.model:
         return None
-    fitted_for = "no model that is known" if served.model is None else f"{_shown(served.model)}"
-    sentence = (
+    fitted_for = "no model that is known" if served.model is None else _shown(served.model)
+    return (
         f"{served.calibrator}@{served.number} was fitted for {fitted_for}, "
         f"but the caller's model is {_shown(model)}"
-    )
-    if only_warn:
-        return f"model_mismatch; {sentence}"
-    raise Conflict(
-        "model_mismatch",
-        f"{sentence}: send that model's values, or ask with fingerprint=warn",
-        expected=served.model,
-        got=model[:SHOWN],
     )
 
 

@@ -37,5 +37,5 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples: recipes are immutable."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    """A list as a tuple: recipes are immutable."""
+    return tuple(value) if isinstance(value, list) else value

@@ -18,14 +18,15 @@ def forget_spent_datasets(database: Database, blobs: Blobs, fit: Fit) -> None:
 
 
 def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
-    """Delete a dataset and its bytes; False if an unfinished fit needs it."""
+    """Delete a dataset's row and then its bytes; False if a fit needs it or it has changed."""
     with database.write() as store:
-        if store.datasets.is_in_use(dataset.id):
+        current = store.datasets.get(dataset.workspace, dataset.id, lock=True)
+        if current != dataset or store.datasets.is_in_use(dataset.id):
             return False
         parts = store.datasets.parts_of(dataset.id)
         store.datasets.remove(dataset.id)
-        # before the commit: if bytes cannot be deleted, the row stays and it is tried again
-        for part in parts:
-            blobs.delete(part_key(dataset.workspace, dataset.id, part.number, part.sha256))
-        blobs.delete(dataset_key(dataset.workspace, dataset.id))
+    for part in parts:
+        blobs.delete(part_key(dataset.workspace, dataset.id, part.number, part.sha256))
+    if dataset.sha256 is not None:
+        blobs.delete(dataset_key(dataset.workspace, dataset.id, dataset.sha256))
     return True

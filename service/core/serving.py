@@ -1,7 +1,7 @@
 """Maps in memory, found by ``name@alias`` or ``name@number``.
 
-A version never changes, so its map is never stale. Where an alias points is looked up again
-whenever a move was recorded; while the database is down the last known answer is served.
+A version never changes, so its map is never stale. Where the aliases in use point is looked up
+every second or so; while the database is down the last known answer is served.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
-from calibrators import CalibrationMap, archive
+from calibrators import CalibrationError, CalibrationMap, archive
 from service.core import aliases, versions
 from service.core.access import Principal
 from service.core.blob_keys import map_key
@@ -21,7 +21,7 @@ from service.core.names import NAME
 from service.errors import NotFound, ServiceError
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.records import Version
+from service.storage.records import Alias, Version
 from service.storage.store import Store
 
 _log = structlog.get_logger("calibrd.serving")
@@ -54,9 +54,7 @@ class Maps:
         self._blobs = blobs
         self._capacity = capacity
         self._served: OrderedDict[Place, Served] = OrderedDict()
-        self._aliases: dict[tuple[str, str], Place] = {}
-        self._last_move = -1
-        self._moved: set[tuple[str, str]] = set()
+        self._aliases: dict[Place, Alias] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
 
@@ -70,17 +68,11 @@ class Maps:
     def load(self, principal: Principal, name: str, ref: str) -> Served:
         """A map from the database and the blobs, kept in memory from now on."""
         place = Place(principal.workspace, name, ref)
-        while True:
-            with self._database.read() as store:
-                move = store.aliases.last_move()
-                version = _resolve(store, principal, name, ref)
-            served = self._read(place, version)
-            with self._lock:
-                # the alias may have moved while the map was read
-                if not ref.isdigit() and move < self._last_move:
-                    continue
-                self._keep(place, version.calibrator, served)
-                return served
+        with self._database.read() as store:
+            alias, version = _resolve(store, principal, name, ref)
+        served = self._read(place, version)
+        self._keep(place, alias, served)
+        return served
 
     def refresh(self) -> None:
         """See which aliases were moved, by whomever, and load what they point at now.
@@ -88,43 +80,33 @@ class Maps:
         One that cannot be loaded goes on with the map it had, and is tried again the next time.
         """
         with self._refreshing:
+            known = dict(self._aliases)
             with self._database.read() as store:
-                last = store.aliases.last_move()
-                if last != self._last_move and self._last_move >= 0:
-                    moved = store.aliases.moved_since(self._last_move)
-                    self._moved |= {(move.calibrator, move.alias) for move in moved}
-            with self._lock:
-                self._last_move = last
-            for calibrator, alias in list(self._moved):
-                try:
-                    self._follow(calibrator, alias)
-                except ServiceError as error:
-                    _log.error("alias_not_followed", alias=alias, code=error.code)
-                else:
-                    self._moved.discard((calibrator, alias))
+                ids = sorted({alias.calibrator for alias in known.values()})
+                now = {(one.calibrator, one.name): one for one in store.aliases.of_calibrators(ids)}
+            for place, alias in known.items():
+                there = now.get((alias.calibrator, alias.name))
+                if there is not None and there.revision != alias.revision:
+                    self._follow(place, there)
 
-    def _follow(self, calibrator: str, alias: str) -> None:
-        """Serve what a moved alias points at now, if it is served here at all."""
-        place = self._aliases.get((calibrator, alias))
-        if place is None or place not in self._served:
-            return
-        with self._database.read() as store:
-            there = store.aliases.get(calibrator, alias)
-            if there is None:
-                return
-            version = store.calibrators.version(calibrator, there.version)
-        if version is None:
-            return
-        served = self._read(place, version)
+    def _follow(self, place: Place, alias: Alias) -> None:
+        """Serve what a moved alias points at now."""
+        try:
+            with self._database.read() as store:
+                version = store.calibrators.version(alias.calibrator, alias.version)
+            if version is not None:
+                self._keep(place, alias, self._read(place, version))
+        except (ServiceError, CalibrationError) as error:
+            _log.error("alias_not_followed", alias=alias.name, code=error.code)
+
+    def _keep(self, place: Place, alias: Alias | None, served: Served) -> None:
         with self._lock:
-            self._keep(place, calibrator, served)
-
-    def _keep(self, place: Place, calibrator: str, served: Served) -> None:
-        self._served[place] = served
-        if not place.ref.isdigit():
-            self._aliases[calibrator, place.ref] = place
-        while len(self._served) > self._capacity:
-            self._served.popitem(last=False)
+            self._served[place] = served
+            if alias is not None:
+                self._aliases[place] = alias
+            while len(self._served) > self._capacity:
+                gone, _ = self._served.popitem(last=False)
+                self._aliases.pop(gone, None)
 
     def _read(self, place: Place, version: Version) -> Served:
         """The map of a version; its bytes are checked against their hash."""
@@ -133,11 +115,13 @@ class Maps:
         return Served(place.name, version.number, fitted, version.map_sha256, version.model)
 
 
-def _resolve(store: Store, principal: Principal, name: str, ref: str) -> Version:
-    """The version that a number or an alias means."""
+def _resolve(
+    store: Store, principal: Principal, name: str, ref: str
+) -> tuple[Alias | None, Version]:
+    """The version that a number or an alias means, and the alias."""
     if not NAME.fullmatch(ref):
         raise NotFound("no_such_alias", "there is no such version or alias")
     if ref.isdigit():
-        return versions.find(store, principal, name, int(ref))
+        return None, versions.find(store, principal, name, int(ref))
     alias = aliases.find(store, principal, name, ref)
-    return versions.find(store, principal, name, alias.version)
+    return alias, versions.find(store, principal, name, alias.version)

@@ -1,19 +1,11 @@
-"""Calibrators and their versions: found, registered, annotated."""
+"""Calibrators and their versions: found and annotated."""
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any
-
-from calibrators import CalibrationMap, Report, archive, charts, page
-from calibrators.errors import CalibrationError
-from service.core import idempotency
+from calibrators import Report
 from service.core.access import Principal
-from service.core.blob_keys import map_key
 from service.core.names import NAME, check_name
 from service.errors import Invalid, NotFound
-from service.storage.blobs import Blobs
-from service.storage.database import Database
 from service.storage.records import CalibratorRow, Version
 from service.storage.store import Store
 
@@ -59,70 +51,6 @@ def report_of(store: Store, version: Version) -> Report:
     return Report.from_dict(document)
 
 
-def register(
-    database: Database,
-    blobs: Blobs,
-    principal: Principal,
-    name: str,
-    content: bytes,
-    *,
-    report: dict[str, Any] | None,
-    model: str | None,
-    tags: dict[str, str],
-    description: str,
-    key: str | None = None,
-) -> Version:
-    """A version from a map that was fitted elsewhere, with the report made there."""
-    check_name(name, "a calibrator")
-    check_notes(tags, description)
-    check_model(model)
-    fitted, libraries = archive.load(content), _libraries(content)
-    rows = _rows(fitted)
-    checked = None if report is None else _checked(report)
-    if checked is not None and checked.k != fitted.k:
-        raise Invalid(
-            "wrong_classes", f"the report is on {checked.k} classes, the map on {fitted.k}"
-        )
-    sha256 = hashlib.sha256(content).hexdigest()
-    blobs.put(map_key(principal.workspace, sha256), content)
-    request = {
-        "calibrator": name,
-        "map": sha256,
-        "report": report,
-        "model": model,
-        "tags": tags,
-        "description": description,
-    }
-    with database.write() as store:
-        known = idempotency.answered(store, principal, key, request)
-        if known is not None:
-            return find(store, principal, name, known["version"])
-        made = store.calibrators.add_version(
-            calibrator_for(store, principal, name).id,
-            None if checked is None else checked.to_dict(),
-            method=fitted.method,
-            params={} if checked is None else checked.fit.get("parameters", {}),
-            seed=None,
-            kind=fitted.kind,
-            classes=fitted.k,
-            model=model,
-            dataset_sha256=None,
-            rows=rows,
-            verdict=None if checked is None else checked.verdict,
-            fit=None,
-            fit_info=fitted.fit_info,
-            libraries=libraries,
-            map_sha256=sha256,
-            map_bytes=len(content),
-            onnx_sha256=None,
-            tags=tags,
-            description=description,
-            created_by=principal.actor,
-        )
-        idempotency.keep(store, principal, key, request, {"version": made.number})
-        return made
-
-
 def annotate(
     store: Store,
     principal: Principal,
@@ -166,35 +94,3 @@ def check_model(model: str | None) -> None:
             "bad_model",
             f"a model's fingerprint must have 1 to {LONGEST_MODEL} printable characters",
         )
-
-
-def _checked(report: dict[str, Any]) -> Report:
-    """The report, if it can be read and shown: it was made elsewhere and may hold anything."""
-    try:
-        read = Report.from_dict(report)
-    except CalibrationError as error:
-        raise Invalid("bad_report", f"the report cannot be read: {error}") from error
-    if not isinstance(read.fit.get("parameters", {}), dict):
-        raise Invalid("bad_report", "the report cannot be read: fit.parameters is no object")
-    try:
-        page.render(read)
-        charts.to_svg(read.chart())
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Invalid(
-            "bad_report", "the report cannot be shown: numbers are missing or out of range"
-        ) from error
-    return read
-
-
-def _libraries(content: bytes) -> dict[str, str]:
-    found = archive.describe(content).get("libraries")
-    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
-        raise Invalid("bad_map", "the map does not say which versions of libraries made it")
-    return found
-
-
-def _rows(fitted: CalibrationMap) -> int | None:
-    rows = fitted.fit_info.get("rows")
-    if rows is not None and not (type(rows) is int and 0 <= rows < 2**63):
-        raise Invalid("bad_map", "the number of rows that the map was fitted on is none")
-    return rows

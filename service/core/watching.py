@@ -54,7 +54,7 @@ class FitWatcher:
 
     @contextmanager
     def _listening(self, id: str) -> Iterator[asyncio.Queue[Fit]]:
-        news: asyncio.Queue[Fit] = asyncio.Queue()
+        news: asyncio.Queue[Fit] = asyncio.Queue(maxsize=1)
         self._waiting.setdefault(id, set()).add(news)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
@@ -75,6 +75,8 @@ class FitWatcher:
                 fits = []
             for fit in fits:
                 for news in self._waiting.get(fit.id, ()):
+                    if news.full():  # who reads slowly gets the latest only
+                        news.get_nowait()
                     news.put_nowait(fit)
             await asyncio.sleep(POLL_SECONDS)
 

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
+from service.storage.database import AWAY
 
 Result = TypeVar("Result")
 
-AWAY = (OperationalError, InterfaceError, TimeoutError)
 LONGEST_PAUSE = 2.0
 
 logger = logging.getLogger(__name__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from dbos import DBOS
 
 from service.core.keys import DEFAULT_WORKSPACE, workspace_named
@@ -22,7 +24,8 @@ def prepare_database(database: Database) -> None:
     if not database.is_sqlite:
         # it has a lock of its own there, and builds indexes that wait for the holders of ours
         _migrate_dbos(database)
-    DbosQueue(database).register()
+    with closing(DbosQueue(database)) as queue:
+        queue.register()
 
 
 def _migrate_dbos(database: Database) -> None:

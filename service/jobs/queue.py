@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from dbos import DBOSClient, DBOSPortableJSONSerializer
-from sqlalchemy.orm import Session
 
+from service.core.fits import QUEUES
 from service.storage.database import Database
+from service.storage.store import Store
 
-QUEUES = ("fit.cpu", "fit.gpu")
 APPLICATION = "calibrd"
 # by default DBOS hashes the code, and the jobs of an older deployment would wait for ever
 VERSION = "1"
@@ -45,19 +45,19 @@ class DbosQueue:
         )
 
     def register(self) -> None:
-        """Make the queues known; a worker takes one fit at a time from each of its queues."""
+        """Make the queues known; a worker takes one entry at a time from each of its queues."""
         for name in QUEUES:
             self._client.register_queue(
                 name, worker_concurrency=1, polling_interval_sec=POLL_SECONDS
             )
 
-    def enqueue(self, session: Session, fit: str, queue: str) -> None:
-        """Put a fit on a queue, inside the session's transaction."""
-        self._enqueue(session, Entry(fit, fit), queue)
+    def enqueue(self, store: Store, fit: str, queue: str) -> None:
+        """Put a fit on a queue, inside the store's transaction."""
+        self._enqueue(store, Entry(fit, fit), queue)
 
-    def enqueue_again(self, session: Session, fit: str, queue: str) -> None:
-        """Put a fit that was taken from a queue back on it, inside the session's transaction."""
-        self._enqueue(session, Entry(f"{fit}.{secrets.token_hex(6)}", fit), queue)
+    def enqueue_again(self, store: Store, fit: str, queue: str) -> None:
+        """Put a fit that was taken from a queue back on it, inside the store's transaction."""
+        self._enqueue(store, Entry(f"{fit}.{secrets.token_hex(6)}", fit), queue)
 
     def taken_by(self, worker: str) -> list[Entry]:
         """The entries that a worker has taken and not finished."""
@@ -87,9 +87,9 @@ class DbosQueue:
         """Let go of the database; its connections are not ours to close."""
         self._client.destroy()
 
-    def _enqueue(self, session: Session, entry: Entry, queue: str) -> None:
+    def _enqueue(self, store: Store, entry: Entry, queue: str) -> None:
         self._client.enqueue_in_transaction(
-            session,
+            store.session,
             {
                 "workflow_name": WORKFLOW,
                 "workflow_id": entry.id,

@@ -7,8 +7,7 @@ import threading
 from typing import Any
 
 from service.core.fitting import Stop
-from service.jobs.patience import AWAY
-from service.storage.database import Database
+from service.storage.database import AWAY, Database
 from service.storage.records import Fit
 
 logger = logging.getLogger(__name__)
@@ -46,19 +45,26 @@ class RunningFit:
         return Stop.ABANDON if self._leaving.is_set() else self._stop
 
     def _report(self) -> None:
-        is_away = False
+        met: set[type[Exception]] = set()
         while not self._ended.wait(self._every):
             try:
                 with self._database.write() as store:
                     asked = store.fits.advance(self._fit.id, self._fit.attempt, self.told)
-            except AWAY as error:
-                if not is_away:
-                    logger.warning("progress cannot be written: %s", type(error).__name__)
-                is_away = True
+            except Exception as error:  # noqa: BLE001 - a fit whose reporter ended cannot be cancelled
+                if type(error) not in met:
+                    self._complain(error)
+                met.add(type(error))
                 continue
-            is_away = False
             if asked is None:
                 self._stop = Stop.ABANDON
                 return
             if asked:
                 self._stop = Stop.CANCEL
+
+    def _complain(self, error: Exception) -> None:
+        logger.warning(
+            "progress of fit %s cannot be written: %s",
+            self._fit.id,
+            type(error).__name__,
+            exc_info=None if isinstance(error, AWAY) else error,
+        )

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from service.core.fits import WORKER_IS_ALIVE
 from service.core.fitting import failed
 from service.core.retention import forget_dataset
-from service.jobs.patience import AWAY
 from service.jobs.queue import DbosQueue, Entry
 from service.settings import Settings
 from service.storage.blobs import Blobs
-from service.storage.database import Database
+from service.storage.database import AWAY, Database
 from service.storage.records import Fit, FitStatus
 from service.storage.store import Store
 
@@ -29,7 +29,7 @@ class Pace:
     """How often things happen, in seconds."""
 
     heartbeat: float = 2.0
-    silence: float = 6.0  # after which a worker is taken for dead
+    silence: float = WORKER_IS_ALIVE  # after which a worker is taken for dead
     report: float = 0.25  # between two writes of a fit's progress
     housekeeping: float = 60.0
     patience: float = 60.0  # how long a database may be away while an ending is written
@@ -63,17 +63,23 @@ class Upkeep:
         self._last_beat = self._steady_since = -math.inf
         self._stray: set[Entry] = set()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        # housekeeping may take long, and a worker that does not beat is taken for dead
+        self._threads = [
+            self._thread("heartbeat", self.beat, pace.heartbeat),
+            self._thread("housekeeping", self.keep_house, pace.housekeeping),
+        ]
 
     def start(self) -> None:
-        """Beat once, so that nobody can die unknown, and then regularly."""
+        """Beat once, so that nobody can die unknown, then regularly, and keep house beside it."""
         self.beat()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Beat no more, and keep house no more."""
         self._ended.set()
-        self._thread.join(timeout=1)
+        for thread in self._threads:
+            thread.join(timeout=0.5)
 
     def beat(self) -> None:
         """Say that this worker lives, and take over from those that do not."""
@@ -101,7 +107,7 @@ class Upkeep:
         with self._database.write() as store:
             for fit in store.fits.running_on(self._worker):
                 if store.fits.hand_back(fit.id, fit.attempt):
-                    self._queue.enqueue_again(store.session, fit.id, fit.queue)
+                    self._queue.enqueue_again(store, fit.id, fit.queue)
             self._put_back(store, entries)
             store.workers.remove(self._worker)
         self._queue.forget([entry.id for entry in entries])
@@ -112,6 +118,8 @@ class Upkeep:
             store.idempotency.forget(self._settings.idempotency_hours * HOUR)
             old = store.datasets.expired() + store.fits.spent_datasets()
         for dataset in old:
+            if self._ended.is_set():
+                return
             forget_dataset(self._database, self._blobs, dataset)
         self._queue.forget_done()
         at_work = self._at_work()
@@ -121,20 +129,20 @@ class Upkeep:
         self._queue.forget([entry.id for entry in taken & self._stray])
         self._stray = taken - self._stray
 
-    def _run(self) -> None:
-        next_housekeeping = time.monotonic() + self._pace.housekeeping
-        while not self._ended.wait(self._pace.heartbeat):
+    def _thread(self, name: str, task: Callable[[], None], every: float) -> threading.Thread:
+        return threading.Thread(
+            target=self._repeat, args=(name, task, every), name=name, daemon=True
+        )
+
+    def _repeat(self, name: str, task: Callable[[], None], every: float) -> None:
+        while not self._ended.wait(every):
             try:
-                self.beat()
-                if time.monotonic() > next_housekeeping:
-                    next_housekeeping = time.monotonic() + self._pace.housekeeping
-                    self.keep_house()
+                task()
             except AWAY as error:
-                logger.warning(
-                    "no heartbeat: the database does not answer (%s)", type(error).__name__
-                )
+                reason = type(error).__name__
+                logger.warning("no %s: the database does not answer (%s)", name, reason)
             except Exception:
-                logger.exception("upkeep failed; it goes on")
+                logger.exception("%s failed; it goes on", name)
 
     def _take_over(self, dead: str) -> None:
         entries = self._queue.taken_by(dead)
@@ -155,10 +163,10 @@ class Upkeep:
                 )
                 store.fits.finish(fit.id, fit.attempt, FitStatus.FAILED, error=ending.error)
             elif store.fits.requeue(fit.id, fit.attempt):
-                self._queue.enqueue_again(store.session, fit.id, fit.queue)
+                self._queue.enqueue_again(store, fit.id, fit.queue)
 
     def _put_back(self, store: Store, entries: Collection[Entry]) -> None:
         """Entries that a worker took without starting their fits."""
         for fit in store.fits.several({entry.fit for entry in entries}):
             if fit.status is FitStatus.QUEUED:
-                self._queue.enqueue_again(store.session, fit.id, fit.queue)
+                self._queue.enqueue_again(store, fit.id, fit.queue)

@@ -19,11 +19,12 @@ from calibrators import CalibrationSet, CalibrationWarning, ExportError, FitErro
 from calibrators.methods.smart import Smart
 from calibrators.onnx import export
 from service import logs
+from service.core.fits import CPU, QUEUES
 from service.core.fitting import begin, conclude, run
 from service.core.retention import forget_spent_datasets
 from service.jobs.patience import patiently
 from service.jobs.prepare import prepare_database
-from service.jobs.queue import APPLICATION, QUEUES, VERSION, WORKFLOW, DbosQueue
+from service.jobs.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
 from service.jobs.running import RunningFit
 from service.jobs.supervisor import SUPERVISOR
 from service.jobs.upkeep import Pace, Upkeep
@@ -61,7 +62,7 @@ def run_worker(
     # the maps' fit_info and the reports have them
     warnings.simplefilter("ignore", CalibrationWarning)
     device = device or _best_device()
-    queues = list(queues or (QUEUES if device.startswith("cuda") else QUEUES[:1]))
+    queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))
     worker = Worker(settings, queues, device, pace or Pace(), leaving)
     worker.start()
     logger.info("worker %s takes from %s on %s", worker.id, ", ".join(queues), device)
@@ -73,7 +74,12 @@ def run_worker(
 
 
 class Worker:
-    """Takes fits through DBOS, one from each queue at a time, and runs them."""
+    """Takes fits through DBOS and runs them, one at a time however many its queues are.
+
+    DBOS hands over one entry of each queue. While a fit of one queue runs, an entry of the other
+    waits here for its turn: its fit is still queued, and can be cancelled at once. If the worker
+    leaves or dies meanwhile, the entry goes back to its queue.
+    """
 
     def __init__(
         self,
@@ -93,12 +99,14 @@ class Worker:
         self._pace = pace
         self._leaving = leaving
         self._at_work: set[str] = set()
+        self._turn = threading.Lock()
         self._database = Database(settings.database)
         self._blobs = Blobs(settings.blobs)
+        self._queue = DbosQueue(self._database)
         self._upkeep = Upkeep(
             self._database,
             self._blobs,
-            DbosQueue(self._database),
+            self._queue,
             settings,
             pace,
             worker=self.id,
@@ -140,12 +148,14 @@ class Worker:
         self._upkeep.stop()
         DBOS.destroy()
         self._upkeep.hand_back()
+        self._queue.close()
 
     def _work(self, id: str) -> None:
         self._at_work.add(id)
         try:
-            if not self._leaving.is_set():
-                self._run(id)
+            with self._turn:
+                if not self._leaving.is_set():
+                    self._run(id)
         finally:
             self._at_work.discard(id)
         if self._leaving.is_set():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import insert, select, update
 
 from service.storage.records import Alias, AliasMove
 from service.storage.rows import Repository, now
 from service.storage.tables import alias_moves, aliases
+
+MOST_IDS = 500
 
 
 class Aliases(Repository):
@@ -49,7 +52,7 @@ class Aliases(Repository):
         else:
             same = mine & (aliases.c.revision == expected.revision)
             statement = update(aliases).where(same).values(**values)
-        moved = self._added(Alias, statement.returning(*aliases.c))
+        moved = self._unless_there(Alias, statement.returning(*aliases.c))
         if moved is not None:
             self._changed(
                 insert(alias_moves).values(
@@ -77,11 +80,10 @@ class Aliases(Repository):
             chosen = chosen.where(alias_moves.c.revision < before)
         return self._all(AliasMove, chosen.order_by(alias_moves.c.revision.desc()).limit(limit))
 
-    def last_move(self) -> int:
-        """The id of the last move of any alias; 0 if there was none."""
-        return int(self.session.scalar(select(func.max(alias_moves.c.id))) or 0)
-
-    def moved_since(self, move: int) -> list[AliasMove]:
-        """Moves after the one with this id, of all calibrators, oldest first."""
-        chosen = select(alias_moves).where(alias_moves.c.id > move)
-        return self._all(AliasMove, chosen.order_by(alias_moves.c.id))
+    def of_calibrators(self, ids: Sequence[str]) -> list[Alias]:
+        """All aliases of these calibrators."""
+        found: list[Alias] = []
+        for start in range(0, len(ids), MOST_IDS):
+            some = ids[start : start + MOST_IDS]
+            found += self._all(Alias, select(aliases).where(aliases.c.calibrator.in_(some)))
+        return found

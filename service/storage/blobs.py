@@ -13,17 +13,9 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from service.errors import ServiceError, Unavailable
+from service.errors import BlobCorrupt, BlobMissing, Unavailable
 
 CHUNK = 4 << 20
-
-
-class BlobMissing(ServiceError):
-    """A row names a blob that the store does not have."""
-
-
-class BlobCorrupt(ServiceError):
-    """A blob's bytes are not those that its row names."""
 
 
 class Blobs:

@@ -19,10 +19,6 @@ class Calibrators(Repository):
         mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
         return self._one(CalibratorRow, select(calibrators).where(mine))
 
-    def by_id(self, id: str) -> CalibratorRow | None:
-        """A calibrator of any workspace."""
-        return self._one(CalibratorRow, select(calibrators).where(calibrators.c.id == id))
-
     def add(self, workspace: str, name: str) -> CalibratorRow:
         """A calibrator without versions, new unless somebody else was faster."""
         values = {
@@ -32,7 +28,7 @@ class Calibrators(Repository):
             "last_version": 0,
             "created_at": now(),
         }
-        made = self._added(
+        made = self._unless_there(
             CalibratorRow, insert(calibrators).values(values).returning(*calibrators.c)
         )
         found = made or self.named(workspace, name)

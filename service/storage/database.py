@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 from service.storage.store import Store
 
+AWAY = (OperationalError, InterfaceError, TimeoutError)  # what a database that is away raises
 BUSY_SECONDS = 10
+CONNECT_SECONDS = 5
 
 
 class Database:
@@ -43,11 +46,6 @@ class Database:
         with Session(self._writing) as session, session.begin():
             yield Store(session)
 
-    def ping(self) -> None:
-        """Raise if the database does not answer."""
-        with self.engine.connect() as connection:
-            connection.execute(text("SELECT 1"))
-
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
@@ -56,7 +54,12 @@ class Database:
 def _engine(url: str, *, is_sqlite: bool) -> Engine:
     if not is_sqlite:
         return create_engine(
-            url, pool_pre_ping=True, pool_size=10, max_overflow=20, hide_parameters=True
+            url,
+            connect_args={"connect_timeout": CONNECT_SECONDS},
+            pool_pre_ping=True,
+            pool_size=10,
+            max_overflow=20,
+            hide_parameters=True,
         )
     engine = create_engine(
         url,

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import case, delete, insert, or_, select, tuple_, update
 
-from service.storage.records import Dataset, FitStatus, Kind, Part
+from service.storage.records import OPEN, Dataset, Kind, Part
 from service.storage.rows import After, Repository, now
 from service.storage.tables import datasets, fits, parts
 
-OPEN = (FitStatus.QUEUED, FitStatus.RUNNING)
+UPLOAD_SECONDS = 7 * 86400.0  # from the opening of an upload in parts to its commit
 
 
 class Datasets(Repository):
@@ -37,12 +37,13 @@ class Datasets(Repository):
             "created_at": now(),
             **facts,
         }
-        return self._added(Dataset, insert(datasets).values(values).returning(*datasets.c))
+        return self._unless_there(Dataset, insert(datasets).values(values).returning(*datasets.c))
 
-    def get(self, workspace: str, id: str) -> Dataset | None:
-        """A dataset by its id."""
+    def get(self, workspace: str, id: str, *, lock: bool = False) -> Dataset | None:
+        """A dataset by its id; ``lock`` keeps it as it is until the transaction ends."""
         mine = (datasets.c.workspace == workspace) & (datasets.c.id == id)
-        return self._one(Dataset, select(datasets).where(mine))
+        chosen = select(datasets).where(mine)
+        return self._one(Dataset, chosen.with_for_update() if lock else chosen)
 
     def by_hash(self, workspace: str, sha256: str, kind: Kind | None = None) -> Dataset | None:
         """A dataset by the SHA-256 of its bytes; of any kind unless one is named."""
@@ -65,7 +66,7 @@ class Datasets(Repository):
         """
         open_one = (datasets.c.id == id) & datasets.c.sha256.is_(None)
         changed = update(datasets).where(open_one).values(**facts).returning(*datasets.c)
-        return self._added(Dataset, changed)
+        return self._unless_there(Dataset, changed)
 
     def keep_longer(
         self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
@@ -96,12 +97,14 @@ class Datasets(Repository):
         )
 
     def expired(self, limit: int = 100) -> list[Dataset]:
-        """Datasets whose time is over and that no unfinished fit needs."""
+        """Datasets whose time is over and that no unfinished fit needs; uploads given up, too."""
         open_fits = select(fits.c.id).where(
             or_(fits.c.dataset == datasets.c.id, fits.c.evaluation == datasets.c.id),
             fits.c.status.in_(OPEN),
         )
-        chosen = select(datasets).where(datasets.c.expires_at < now(), ~open_fits.exists())
+        given_up = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
+        over = (datasets.c.expires_at < now()) | given_up
+        chosen = select(datasets).where(over, ~open_fits.exists())
         return self._all(Dataset, chosen.limit(limit))
 
     def put_part(self, part: Part) -> None:

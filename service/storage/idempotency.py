@@ -30,7 +30,7 @@ class Idempotency(Repository):
             "created_at": now(),
         }
         kept = insert(idempotency).values(row).returning(idempotency.c.key)
-        return self._added(dict, kept) is not None
+        return self._unless_there(dict, kept) is not None
 
     def forget(self, older_than: float) -> int:
         """Forget answers older than so many seconds."""

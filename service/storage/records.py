@@ -24,6 +24,9 @@ class FitStatus(StrEnum):
         return self not in (FitStatus.QUEUED, FitStatus.RUNNING)
 
 
+OPEN = tuple(status for status in FitStatus if not status.is_final)
+
+
 @dataclass(frozen=True)
 class Workspace:
     """A tenant: every other object belongs to one."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Executable, Float, Select
+from sqlalchemy import Executable, Float
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 
 Record = TypeVar("Record")
+
+REPEATS_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
+REPEATS_POSTGRESQL = "23505"
 
 
 class now(FunctionElement[float]):
@@ -53,20 +55,25 @@ class Repository:
         rows = self.session.execute(statement).mappings()
         return [record(**row) for row in rows]
 
-    def _added(self, record: type[Record], statement: Executable) -> Record | None:
-        """The row that an insert makes; None if an equal one came first."""
+    def _unless_there(self, record: type[Record], statement: Executable) -> Record | None:
+        """The row that a statement makes; None if it would repeat what must be unique."""
         try:
             with self.session.begin_nested():
                 return self._one(record, statement)
-        except IntegrityError:
-            return None
+        except IntegrityError as error:
+            if _repeats(error):
+                return None
+            raise
 
     def _changed(self, statement: Executable) -> int:
         """Execute, and say how many rows it touched."""
         return int(self.session.execute(statement).rowcount)  # type: ignore[attr-defined]
 
-    def _scalars(self, statement: Select[Any]) -> Sequence[Any]:
-        return self.session.execute(statement).scalars().all()
+
+def _repeats(error: IntegrityError) -> bool:
+    """Whether it is a breach of uniqueness, in the words of SQLite or of PostgreSQL."""
+    name = getattr(error.orig, "sqlite_errorname", "")
+    return name in REPEATS_SQLITE or getattr(error.orig, "sqlstate", None) == REPEATS_POSTGRESQL
 
 
 def new_id(prefix: str) -> str:

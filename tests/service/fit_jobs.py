@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from service.core.blob_keys import dataset_key
+from service.core.fits import CPU
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import DbosQueue
 from service.settings import Settings
@@ -59,7 +60,8 @@ class Place:
         file = io.BytesIO()
         np.savez(file, **arrays)
         content, id = file.getvalue(), new_id("ds")
-        self.blobs.put(dataset_key(self.workspace, id), content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.blobs.put(dataset_key(self.workspace, id, sha256), content)
         with self.database.write() as store:
             return store.datasets.add(
                 self.workspace,
@@ -67,18 +69,24 @@ class Place:
                 kind="logits",
                 delete_after_fit=delete_after_fit,
                 keep_seconds=None,
-                sha256=hashlib.sha256(content).hexdigest(),
+                sha256=sha256,
                 format="npz",
                 bytes=len(content),
                 rows=len(arrays["labels"]),
                 classes=arrays["logits"].shape[1],
             )
 
+    def bytes_of(self, dataset: Dataset) -> Path:
+        """Where the bytes of a dataset lie."""
+        key = dataset_key(self.workspace, dataset.id, dataset.sha256 or "")
+        return self.settings.data_dir / "blobs" / key
+
     def order(
         self,
         dataset: Dataset,
         *methods: tuple[str, dict[str, Any]],
         evaluation: Dataset | None = None,
+        queue: str = CPU,
         **order: Any,
     ) -> Fit:
         """A fit on the queue."""
@@ -92,10 +100,10 @@ class Place:
                 order={"methods": wanted, **nothing, **order},
                 dataset=dataset.id,
                 evaluation=None if evaluation is None else evaluation.id,
-                queue="fit.cpu",
+                queue=queue,
                 created_by="tests",
             )
-            self.queue.enqueue(store.session, fit.id, fit.queue)
+            self.queue.enqueue(store, fit.id, fit.queue)
         return fit
 
     def fit(self, id: str) -> Fit:

@@ -56,11 +56,12 @@ def make_one_of_each(client: httpx.Client) -> Things:
     url = f"/v1/calibrators/{CALIBRATOR}/aliases/{ALIAS}"
     _made(client.put(url, json={"version": version["number"]}))
     key = _made(client.post("/v1/keys", json={"name": "spare", "scopes": ["predict"]}))["key"]
+    digest = hashlib.sha256(body).hexdigest()
     return Things(
         dataset=dataset,
-        sha256=hashlib.sha256(body).hexdigest(),
+        sha256=digest,
         upload=upload,
-        fit=order_fit(client, dataset)["id"],
+        fit=order_fit(client, f"sha256:{digest}")["id"],
         version=version,
         key=key["id"],
     )

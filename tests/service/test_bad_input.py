@@ -123,7 +123,7 @@ class Bad(NamedTuple):
     code: str
 
 
-def bad_json(text: str, status: int = 400, code: str = "bad_json") -> Bad:
+def bad_json(text: str, status: int = 400, code: str = "malformed_json") -> Bad:
     return Bad(JSON, text.encode(), status, code)
 
 
@@ -135,7 +135,7 @@ BAD = {
     "deep JSON that ends": bad_json("[" * 50_000 + "]" * 50_000),
     "deep JSON in a field": bad_json('{"logits": ' + "[" * 2000 + "]" * 2000 + ', "labels": [0]}'),
     "half a surrogate pair": bad_json('{"logits": "\\ud800"}'),
-    "not UTF-8": Bad(JSON, b'{"logits": "\xff"}', 400, "bad_json"),
+    "not UTF-8": Bad(JSON, b'{"logits": "\xff"}', 400, "malformed_json"),
     "text for a number": bad_json('{"logits": [["1", "2"]], "labels": [0]}', 422, "not_a_number"),
     "ragged rows": bad_json('{"logits": [[1, 2], [1]], "labels": [0, 1]}', 422, "ragged"),
     "both kinds": bad_json(
@@ -150,17 +150,17 @@ BAD = {
     "objects": Bad(NPZ_TYPE, values(np.full((4, CLASSES), None)), 422, "bad_type"),
     "structured": Bad(NPZ_TYPE, values(np.zeros((4, CLASSES), "f4,i4")), 422, "bad_type"),
     "three dimensions": Bad(NPZ_TYPE, values(np.zeros((4, CLASSES, 2))), 422, "bad_shape"),
-    "37 GB claimed": Bad(NPZ_TYPE, claiming((1_000_000_000, CLASSES)), 400, "truncated"),
-    "2^32 x 2^32 claimed": Bad(NPZ_TYPE, claiming((2**32, 2**32)), 400, "truncated"),
+    "37 GB claimed": Bad(NPZ_TYPE, claiming((1_000_000_000, CLASSES)), 400, "truncated_body"),
+    "2^32 x 2^32 claimed": Bad(NPZ_TYPE, claiming((2**32, 2**32)), 400, "truncated_body"),
     "2^63 claimed": Bad(NPZ_TYPE, claiming((2**63, 2)), 400, "bad_shape"),
-    "npz bomb": Bad(NPZ_TYPE, zipped(logits=bytes(1 << 28)), 413, "too_large"),
+    "npz bomb": Bad(NPZ_TYPE, zipped(logits=bytes(1 << 28)), 413, "body_too_large"),
     "npz cut in half": Bad(NPZ_TYPE, GOOD[: len(GOOD) // 2], 400, "bad_zip"),
-    "npz that is none": Bad(NPZ_TYPE, b"PK\x03\x04 and so on", 400, "truncated"),
+    "npz that is none": Bad(NPZ_TYPE, b"PK\x03\x04 and so on", 400, "truncated_body"),
     "a path in an npz": Bad(
         NPZ_TYPE, zipped(**{"../../logits": npy_claiming((8,))}), 422, "unknown_array"
     ),
     "safetensors that claims more": Bad(
-        SAFETENSORS, safetensors_claiming([2**32, 2**32], 2**66), 400, "truncated"
+        SAFETENSORS, safetensors_claiming([2**32, 2**32], 2**66), 400, "truncated_body"
     ),
     "safetensors header longer than all": Bad(SAFETENSORS, b"\xff" * 64, 400, "bad_header"),
     "empty": Bad(NPZ_TYPE, b"", 400, "empty_body"),
@@ -177,7 +177,10 @@ def test_bad_body(service: Local, door: str, name: str) -> None:
     bad = BAD[name]
     headers = {"Content-Type": bad.media_type} if bad.media_type else {}
     url = DOORS[door].partition("?")[0] if bad.media_type == JSON else DOORS[door]
-    told = problem(service.post(url, content=bad.body, headers=headers))
+    body = bad.body
+    if door == "fits" and bad.media_type == JSON:  # there the method is looked at first
+        body = body.replace(b"{", b'{"method": "temperature", ', 1)
+    told = problem(service.post(url, content=body, headers=headers))
     assert (told["status"], told["code"]) == (bad.status, bad.code), told
 
 
@@ -192,8 +195,8 @@ def test_nothing_was_made_or_left_by_bad_bodies(service: Local) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "code"),
     [
-        ((1_000_000_000, CLASSES), "<f8", "truncated"),
-        ((2**32, 2**32), "<f8", "truncated"),
+        ((1_000_000_000, CLASSES), "<f8", "truncated_body"),
+        ((2**32, 2**32), "<f8", "truncated_body"),
         ((2**50, 2), "<f8", "bad_shape"),
         ((8,), "|O", "bad_type"),
         ((8,), "<c16", "bad_type"),

@@ -15,7 +15,7 @@ from calibrators import Report, archive
 from service.core.blob_keys import dataset_key, map_key, onnx_key
 from service.core.fitting import Ending, Job, Stop, begin, conclude, run
 from service.core.retention import forget_spent_datasets
-from service.storage.blobs import BlobMissing
+from service.errors import BlobMissing
 from service.storage.records import Fit, FitStatus
 
 
@@ -159,7 +159,7 @@ def test_failures_name_the_method_and_write_no_version(
 
 def test_a_dataset_that_is_gone_or_damaged(place: Place) -> None:
     data = place.dataset()
-    key = dataset_key(place.workspace, data.id)
+    key = dataset_key(place.workspace, data.id, data.sha256 or "")
     place.blobs.put(key, b"other bytes")
     assert error_of(ended(place, place.order(data, ("temperature", {}))))["code"] == "blob_corrupt"
     place.blobs.delete(key)
@@ -255,4 +255,4 @@ def test_datasets_sent_for_fits_go_with_the_end_of_the_last(
     with place.database.read() as store:
         assert store.datasets.get(place.workspace, data.id) is None
     with pytest.raises(BlobMissing):
-        place.blobs.get(dataset_key(place.workspace, data.id), data.sha256 or "")
+        place.blobs.get(dataset_key(place.workspace, data.id, data.sha256 or ""), data.sha256 or "")

@@ -90,7 +90,6 @@ def test_headers_that_lie(service: Local, path: str, value: object, code: str) -
         ("verdict", "splendid"),
         ("fit.parameters", None),
         ("fit.parameters", HUGE),
-        ("before.noise_floor.mean", HUGE),
         ("by_margin.0.before.equal_mass.0.confidence", None),
     ],
 )

@@ -149,11 +149,11 @@ def test_zeros_ones_and_likely_looking_logits_pass_in_silence(tmp_path, dtype, c
 def test_dataset_needs_names_and_labels(tmp_path):
     path = tmp_path / "set"
     for format, body, code in (
-        (Format.NPY, npy(LOGITS), "missing_labels"),
-        (Format.NPZ, npz(logits=LOGITS), "missing_labels"),
+        (Format.NPY, npy(LOGITS), "no_labels"),
+        (Format.NPZ, npz(logits=LOGITS), "no_labels"),
         (Format.NPZ, npz(x=LOGITS, labels=LABELS), "unknown_array"),
         (Format.SAFETENSORS, tensors_of({"labels": tensor([2], 0, 8)}, GOOD), "logits_or_prob"),
-        (Format.JSON, b"[[1, 2]]", "missing_labels"),
+        (Format.JSON, b"[[1, 2]]", "no_labels"),
     ):
         path.write_bytes(body)
         with pytest.raises(Invalid) as caught:
@@ -171,7 +171,7 @@ def test_dataset_limits(tmp_path):
     )
     with pytest.raises(TooLarge) as caught:
         inspect(bomb, Format.NPZ, None, Limits(LIMIT, LIMIT, 1000))
-    assert caught.value.code == "too_large"
+    assert caught.value.code == "body_too_large"
     text = written(tmp_path, Format.JSON, "logits", np.zeros((900, 100)), np.zeros(900, int))
     with pytest.raises(TooLarge):
         inspect(text, Format.JSON, None, Limits(LIMIT, 1000, 1000))

@@ -42,8 +42,12 @@ BAD_NPY = {
     "time": (npy(np.zeros((1, 2), "M8[s]")), Malformed, "bad_header"),
     "long double": (npy(np.zeros((1, 2), np.longdouble)), Invalid, "bad_type"),
     "structured": (npy(np.zeros(2, [("a", "f4"), ("b", "f4")])), Invalid, "bad_type"),
-    "37 GB": (npy_of_header(header(shape="(10000000, 1000)"), b"1234"), Malformed, "truncated"),
-    "overflow": (npy_of_header(header(shape=f"({BIG}, {BIG})")), Malformed, "truncated"),
+    "37 GB": (
+        npy_of_header(header(shape="(10000000, 1000)"), b"1234"),
+        Malformed,
+        "truncated_body",
+    ),
+    "overflow": (npy_of_header(header(shape=f"({BIG}, {BIG})")), Malformed, "truncated_body"),
     "2^64 rows of nothing": (
         npy_of_header(header(shape=f"({1 << 64}, 0)")),
         Malformed,
@@ -83,8 +87,8 @@ def test_bad_npy(case):
 
 BAD_TENSORS = {
     "2^63 header": (struct.pack("<Q", 1 << 63) + b"{}", Malformed, "bad_header"),
-    "truncated header": (struct.pack("<Q", 99) + b"{}", Malformed, "truncated"),
-    "no header": (b"\x02\0\0", Malformed, "truncated"),
+    "truncated header": (struct.pack("<Q", 99) + b"{}", Malformed, "truncated_body"),
+    "no header": (b"\x02\0\0", Malformed, "truncated_body"),
     "not JSON": (tensors_of(b"{'a'"), Malformed, "bad_header"),
     "not UTF-8": (tensors_of(b'{"\xff": 1}'), Malformed, "bad_header"),
     "a list": (tensors_of([]), Malformed, "bad_header"),
@@ -115,7 +119,11 @@ BAD_TENSORS = {
     "backwards": (tensors_of({"logits": tensor([1, 2], 8, 0)}, GOOD), Malformed, "bad_offsets"),
     "wrong length": (tensors_of({"logits": tensor([1, 3], 0, 8)}, GOOD), Malformed, "bad_offsets"),
     "overflow": (tensors_of({"logits": tensor([BIG, BIG], 0, 0)}), Malformed, "bad_offsets"),
-    "truncated": (tensors_of({"logits": tensor([1, 2], 0, 8)}, GOOD[:5]), Malformed, "truncated"),
+    "truncated": (
+        tensors_of({"logits": tensor([1, 2], 0, 8)}, GOOD[:5]),
+        Malformed,
+        "truncated_body",
+    ),
     "trailing": (
         tensors_of({"logits": tensor([1, 2], 0, 8)}, GOOD * 2),
         Malformed,
@@ -146,15 +154,15 @@ def test_bad_safetensors(case):
 
 
 BAD_JSON = {
-    "NaN": (b"[NaN]", Malformed, "bad_json"),
-    "Infinity": (b'{"logits": [[Infinity, 1]]}', Malformed, "bad_json"),
-    "1e999": (b"[1e999]", Malformed, "bad_json"),
-    "400 digits": (b"[" + b"9" * 400 + b"]", Malformed, "bad_json"),
-    "deep": (b"[" * 100_000, Malformed, "bad_json"),
+    "NaN": (b"[NaN]", Malformed, "malformed_json"),
+    "Infinity": (b'{"logits": [[Infinity, 1]]}', Malformed, "malformed_json"),
+    "1e999": (b"[1e999]", Malformed, "malformed_json"),
+    "400 digits": (b"[" + b"9" * 400 + b"]", Malformed, "malformed_json"),
+    "deep": (b"[" * 100_000, Malformed, "malformed_json"),
     "deep and closed": (b"[" * 1000 + b"1" + b"]" * 1000, Invalid, "not_a_number"),
-    "truncated": (b'{"logits": [[1,', Malformed, "bad_json"),
-    "two texts": (b"[1] [2]", Malformed, "bad_json"),
-    "not UTF-8": (b'["\xff"]', Malformed, "bad_json"),
+    "truncated": (b'{"logits": [[1,', Malformed, "malformed_json"),
+    "two texts": (b"[1] [2]", Malformed, "malformed_json"),
+    "not UTF-8": (b'["\xff"]', Malformed, "malformed_json"),
     "ragged": (b"[[1, 2], [3]]", Invalid, "ragged"),
     "rows and numbers": (b"[[1, 2], 3]", Invalid, "not_an_array"),
     "numbers and rows": (b"[3, [1, 2]]", Invalid, "not_a_number"),
@@ -247,8 +255,8 @@ BAD_ZIPS = {
     "member outside": (patched(ONE, CENTRAL, 42, b"\xff\xff\xff\x7f"), Malformed, "bad_zip"),
     "two disks": (patched(ONE, END, 4, b"\x01\x00"), Malformed, "bad_zip"),
     "count": (patched(ONE, END, 8, b"\x02\x00\x02\x00"), Malformed, "bad_zip"),
-    "bad npy": (zip_of({"logits.npy": b"\x93NUMPY"}), Malformed, "truncated"),
-    "empty member": (zip_of({"logits.npy": b""}), Malformed, "truncated"),
+    "bad npy": (zip_of({"logits.npy": b"\x93NUMPY"}), Malformed, "truncated_body"),
+    "empty member": (zip_of({"logits.npy": b""}), Malformed, "truncated_body"),
     "object array": (
         zip_of({"logits.npy": npy_of_header(header("'|O'"), b"cos\nsystem\n.")}),
         Invalid,
@@ -306,7 +314,7 @@ def test_more_bytes_than_allowed():
     for format, body in VALID.items():
         with pytest.raises(TooLarge) as caught:
             read(format, body, limit=len(body) - 1)
-        assert caught.value.code == "too_large"
+        assert caught.value.code == "body_too_large"
 
 
 CUTS = {**VALID, "packed": PACKED}

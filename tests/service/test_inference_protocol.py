@@ -170,16 +170,23 @@ def test_probabilities_in(client: Any) -> None:
 def test_large_and_compressed_bodies_leave_the_event_loop(client: Any) -> None:
     fitted = VERSIONS["large", "production"].map
     seen = {}
-    for rows, packing in ((2, None), (2, "gzip"), (500, None)):
+    for rows, datatype, dtype, packing in (
+        (2, "FP32", np.float32, None),
+        (2, "FP32", np.float32, "gzip"),
+        (500, "FP32", np.float32, None),
+        (500, "INT8", np.int8, None),
+    ):
         NotingMap.threads.clear()
-        values = logits(rows, 1000)
-        result = client.infer("large", [tensor(values)], request_compression_algorithm=packing)
-        seen[rows, packing] = NotingMap.threads - {"MainThread"}
+        values = logits(rows, 1000, dtype)
+        result = client.infer(
+            "large", [tensor(values, datatype)], request_compression_algorithm=packing
+        )
+        seen[rows, datatype, packing] = NotingMap.threads - {"MainThread"}
         np.testing.assert_array_equal(result.as_numpy("probabilities"), fitted.apply(values))
-    assert seen[2, None] == {"server"}
-    assert "server" not in seen[2, "gzip"] | seen[500, None]
-    assert seen[2, "gzip"]
-    assert seen[500, None]
+    assert seen.pop((2, "FP32", None)) == {"server"}
+    for threads in seen.values():
+        assert threads
+        assert "server" not in threads
 
 
 def test_a_version_is_loaded_once(client: Any, shelf: Shelf) -> None:

@@ -14,8 +14,10 @@ import pytest
 from fit_jobs import Place
 
 from calibrators import archive
-from service.core.blob_keys import dataset_key, map_key, onnx_key
+from service.core.blob_keys import map_key, onnx_key
+from service.core.fits import GPU, QUEUES
 from service.core.keys import workspace_named
+from service.jobs.queue import Entry
 from service.jobs.supervisor import SUPERVISOR
 from service.storage.records import Fit, FitStatus
 
@@ -39,7 +41,7 @@ class Crew:
         self.place = place
         self.processes: list[subprocess.Popen[str]] = []
 
-    def add(self, count: int = 1) -> None:
+    def add(self, count: int = 1, command: tuple[str, ...] = COMMAND) -> None:
         """Start more of them."""
         environment = {
             **os.environ,
@@ -48,7 +50,7 @@ class Crew:
         }
         for _ in range(count):
             self.processes.append(
-                subprocess.Popen(COMMAND, env=environment, stderr=subprocess.PIPE, text=True)
+                subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
             )
 
     def running(self, fit: Fit) -> subprocess.Popen[str]:
@@ -158,7 +160,7 @@ def test_a_dataset_for_one_fit_is_deleted_after_it(place: Place, crew: Crew) -> 
     data = place.dataset(delete_after_fit=True)
     place.wait(place.order(data, ("temperature", {})))
     deadline = time.monotonic() + 5
-    while (place.settings.data_dir / "blobs" / dataset_key(place.workspace, data.id)).exists():
+    while place.bytes_of(data).exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -176,7 +178,7 @@ def test_what_no_worker_saw_the_end_of_is_deleted_by_the_housekeeping(
             store.fits.cancel(fit.id)
         store.idempotency.keep(place.workspace, "k", "0" * 64, {})
     deadline = time.monotonic() + 10
-    while (place.settings.data_dir / "blobs" / dataset_key(place.workspace, spent.id)).exists():
+    while place.bytes_of(spent).exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     with place.database.read() as store:
@@ -230,6 +232,32 @@ def test_a_worker_that_slept_changes_nothing_when_it_wakes(place: Place, crew: C
     assert sleeper.poll() is None
     assert place.fit(fit.id) == done
     assert place.versions_of(fit) == done.versions
+
+
+def test_a_worker_of_two_queues_runs_one_fit_at_a_time(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    crew = Crew(place)
+    both = WORKER.replace("Settings(), ", f"Settings(), {QUEUES}, 'cpu', ")
+    crew.add(command=(sys.executable, "-c", both))
+    try:
+        first = place.order(place.dataset(), SOME_SECONDS)
+        crew.running(first)
+        second = place.order(place.dataset(), ("temperature", {}), queue=GPU)
+        worker = place.fit(first.id).worker
+        assert worker is not None
+        deadline = time.monotonic() + 10
+        while Entry(second.id, second.id) not in place.queue.taken_by(worker):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert place.fit(second.id).status is FitStatus.QUEUED
+        done, after = place.wait(first), place.wait(second)
+    finally:
+        crew.end()
+    assert done.finished_at is not None
+    assert after.started_at is not None
+    assert after.started_at >= done.finished_at
+    assert (done.status, after.status) == (FitStatus.SUCCEEDED, FitStatus.SUCCEEDED)
+    place.close()
 
 
 def test_two_starters_prepare_one_database(tmp_path: Path) -> None:

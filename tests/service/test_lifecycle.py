@@ -204,3 +204,12 @@ def test_notes_change_and_nothing_else(client):
     assert changed.json() == before | {"tags": {"stage": "trial"}, "description": "first"}
     assert client.patch(url, json={"method": "smart"}).status_code == 422
     assert client.patch(url, json={"description": ""}).json()["tags"] == {"stage": "trial"}
+
+
+def test_reports_are_not_drawn_again_for_those_who_have_them(client):
+    fit(client, "drawn")
+    for form in (".html", ".svg", ".png"):
+        url = f"/v1/calibrators/drawn/versions/1/report{form}"
+        etag = client.get(url).headers["etag"]
+        again = client.get(url, headers={"If-None-Match": etag})
+        assert (again.status_code, again.content) == (304, b"")

@@ -143,6 +143,28 @@ def test_data_is_logged_as_its_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(line["text"]) < 10_000
 
 
+def test_the_console_shows_control_characters_instead_of_obeying_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure("info", "console")
+    structlog.get_logger().info(
+        "a\nb", path="/\x1b[2J\r\u202ex", note=["\x1b[2J"], name="Grüße 日本"
+    )
+    logging.getLogger("anything").warning("from %s", "\x1b]0;title\x07")
+    try:
+        raise RuntimeError("\x1b[2J")
+    except RuntimeError:
+        structlog.get_logger().exception("failed")
+
+    written = capsys.readouterr().err
+    assert [one for one in written if not one.isprintable() and one != "\n"] == []
+    assert r"path=/\x1b[2J\r\u202ex" in written
+    assert "name='Grüße 日本'" in written
+    assert r"a\nb" in written
+    first, *_, last = written[written.index("Traceback") :].splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", r"RuntimeError: \x1b[2J")
+
+
 def test_the_console_form_redacts_too(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "console")
     try:

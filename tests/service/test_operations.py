@@ -65,7 +65,7 @@ def test_api_process_never_loads_torch(service, client):
 
 
 def test_importing_the_app_loads_no_torch():
-    code = "import sys, service.commands; assert 'torch' not in sys.modules"
+    code = "import sys, service.app; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 import json
 from typing import Any
 
@@ -15,14 +15,17 @@ from predict_app import (
     Registry,
     call,
     code_of,
-    make_app,
     npy,
     post,
 )
 
 from calibrators import all_methods
+from calibrators.methods.temperature import TemperatureMap
 from service.api.predict import OPENAPI, predict_route
+from service.api.predict.asked import Asked
+from service.api.predict.route import answer_size
 from service.core.access import Principal, Scope
+from service.core.formats import Arrays, Format
 
 BAD = {
     "NaN": (npy([[1, 2, 3], [1, np.nan, 3]]), 422, "nan"),
@@ -43,7 +46,7 @@ BAD = {
     "unknown array": (b'{"logits": [[1, 2, 3]], "weights": [1]}', 422, "unknown_array"),
     "empty": (b"", 415, "unsupported_media_type"),
     "text": (b"1,2,3", 415, "unsupported_media_type"),
-    "damaged": (npy(LOGITS)[:-1], 400, "truncated"),
+    "damaged": (npy(LOGITS)[:-1], 400, "truncated_body"),
 }
 
 
@@ -142,29 +145,110 @@ def test_methods_and_scopes():
     assert answer.status_code == 200
 
 
-def test_size_is_refused_before_and_while_reading():
-    async def ask(headers: list[tuple[bytes, bytes]], pieces: int) -> tuple[int, int]:
-        """The status, and how many pieces of 1 MB were read."""
-        statuses, read = [], 0
+def test_bodies_beyond_the_limits():
+    in_json = json.dumps(np.zeros((90_000, 3)).tolist()).encode()
+    assert LIMITS.json_bytes < len(in_json) < LIMITS.bytes
+    refused = post(in_json)
+    assert code_of(refused) == (413, "body_too_large")
+    assert f"at most {LIMITS.json_bytes} bytes are taken" in refused.json()["detail"]
+    packed = io.BytesIO()
+    np.savez_compressed(packed, logits=np.zeros((400_000, 3)))
+    assert code_of(post(packed.getvalue())) == (413, "body_too_large")
 
-        async def receive() -> dict[str, Any]:
-            nonlocal read
-            read += 1
-            return {"type": "http.request", "body": bytes(1 << 20), "more_body": read < pieces}
 
-        async def send(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
+class Untouchable(TemperatureMap):
+    """A map for answers that must be refused before they are calculated."""
 
-        path = "/v1/calibrators/three@3/predict"
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b""}
-        await make_app(Registry())({**scope, "headers": headers}, receive, send)
-        return statuses[0], read
+    def apply(self, values: Any) -> Any:
+        raise AssertionError("the answer was calculated")
 
-    assert asyncio.run(ask([(b"content-length", b"99999999")], 100)) == (413, 0)
-    assert asyncio.run(ask([(b"content-length", b"9" * 50)], 100)) == (400, 0)
-    assert asyncio.run(ask([], 100)) == (413, 9)
-    assert asyncio.run(ask([(b"content-type", b"application/json")], 100)) == (413, 2)
+
+JSON, NPY, NPZ = ("application/json", "application/x-npy", "application/x-npz")
+
+
+@pytest.mark.parametrize(
+    ("classes", "values", "query", "accept", "size"),
+    [
+        (1000, np.zeros((420, 1000), np.int8), "", JSON, 420_000 * 20),
+        (1000, np.zeros((700, 1000), np.float32), "", JSON, 700_000 * 12),
+        (1000, np.zeros((700, 1000), ">f2"), "", JSON, 700_000 * 12),
+        (1000, np.zeros((420, 1000), np.float16), "dtype=float64", JSON, 420_000 * 20),
+        (1000, np.zeros((1100, 1000), np.int8), "", NPY, 1_100_000 * 8),
+        (1000, np.zeros((1100, 1000), np.float32), "dtype=float64", NPY, 1_100_000 * 8),
+        (1000, np.zeros((2200, 1000), np.float16), "", NPZ, 2_200_000 * 4),
+        (2, np.zeros(300_000, np.int8), "", JSON, 600_000 * 20),
+        (2, np.zeros((600_000, 1), np.int8), "", NPY, 1_200_000 * 8),
+        (3, np.zeros((150_000, 3), np.float32), "top=2", JSON, 150_000 * (34 + 40)),
+        (3, np.zeros((300_000, 3), np.int8), "top=9", NPZ, 300_000 * 3 * 16),
+    ],
+)
+def test_answers_beyond_the_limit(classes, values, query, accept, size, monkeypatch):
+    monkeypatch.setitem(MAPS, "untouchable", Untouchable(k=classes, temperature=1.0))
+    body = npy(values)
+    assert len(body) < LIMITS.bytes < size
+    refused = post(body, f"untouchable@3/predict?{query}", accept=accept)
+    assert code_of(refused) == (413, "answer_too_large")
+    detail = refused.json()["detail"]
+    assert f"about {size} bytes, at most {LIMITS.bytes} are sent: send fewer rows" in detail
+    assert ("accept npy" in detail) == (accept == JSON)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.float32, np.float64])
+@pytest.mark.parametrize("asked", [Asked(), Asked(top=2), Asked(dtype=np.float64)])
+@pytest.mark.parametrize("written", [Format.JSON, Format.NPZ])
+def test_the_size_of_an_answer_is_known_beforehand(dtype, asked, written):
+    values = np.random.default_rng(5).normal(scale=3, size=(200, 1000)).astype(dtype)
+    query = "top=2" if asked.top else "dtype=float64" if asked.dtype else ""
+    answer = post(npy(values), f"wide@3/predict?{query}", accept=written.media_type)
+    assert answer.status_code == 200
+    expected = answer_size(1000, Arrays(values), asked, written)
+    assert len(answer.content) == pytest.approx(expected, rel=0.25)
+
+
+HOSTILE_JSON = {
+    "deep list": (b"[" * 1000 + b"1" + b"]" * 1000, 422, "not_a_number"),
+    "deeper list": (b"[" * 50_000 + b"]" * 50_000, 400, "malformed_json"),
+    "deep object": (b'{"logits":' * 1000 + b"1" + b"}" * 1000, 422, "not_an_array"),
+    "deep labels": (
+        b'{"logits": [1, 2, 3], "labels": ' + b"[" * 900 + b"]" * 900 + b"}",
+        422,
+        "not_a_number",
+    ),
+    "30 digits": (b"[1, 2, " + b"9" * 30 + b"]", 200, None),
+    "5000 digits": (b"[1, 2, " + b"9" * 5000 + b"]", 400, "malformed_json"),
+    "65 bits of label": (b'{"logits": [[1, 2, 3]], "labels": [36893488147419103232]}', 422, None),
+    "half a pair as name": (b'{"\\ud800": [1, 2, 3]}', 400, "malformed_json"),
+    "half a pair as number": (b'{"logits": ["\\ud800", 1, 2]}', 400, "malformed_json"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_JSON)
+def test_hostile_json(case):
+    body, status, code = HOSTILE_JSON[case]
+    answer = post(body, content_type="application/json")
+    assert answer.status_code == status, answer.text
+    assert code in (None, answer.json().get("code"))
+
+
+@pytest.mark.parametrize("depth", [10, 300, 900, 10_000])
+def test_hostile_tensor_headers(depth):
+    deep = "[" * depth + "1" + "]" * depth
+    for header in (
+        f'{{"logits": {{"dtype": {deep}, "shape": [1, 3], "data_offsets": [0, 12]}}}}',
+        f'{{"logits": {{"dtype": "F32", "shape": {deep}, "data_offsets": [0, 12]}}}}',
+        f'{{"\\ud800": {deep}}}',
+        '{"\\ud800": {"dtype": "F32", "shape": [1, 3], "data_offsets": [0, 12]}}',
+    ):
+        text = header.encode()
+        body = len(text).to_bytes(8, "little") + text + bytes(12)
+        answer = post(body, content_type="application/x-safetensors")
+        assert code_of(answer)[1] in ("bad_header", "bad_type", "unknown_array")
+
+
+@pytest.mark.parametrize("model", ["%ED%A0%80", "%ff", "%C3"])
+def test_models_that_are_no_text(model):
+    answer = post(npy(LOGITS), f"three@3/predict?fingerprint=warn&model={model}")
+    assert code_of(answer) == (400, "bad_query")
 
 
 def test_openapi_describes_the_route():

@@ -224,7 +224,6 @@ def test_on_a_real_server(server):
         np.testing.assert_array_equal(
             read_npy(client.post("wide@3/predict", content=pieces)), expected
         )
-        assert client.post("wide@3/predict", content=bytes(9 << 20)).status_code == 413
         assert client.get("three@3/predict?logits=1,2,3").status_code == 200
 
 

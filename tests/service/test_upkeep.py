@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from pathlib import Path
 
@@ -9,19 +11,22 @@ import pytest
 from fit_jobs import Place
 from sqlalchemy.exc import IntegrityError, OperationalError
 
+from service.core.fitting import Stop
 from service.jobs.patience import patiently
+from service.jobs.running import RunningFit
 from service.jobs.upkeep import Pace, Upkeep
+from service.storage.blobs import Blobs
 from service.storage.records import Fit, FitStatus
 
 
-def upkeep(place: Place, worker: str, silence: float) -> Upkeep:
+def upkeep(place: Place, worker: str, silence: float, **pace: float) -> Upkeep:
     """The upkeep of a worker that takes no fits."""
     return Upkeep(
         place.database,
         place.blobs,
         place.queue,
         place.settings,
-        Pace(silence=silence),
+        Pace(silence=silence, **pace),
         worker=worker,
         queues=[],
         device="cpu",
@@ -63,6 +68,64 @@ def test_a_worker_that_was_silent_itself_judges_nobody(tmp_path: Path) -> None:
     time.sleep(0.5)  # as if the database had been away for both
     first.beat()
     assert place.fit(fit.id).worker == "second"
+    place.close()
+
+
+class SlowBlobs(Blobs):
+    """A store that takes its time to delete."""
+
+    def delete(self, key: str) -> None:
+        time.sleep(1.0)
+        super().delete(key)
+
+
+def test_a_long_housekeeping_does_not_stop_the_heart(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.blobs = SlowBlobs(place.settings.blobs)
+    spent = place.dataset(delete_after_fit=True)
+    fit = place.order(spent, ("temperature", {}))
+    with place.database.write() as store:
+        store.fits.cancel(fit.id)
+    busy = upkeep(place, "busy", silence=0.5, heartbeat=0.1, housekeeping=0.1)
+    busy.start()
+    beats = 0
+    try:
+        deadline = time.monotonic() + 10
+        while place.bytes_of(spent).exists():
+            with place.database.read() as store:
+                beats += [one.id for one in store.workers.alive(0.4)] == ["busy"]
+                assert store.workers.silent(0.5) == []
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        busy.stop()
+    assert beats > 10
+    place.close()
+
+
+def test_a_fit_hears_of_its_cancellation_after_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(tmp_path)
+    order = place.order(place.dataset(), ("temperature", {}))
+    with place.database.write() as store:
+        fit = store.fits.start(order.id, worker="w", device="cpu")
+    assert fit is not None
+    caplog.set_level(logging.WARNING)
+    with RunningFit(place.database, fit, every=0.02, leaving=threading.Event()) as running:
+        running.progress({"loss": object()})  # which is no JSON
+        time.sleep(0.3)
+        assert place.fit(fit.id).progress is None
+        running.progress({"step": 1})
+        with place.database.write() as store:
+            store.fits.cancel(fit.id)
+        deadline = time.monotonic() + 5
+        while running.stop() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert running.stop() is Stop.CANCEL
+    assert place.fit(fit.id).progress == {"step": 1}
+    assert [record.exc_info is not None for record in caplog.records] == [True]
     place.close()
 
 
@@ -128,7 +191,7 @@ def test_an_entry_that_its_worker_forgot_is_put_back_by_the_second_housekeeping(
 def test_ordering_is_all_or_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
-        place.queue.enqueue(store.session, "fit_1", "fit.cpu")
+        place.queue.enqueue(store, "fit_1", "fit.cpu")
         store.keys.add_workspace("default")
     assert entries(place) == []
     fit = place.order(place.dataset(), ("temperature", {}))

@@ -180,7 +180,7 @@ def test_b_may_have_things_of_the_same_name_bytes_and_key(neighbours: Neighbours
     ordered = order_fit(b, mine)
     assert ordered["id"] != things.fit
     assert order_fit(b, mine)["id"] == ordered["id"]
-    assert order_fit(a, things.dataset)["id"] == things.fit
+    assert order_fit(a, f"sha256:{things.sha256}")["id"] == things.fit
     registered = b.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())
     assert (registered.status_code, registered.json()["number"]) == (201, 1)
     assert b.delete(f"/v1/fits/{ordered['id']}").status_code == 200

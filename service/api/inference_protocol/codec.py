@@ -17,10 +17,12 @@ import orjson
 from numpy.typing import NDArray
 
 from calibrators.blocks import Floats
+from service.api.applying import JSON_BYTES, check_answer
 from service.api.inference_protocol.tensors import DATATYPES, from_bytes, from_json
 from service.core.serving import Served
-from service.errors import Malformed, TooLarge, Unsupported
+from service.errors import Invalid, Malformed, TooLarge, Unsupported
 
+LENGTH_HEADER = "Inference-Header-Content-Length"
 OUTPUT = "probabilities"
 ANSWERED_IN_FP32 = ("FP32", "FP16", "BF16")
 NOUNS = {
@@ -35,7 +37,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Limits:
+class InferLimits:
     """The most bytes of a request (as sent, unpacked, and answered), and of its JSON."""
 
     body: int
@@ -72,17 +74,19 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
     return unpacked
 
 
-def decode(body: bytes, header_length: int | None, served: Served, limits: Limits) -> InferRequest:
+def decode(
+    body: bytes, header_length: int | None, served: Served, limits: InferLimits
+) -> InferRequest:
     """Read an infer request for a map; ``header_length`` is where its JSON ends, None if alone."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(
             "wrong_length",
-            f"Inference-Header-Content-Length says {length} bytes, the body has {len(body)}",
+            f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}",
         )
     if length > limits.json:
         raise TooLarge(
-            "json_too_large",
+            "body_too_large",
             f"the JSON has {length} bytes, at most {limits.json} are read: send binary tensors",
         )
     document = _parse(memoryview(body)[:length])
@@ -90,13 +94,11 @@ def decode(body: bytes, header_length: int | None, served: Served, limits: Limit
     datatype = _datatype(tensor)
     shape = _shape(tensor, served)
     values = _values(tensor, datatype, shape, memoryview(body)[length:])
-    answer = shape[0] * served.map.k * (4 if datatype in ANSWERED_IN_FP32 else 8)
-    if answer > limits.body:
-        raise TooLarge(
-            "answer_too_large",
-            f"the answer would have {answer} bytes, more than {limits.body}: send fewer rows",
-        )
     binary = _wants_binary(document)
+    number = 4 if datatype in ANSWERED_IN_FP32 else 8
+    size = shape[0] * served.map.k * (number if binary else JSON_BYTES[number])
+    advice = "send fewer rows" if binary else "send fewer rows, or ask for binary_data_output"
+    check_answer(size, limits.body, advice)
     return InferRequest(_field(document, "id", str), values.reshape(shape), binary)
 
 
@@ -129,12 +131,14 @@ def _parse(text: memoryview) -> dict[str, Any]:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise Malformed(
-            "bad_json",
+            "malformed_json",
             f"the request's JSON cannot be read, {error.msg} at character {error.pos} (NaN and "
             "Infinity are not JSON: -inf can be sent in a binary tensor only)",
         ) from error
     if type(document) is not dict:
-        raise Malformed("bad_json", "the request's JSON must be an object with a list of inputs")
+        raise Malformed(
+            "malformed_json", "the request's JSON must be an object with a list of inputs"
+        )
     return document
 
 
@@ -177,7 +181,7 @@ def _shape(tensor: dict[str, Any], served: Served) -> tuple[int, int]:
         )
     rows, columns = shape
     if columns != k and not (columns == 1 and k == 2):
-        raise Malformed(
+        raise Invalid(
             "wrong_classes",
             f"calibrator {served.calibrator!r} version {served.number} was fitted on {k} classes, "
             f"got {columns} columns: inputs[0].shape must be [n, {k}]",
@@ -206,8 +210,7 @@ def _values(
         raise Malformed(
             "wrong_length",
             f"{count} values of {datatype} are {expected} bytes, but binary_data_size is {size} "
-            f"and {len(tail)} bytes follow the JSON (Inference-Header-Content-Length says where "
-            "it ends)",
+            f"and {len(tail)} bytes follow the JSON ({LENGTH_HEADER} says where it ends)",
         )
     return from_bytes(tail, datatype)
 

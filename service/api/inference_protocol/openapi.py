@@ -4,38 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.api.inference_protocol.codec import LENGTH_HEADER
 from service.api.inference_protocol.tensors import DATATYPES
 
 Plain = dict[str, Any]
 
-LENGTH_HEADER = "Inference-Header-Content-Length"
 NAME = "resnet50-prod"
 VERSION = "3"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 ERRORS = {
     "400": (
-        "The request cannot be read: JSON, field, datatype, shape, name or number of bytes",
-        "calibrator 'resnet50-prod' version 3 was fitted on 3 classes, got 4 columns: "
-        "inputs[0].shape must be [n, 3]",
+        "The request cannot be read: JSON, field, datatype, name or number of bytes",
+        "inputs[0].data must hold 6 numbers for the shape [2, 3], got 3",
     ),
     "401": ("No key, or one that is not valid", "send a valid key"),
-    "403": (
-        "The key has no predict scope",
-        "/v2/models needs the scope 'predict': use a key that has it",
-    ),
+    "403": ("The key has no predict scope", "this needs a key with the scope predict"),
     "404": ("No such calibrator, alias or version", "there is no calibrator 'resnet50-prod'"),
     "408": ("The body did not arrive in time", "the body did not arrive in time"),
     "413": (
         "The request is too large, or its answer would be",
-        "the body has more than 67108864 bytes: send fewer rows at a time",
+        "the body is larger than the 67108864 bytes allowed here",
     ),
     "415": (
         "An unknown Content-Encoding",
         "Content-Encoding must be gzip, deflate or absent, got 'br'",
     ),
     "422": (
-        "The values break a rule",
+        "The values break a rule, or have another number of classes",
         "logits must not be NaN (1 row breaks this rule, first row 1)",
     ),
     "503": ("A part of the service is down", "the database does not answer: try again"),

@@ -12,19 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from service.api.inference_protocol.codec import OUTPUT, Limits, decode, encode, unpack
+from service.api.applying import INLINE_BYTES, INLINE_NUMBERS, Find, Load
+from service.api.inference_protocol.codec import (
+    LENGTH_HEADER,
+    OUTPUT,
+    InferLimits,
+    InferRequest,
+    decode,
+    encode,
+    unpack,
+)
+from service.api.parts import check_scope
 from service.core.access import Principal, Scope
 from service.core.serving import Served
-from service.errors import Forbidden, Malformed, TooLarge
+from service.errors import Malformed
 from service.settings import MEGABYTE
 
 DEFAULT_ALIAS = "production"
 JSON = "application/json"
-LENGTH_HEADER = "Inference-Header-Content-Length"
 WHOLE_NUMBER = re.compile("[0-9]{1,15}")
-
-Find = Callable[[Principal, str, str], Served | None]
-Load = Callable[[Principal, str, str], Awaitable[Served]]
 
 
 def inference_routes(
@@ -38,9 +44,10 @@ def inference_routes(
     """All routes of the protocol.
 
     ``find`` looks a map up in memory, ``load`` is asked when it has none. A caller is expected in
-    ``scope["principal"]``, except by /v2 and /v2/health, which anyone may ask.
+    ``scope["principal"]``, except by /v2 and /v2/health, which anyone may ask; and a body of at
+    most ``limit_bytes``.
     """
-    limits = Limits(limit_bytes, min(limit_bytes, limit_json_bytes))
+    limits = InferLimits(limit_bytes, min(limit_bytes, limit_json_bytes))
     protocol = _Protocol(find, load, server_version, limits, is_ready)
     routes = [
         Route("/v2", protocol.server),
@@ -61,7 +68,7 @@ class _Protocol:
     find: Find
     load: Load
     server_version: str
-    limits: Limits
+    limits: InferLimits
     is_ready: Callable[[], Awaitable[bool]]
 
     async def server(self, request: Request) -> Response:
@@ -101,38 +108,41 @@ class _Protocol:
         served = await self._served(request)
         header_length = _header_length(request)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
-        body = await _read(request, self.limits.body)
+        body = await request.body()
         # a small compressed body may unpack to a large one
-        if len(body) > MEGABYTE or encoding != "identity":
-            return await run_in_threadpool(self._answer, body, encoding, header_length, served)
-        return self._answer(body, encoding, header_length, served)
+        is_small = len(body) <= INLINE_BYTES and encoding == "identity"
+        if is_small:
+            asked = decode(body, header_length, served, self.limits)
+        else:
+            asked = await run_in_threadpool(self._unpacked, body, encoding, header_length, served)
+        if is_small and asked.values.size <= INLINE_NUMBERS:
+            return _answer(asked, served)
+        return await run_in_threadpool(_answer, asked, served)
 
-    def _answer(
+    def _unpacked(
         self, body: bytes, encoding: str, header_length: int | None, served: Served
-    ) -> Response:
+    ) -> InferRequest:
         if encoding != "identity":
             body = unpack(body, encoding, self.limits.body)
-        asked = decode(body, header_length, served, self.limits)
-        content, json_length = encode(asked, served.map.apply(asked.values), served)
-        if not asked.binary:
-            return Response(content, media_type=JSON)
-        return Response(
-            content,
-            headers={LENGTH_HEADER: str(json_length)},
-            media_type="application/octet-stream",
-        )
+        return decode(body, header_length, served, self.limits)
 
     async def _served(self, request: Request) -> Served:
         principal: Principal = request.scope["principal"]
-        if not principal.may(Scope.PREDICT):
-            raise Forbidden(
-                "missing_scope",
-                f"/v2/models needs the scope {Scope.PREDICT.value!r}: use a key that has it",
-                scope=Scope.PREDICT.value,
-            )
+        check_scope(principal, Scope.PREDICT)
         name = request.path_params["name"]
         ref = request.path_params.get("version", DEFAULT_ALIAS)
         return self.find(principal, name, ref) or await self.load(principal, name, ref)
+
+
+def _answer(asked: InferRequest, served: Served) -> Response:
+    content, json_length = encode(asked, served.map.apply(asked.values), served)
+    if not asked.binary:
+        return Response(content, media_type=JSON)
+    return Response(
+        content,
+        headers={LENGTH_HEADER: str(json_length)},
+        media_type="application/octet-stream",
+    )
 
 
 def _header_length(request: Request) -> int | None:
@@ -142,25 +152,6 @@ def _header_length(request: Request) -> int | None:
     if not WHOLE_NUMBER.fullmatch(text):
         raise Malformed("bad_header", f"{LENGTH_HEADER} must be a whole number of bytes")
     return int(text)
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    """The body as sent, refused as soon as it is known to be longer than ``limit``."""
-    announced = request.headers.get("content-length", "0")
-    size = int(announced) if WHOLE_NUMBER.fullmatch(announced) else 0
-    chunks: list[bytes] = []
-    received = 0
-    if size <= limit:
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            received += len(chunk)
-            if received > limit:
-                break
-    if max(size, received) > limit:
-        raise TooLarge(
-            "body_too_large", f"the body has more than {limit} bytes: send fewer rows at a time"
-        )
-    return b"".join(chunks)
 
 
 def _json(document: dict[str, object], status: int = 200) -> Response:

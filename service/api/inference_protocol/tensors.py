@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from service.core.formats.layout import widened_bfloat16
 from service.errors import Malformed
 
 DATATYPES: dict[str, np.dtype[Any]] = {
@@ -24,7 +25,7 @@ def from_bytes(data: memoryview, datatype: str) -> NDArray[Any]:
     """Little-endian values, flat; BF16 comes as float32."""
     array = np.frombuffer(data, DATATYPES[datatype])
     if datatype == "BF16":
-        return (array.astype(np.uint32) << 16).view(np.float32)
+        return widened_bfloat16(array)
     # the JSON before the tensor may end anywhere, and numpy is slow on values across machine words
     return array if array.flags.aligned else array.copy()
 

@@ -37,7 +37,6 @@ class Sent:
 
     content_type: str | None = None
     accept: str = ""
-    length: int = 0
     model: str | None = None
 
 
@@ -49,12 +48,6 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sent:
             sent.content_type = value.decode("latin-1")
         elif name == b"accept":
             sent.accept += ("," if sent.accept else "") + value.decode("latin-1")
-        elif name == b"content-length":
-            if not value.isdigit() or len(value) > 18:
-                raise Malformed(
-                    "invalid_content_length", "Content-Length must be a number of bytes"
-                )
-            sent.length = int(value)
         elif name == b"calibrd-model":
             sent.model = value.decode("latin-1")
     return sent

@@ -24,7 +24,7 @@ ERRORS = {
     "404": "No such calibrator, version or alias",
     "406": "The answer cannot have the format that is accepted",
     "409": "The map was fitted for another model (`model_mismatch`)",
-    "413": "Too many bytes as sent or unpacked, or too many rows to evaluate",
+    "413": "Too many bytes as sent, unpacked or answered, or too many rows to evaluate",
     "415": "The body's format is not read here",
     "422": "Values, parameters or names break a rule: NaN, another number of classes, another kind",
     "503": "A part of the service is down",

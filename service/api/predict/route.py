@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,21 +14,29 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from service.api.applying import (
+    INLINE_BYTES,
+    INLINE_NUMBERS,
+    JSON_BYTES,
+    Find,
+    Load,
+    check_answer,
+)
+from service.api.parts import check_scope
 from service.api.predict.asked import NOTHING, Asked, Sent, answer_format, read_headers, read_query
 from service.core.access import Principal, Scope
-from service.core.formats import MEDIA_TYPES, Arrays, Format, Limits, encode, format_of, read_arrays
-from service.core.formats.bodies import check_size
+from service.core.formats import Arrays, Format, Limits, encode, format_of, read_arrays
 from service.core.names import check_name
-from service.core.predicting import Prediction, check_model, evaluation, predict, top_classes
+from service.core.predicting import Prediction, evaluation, model_mismatch, predict, top_classes
 from service.core.serving import Served
-from service.errors import Forbidden, NotAcceptable
+from service.errors import Conflict, NotAcceptable
 
 PATH = "/v1/calibrators/{name}@{ref}/predict"
-INLINE_BYTES = 1 << 20
 HEAD_BYTES = 64
+CLASS_BYTES = 8
+TOP_ROW_BYTES = len('{"classes":[],"probabilities":[]},')
+SHOWN_MODEL = 80
 
-Find = Callable[[Principal, str, str], Served | None]
-Load = Callable[[Principal, str, str], Awaitable[Served]]
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -37,7 +44,7 @@ def predict_route(find: Find, load: Load, limits: Limits) -> Route:
     """The route that applies maps.
 
     ``find`` looks a map up in memory, ``load`` is asked when it has none. The caller is expected in
-    ``scope["principal"]``.
+    ``scope["principal"]``, and a body of at most ``limits.bytes``.
     """
     return Route(PATH, Predict(find, load, limits), methods=["GET", "POST"], name="predict")
 
@@ -57,20 +64,19 @@ class Predict:
         query = scope["query_string"]
         asked = NOTHING if is_post and not query else read_query(query, with_values=not is_post)
         sent = read_headers(scope["headers"])
-        mismatch = check_model(served, asked.model or sent.model, only_warn=asked.only_warn)
+        mismatch = _check_model(served, asked.model or sent.model, only_warn=asked.only_warn)
         if asked.values is not None:
-            headers, body = _answer(served, asked.values, asked, sent, Format.JSON)
+            headers, body = self._answer(served, asked.values, asked, sent, Format.JSON)
         else:
             headers, body = await self._posted(served, asked, sent, receive)
         if mismatch is not None:
-            headers.append((b"calibrd-warning", mismatch.encode("ascii")))
+            headers.append((b"calibrd-warning", f"model_mismatch; {mismatch}".encode("ascii")))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _served(self, scope: AsgiScope) -> Served:
         principal: Principal = scope["principal"]
-        if not principal.may(Scope.PREDICT):
-            raise Forbidden("missing_scope", "this needs a key with the scope 'predict'")
+        check_scope(principal, Scope.PREDICT)
         place = scope["path_params"]
         name, ref = place["name"], place["ref"]
         served = self.find(principal, name, ref)
@@ -83,7 +89,7 @@ class Predict:
     async def _posted(
         self, served: Served, asked: Asked, sent: Sent, receive: Receive
     ) -> tuple[Headers, bytes]:
-        body = await self._body(sent, receive)
+        body = await _whole_body(receive)
         format = format_of(sent.content_type, body[:HEAD_BYTES])
         limit = self.limits.of(format)
         # an npz body unpacks to a thousand times its size
@@ -92,47 +98,74 @@ class Predict:
             arrays = await run_in_threadpool(read_arrays, format, body, limit=limit)
         else:
             arrays = read_arrays(format, body, limit=limit)
-        if not is_small or arrays.labels is not None:
-            return await run_in_threadpool(_answer, served, arrays, asked, sent, format)
-        return _answer(served, arrays, asked, sent, format)
+        if arrays.values.size > INLINE_NUMBERS or arrays.labels is not None:
+            return await run_in_threadpool(self._answer, served, arrays, asked, sent, format)
+        return self._answer(served, arrays, asked, sent, format)
 
-    async def _body(self, sent: Sent, receive: Receive) -> bytes:
-        """The whole body; refused as soon as it is, or is said to be, too large."""
-        named = MEDIA_TYPES.get(sent.content_type or "")
-        limit = self.limits.bytes if named is None else self.limits.of(named)
-        check_size(sent.length, limit)
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            part = message.get("body", b"")
-            size += len(part)
-            check_size(size, limit)
-            if not message.get("more_body", False):
-                return b"".join([*parts, part]) if parts else part
-            parts.append(part)
+    def _answer(
+        self, served: Served, arrays: Arrays, asked: Asked, sent: Sent, format: Format
+    ) -> tuple[Headers, bytes]:
+        """The headers and the body of the answer to values sent in ``format``."""
+        written = _written_format(arrays, asked, sent, format)
+        is_choice = written is Format.JSON and arrays.labels is None
+        advice = "send fewer rows, or accept npy or npz" if is_choice else "send fewer rows"
+        check_answer(answer_size(served.map.k, arrays, asked, written), self.limits.bytes, advice)
+        found = predict(served.map, arrays)
+        probabilities = found.probabilities
+        if asked.dtype is not None:
+            probabilities = probabilities.astype(asked.dtype, copy=False)
+        answer = {"probabilities": probabilities}
+        if asked.top is not None:
+            classes, probabilities = top_classes(probabilities, asked.top)
+            answer = {"classes": classes, "probabilities": probabilities}
+        if written is not Format.JSON:
+            body = encode(written, answer)
+        else:
+            body = _document(served, answer, arrays, found)
+        return _headers(served, found, written, len(body)), body
 
 
-def _answer(
-    served: Served, arrays: Arrays, asked: Asked, sent: Sent, format: Format
-) -> tuple[Headers, bytes]:
-    """The headers and the body of the answer to values sent in ``format``."""
-    written = _written_format(arrays, asked, sent, format)
-    found = predict(served.map, arrays)
-    probabilities = found.probabilities
+async def _whole_body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
+        if not message.get("more_body", False):
+            return b"".join([*parts, part]) if parts else part
+        parts.append(part)
+
+
+def _check_model(served: Served, model: str | None, *, only_warn: bool) -> str | None:
+    """Refuse the values of another model than the map was fitted for; or what to warn of."""
+    mismatch = None if model is None else model_mismatch(served, model)
+    if model is None or mismatch is None or only_warn:
+        return mismatch
+    raise Conflict(
+        "model_mismatch",
+        f"{mismatch}: send that model's values, or ask with fingerprint=warn",
+        expected=served.model,
+        got=model[:SHOWN_MODEL],
+    )
+
+
+def answer_size(classes: int, arrays: Arrays, asked: Asked, written: Format) -> int:
+    """About how many bytes the answer will have, if the values are such as the map takes."""
+    values = arrays.values
+    # a binary map takes one number or two for a row, and one list of numbers as rows
+    rows = len(values) if classes == 2 else values.size // classes
     if asked.dtype is not None:
-        probabilities = probabilities.astype(asked.dtype, copy=False)
-    answer = {"probabilities": probabilities}
-    if asked.top is not None:
-        classes, probabilities = top_classes(probabilities, asked.top)
-        answer = {"classes": classes, "probabilities": probabilities}
-    if written is not Format.JSON:
-        body = encode(written, answer)
+        number = 4 if asked.dtype is np.float32 else 8
     else:
-        body = _document(served, answer, arrays, found)
-    return _headers(served, found, written, len(body)), body
+        number = 4 if values.dtype.kind == "f" and values.itemsize < 8 else 8
+    in_json = written is Format.JSON
+    if in_json:
+        number = JSON_BYTES[number]
+    if asked.top is None:
+        return rows * classes * number
+    row = min(asked.top, classes) * (CLASS_BYTES + number)
+    return rows * (row + TOP_ROW_BYTES if in_json else row)
 
 
 def _written_format(arrays: Arrays, asked: Asked, sent: Sent, format: Format) -> Format:

@@ -90,7 +90,9 @@ def encode(format: Format, arrays: dict[str, Array]) -> bytes:
 def check_size(size: int, limit: int) -> None:
     """Refuse more bytes than allowed."""
     if size > limit:
-        raise TooLarge("too_large", f"at most {limit} bytes are taken, got {size}", limit=limit)
+        raise TooLarge(
+            "body_too_large", f"at most {limit} bytes are taken, got {size}", limit=limit
+        )
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -50,7 +50,6 @@ class Facts:
     rows: int
     classes: int
     kind: Kind
-    dtype: str
 
 
 def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
@@ -64,7 +63,7 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
         classes = _check_layouts(values.layout, labels.layout, kind, limits)
         with TemporaryFile(dir=path.parent) as spool:
             _check_rows(by_rows(values, spool), by_rows(labels, spool), kind, classes)
-    return Facts(values.layout.shape[0], classes, kind, _type_name(values.layout))
+    return Facts(values.layout.shape[0], classes, kind)
 
 
 def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet:
@@ -96,7 +95,7 @@ def _maker(kind: Kind) -> Callable[[Array, Array], CalibrationSet]:
 def _values_and_labels(found: dict[str, Column], kind: Kind | None) -> tuple[Kind, Column, Column]:
     if LABELS not in found:
         raise Invalid(
-            "missing_labels", "a dataset needs labels: send npz, safetensors or JSON with both"
+            "no_labels", "a dataset needs labels: send npz, safetensors or JSON with both"
         )
     if "values" in found:
         raise Invalid("logits_or_probabilities", "name the values logits or probabilities")
@@ -182,7 +181,3 @@ def _joined(before: DataError | None, error: DataError, start: int) -> DataError
     if before is None or before.rows is None:
         return DataError(error.code, rule, rows=error.rows, first=start + error.first)
     return DataError(error.code, rule, rows=before.rows + error.rows, first=before.first)
-
-
-def _type_name(layout: Layout) -> str:
-    return "bfloat16" if layout.bfloat16 else layout.dtype.name

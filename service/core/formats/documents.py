@@ -19,7 +19,7 @@ def parse(body: Bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise Malformed("bad_json", f"the body cannot be read as JSON: {error}") from error
+        raise Malformed("malformed_json", f"the body cannot be read as JSON: {error}") from error
 
 
 def numbers(name: str, value: Any) -> Array:

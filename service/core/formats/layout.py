@@ -86,7 +86,8 @@ def read_at(file: Readable, offset: int, size: int) -> bytes:
     data = file.read(size)
     if len(data) != size:
         raise Malformed(
-            "truncated", f"the file ends after {offset + len(data)} bytes, in the midst of an array"
+            "truncated_body",
+            f"the file ends after {offset + len(data)} bytes, in the midst of an array",
         )
     return data
 
@@ -94,6 +95,8 @@ def read_at(file: Readable, offset: int, size: int) -> bytes:
 def check_length(expected: int, got: int) -> None:
     """Refuse bytes that are not as many as the header says."""
     if got < expected:
-        raise Malformed("truncated", f"the header describes {expected} bytes but there are {got}")
+        raise Malformed(
+            "truncated_body", f"the header describes {expected} bytes but there are {got}"
+        )
     if got > expected:
         raise Malformed("trailing_bytes", f"{got - expected} bytes follow the end of the data")

@@ -38,7 +38,9 @@ def header_length(prefix: bytes) -> int:
     if prefix[:6] != MAGIC[: len(prefix)]:
         raise Malformed("not_npy", "these bytes do not start as an npy file does")
     if len(prefix) < PREFIX:
-        raise Malformed("truncated", f"an npy file has a header, got {len(prefix)} bytes in all")
+        raise Malformed(
+            "truncated_body", f"an npy file has a header, got {len(prefix)} bytes in all"
+        )
     version = prefix[6]
     if version == 1:
         length = 10 + int.from_bytes(prefix[8:10], "little")
@@ -57,7 +59,7 @@ def header_length(prefix: bytes) -> int:
 def parse_header(header: bytes) -> Layout:
     """What a whole header, from the magic to the newline, says."""
     if len(header) < header_length(header[:PREFIX]):
-        raise Malformed("truncated", f"the npy header ends after {len(header)} bytes")
+        raise Malformed("truncated_body", f"the npy header ends after {len(header)} bytes")
     text = header[10 if header[6] == 1 else 12 :].decode("latin-1").strip()
     pairs = _PAIRS.findall(text) if _HEADER.fullmatch(text) else []
     fields = dict(pairs)

@@ -57,7 +57,9 @@ def decode(body: Bytes) -> dict[str, Array]:
 def header_length(prefix: bytes) -> int:
     """How many bytes come before the numbers, by the first 8 of the file."""
     if len(prefix) < PREFIX:
-        raise Malformed("truncated", f"a safetensors file has a header, got {len(prefix)} bytes")
+        raise Malformed(
+            "truncated_body", f"a safetensors file has a header, got {len(prefix)} bytes"
+        )
     length = int.from_bytes(prefix, "little")
     if not 2 <= length <= LONGEST_HEADER:
         raise Malformed(
@@ -71,7 +73,7 @@ def parse_header(header: bytes) -> Header:
     """What the length and the JSON say; tensors must lie end to end, as the format asks."""
     start = header_length(header[:PREFIX])
     if len(header) < start:
-        raise Malformed("truncated", f"the safetensors header ends after {len(header)} bytes")
+        raise Malformed("truncated_body", f"the safetensors header ends after {len(header)} bytes")
     described = _json(header[PREFIX:])
     described.pop("__metadata__", None)
     tensors, end = {}, start

@@ -79,7 +79,9 @@ class Unpacked:
     def read(self, size: int) -> bytes:
         """The next ``size`` bytes; Malformed if there are not as many."""
         if size > self._left:
-            raise Malformed("truncated", "a member of the zip file is shorter than its header says")
+            raise Malformed(
+                "truncated_body", "a member of the zip file is shorter than its header says"
+            )
         data = self._bytes.read(size)
         self._left -= size
         self._crc = zlib.crc32(data, self._crc)
@@ -155,7 +157,7 @@ class Inflated:
 def _directory(file: Readable, size: int) -> tuple[int, int, int]:
     """How many members there are, and where their directory lies."""
     if size < END.size:
-        raise Malformed("truncated", f"a zip file has at least {END.size} bytes, got {size}")
+        raise Malformed("truncated_body", f"a zip file has at least {END.size} bytes, got {size}")
     position = size - END.size
     magic, disk, first, here, count, length, offset, comment = END.unpack(
         read_at(file, position, END.size)

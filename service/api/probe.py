@@ -1,0 +1,60 @@
+"""Whether all parts of the service work, looked at no more than once a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.core.fits import WORKER_IS_ALIVE
+from service.errors import ServiceError
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+
+FRESH_SECONDS = 1.0
+OK = "ok"
+
+
+class Readiness(BaseModel):
+    """Which parts work: ``ok``, or a word on what is wrong."""
+
+    status: str
+    database: str
+    blobs: str
+    workers: str
+
+
+class Probe:
+    """Tries the parts, but not for each of many who ask: anyone may."""
+
+    def __init__(self, database: Database, blobs: Blobs) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._lock = threading.Lock()
+        self._found: Readiness | None = None
+        self._found_at = 0.0
+
+    def read(self) -> Readiness:
+        """How the parts are, as of a second ago at most."""
+        with self._lock:
+            if self._found is None or time.monotonic() - self._found_at > FRESH_SECONDS:
+                self._found = self._try()
+                self._found_at = time.monotonic()
+            return self._found
+
+    def _try(self) -> Readiness:
+        database = blobs = workers = OK
+        try:
+            with self._database.read() as store:
+                if not store.workers.alive(WORKER_IS_ALIVE):
+                    workers = "no worker is alive: fits wait"
+        except SQLAlchemyError:
+            database, workers = "does not answer", "not known"
+        try:
+            self._blobs.ping()
+        except ServiceError:
+            blobs = "does not answer"
+        status = OK if database == blobs == workers == OK else "not ready"
+        return Readiness(status=status, database=database, blobs=blobs, workers=workers)

@@ -1,0 +1,152 @@
+"""Versions from maps that were fitted elsewhere: only the map and its report are sent."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from calibrators import CalibrationMap, Report, archive, charts, page
+from calibrators.errors import CalibrationError
+from service.core import idempotency
+from service.core.access import Principal
+from service.core.blob_keys import map_key
+from service.core.names import check_name
+from service.core.versions import calibrator_for, check_model, check_notes, find
+from service.errors import Invalid
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+from service.storage.records import Version
+
+DEEPEST = 32
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What is sent: the bytes of a map, and what goes with it."""
+
+    calibrator: str
+    content: bytes
+    report: dict[str, Any] | None = None
+    model: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    description: str = ""
+
+
+def register(
+    database: Database,
+    blobs: Blobs,
+    principal: Principal,
+    sent: Registration,
+    *,
+    key: str | None = None,
+) -> Version:
+    """The version that a registration makes, or has made before with this key."""
+    report, facts = _checked(sent)
+    blobs.put(map_key(principal.workspace, facts["map_sha256"]), sent.content)
+    request = asdict(sent) | {"content": facts["map_sha256"]}
+    with database.write() as store:
+        known = idempotency.answered(store, principal, key, request)
+        if known is not None:
+            return find(store, principal, sent.calibrator, known["version"])
+        calibrator = calibrator_for(store, principal, sent.calibrator)
+        made = store.calibrators.add_version(
+            calibrator.id, report, created_by=principal.actor, **facts
+        )
+        idempotency.keep(store, principal, key, request, {"version": made.number})
+        return made
+
+
+def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The report and the facts of the version, if all of it is sound."""
+    check_name(sent.calibrator, "a calibrator")
+    check_notes(sent.tags, sent.description)
+    check_model(sent.model)
+    fitted = archive.load(sent.content)
+    report = None if sent.report is None else _report(sent.report)
+    if report is not None and report.k != fitted.k:
+        raise Invalid(
+            "wrong_classes", f"the report is on {report.k} classes, the map on {fitted.k}"
+        )
+    facts = {
+        "method": fitted.method,
+        "params": {} if report is None else report.fit.get("parameters", {}),
+        "seed": None,
+        "kind": fitted.kind,
+        "classes": fitted.k,
+        "model": sent.model,
+        "dataset_sha256": None,
+        "rows": _rows(fitted),
+        "verdict": None if report is None else report.verdict,
+        "fit": None,
+        "fit_info": fitted.fit_info,
+        "libraries": _libraries(sent.content),
+        "map_sha256": hashlib.sha256(sent.content).hexdigest(),
+        "map_bytes": len(sent.content),
+        "onnx_sha256": None,
+        "tags": sent.tags,
+        "description": sent.description,
+    }
+    for name in ("params", "fit_info", "libraries"):
+        if not _is_plain(facts[name], DEEPEST):
+            raise Invalid("bad_map", f"{name} of the map or its report must be plain JSON")
+    return None if report is None else report.to_dict(), facts
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether every reader of JSON can read it: finite, not too deep, text that is text."""
+    match value:
+        case None | bool():
+            return True
+        case int():
+            return -(2**63) <= value < 2**63
+        case float():
+            return math.isfinite(value)
+        case str():
+            return _is_text(value)
+        case list() | tuple():
+            return depth > 0 and all(_is_plain(one, depth - 1) for one in value)
+        case dict():
+            items = [*value.keys(), *value.values()]
+            return depth > 0 and all(_is_plain(one, depth - 1) for one in items)
+    return False
+
+
+def _is_text(value: str) -> bool:
+    """Whether it is text without NUL and halves of surrogate pairs."""
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
+
+
+def _report(report: dict[str, Any]) -> Report:
+    """The report, if it can be read and shown: it was made elsewhere and may hold anything."""
+    if not _is_plain(report, DEEPEST):
+        raise Invalid("bad_report", "the report cannot be read: it must be plain JSON")
+    try:
+        read = Report.from_dict(report)
+    except CalibrationError as error:
+        raise Invalid("bad_report", f"the report cannot be read: {error}") from error
+    if not isinstance(read.fit.get("parameters", {}), dict):
+        raise Invalid("bad_report", "the report cannot be read: fit.parameters is no object")
+    try:
+        page.render(read)
+        charts.to_svg(read.chart())
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Invalid(
+            "bad_report", "the report cannot be shown: numbers are missing or out of range"
+        ) from error
+    return read
+
+
+def _libraries(content: bytes) -> dict[str, str]:
+    found = archive.describe(content).get("libraries")
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise Invalid("bad_map", "the map does not say which versions of libraries made it")
+    return found
+
+
+def _rows(fitted: CalibrationMap) -> int | None:
+    rows = fitted.fit_info.get("rows")
+    if rows is not None and not (type(rows) is int and 0 <= rows < 2**63):
+        raise Invalid("bad_map", "rows of the map's fit_info must be a whole number, or left out")
+    return rows
