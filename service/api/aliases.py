@@ -11,16 +11,16 @@ from service.api import examples
 from service.api.paging import Cursor, Limit, Page, number_place, paged
 from service.api.parts import Caller, Joined, needs
 from service.api.schemas import AliasOut, MoveIn, MoveOut, RollbackIn
-from service.api.strict_json import StrictJsonRoute
+from service.api.strict_route import StrictRoute
 from service.core import aliases
 from service.core.access import Scope
 from service.errors import Invalid, Stale
 
 router = APIRouter(
-    prefix="/v1/calibrators/{name}/aliases/{alias}", tags=["aliases"], route_class=StrictJsonRoute
+    prefix="/v1/calibrators/{name}/aliases/{alias}", tags=["aliases"], route_class=StrictRoute
 )
 
-REVISION = re.compile(r'(?:W/)?"(\d{1,9})"')
+REVISION = re.compile(r'"(\d{1,9})"')
 
 IfMatch = Annotated[
     str | None, Header(max_length=100, description="the ETag last seen; 412 if it is another now")
@@ -62,8 +62,8 @@ def move_alias(
     A `trade_off` is moved to with a `warning` in the answer.
     """
     with joined.database.write() as store:
-        if if_match == "*":
-            aliases.find(store, caller, name, alias)
+        if if_match == "*" and not aliases.exists(store, caller, name, alias):
+            raise Stale("no_such_alias", f"{name} has no alias {alias!r} yet")
         moved = aliases.move(
             store,
             caller,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from service.core.access import Principal
+from service.core.predicting import model_mismatch
 from service.core.serving import Served
-from service.errors import TooLarge
+from service.errors import Conflict, Invalid, TooLarge
+
+MODEL_HEADER = "Calibrd-Model"
+SHOWN_MODEL = 80
 
 Find = Callable[[Principal, str, str], Served | None]
 Load = Callable[[Principal, str, str], Awaitable[Served]]
@@ -27,3 +31,45 @@ def check_answer(size: int, limit: int, advice: str) -> None:
             f"the answer would have about {size} bytes, at most {limit} are sent: {advice}",
             limit=limit,
         )
+
+
+def model_in_header(value: bytes) -> str:
+    """A fingerprint as a header has it: UTF-8 as most clients send it, or else Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> str | None:
+    """Refuse the values of another model than the map was fitted for; or what to warn of.
+
+    ``stated`` are the fingerprints given in all places where one can be given.
+    """
+    if not stated:
+        return None
+    model, *others = set(stated)
+    if others:
+        raise Invalid(
+            "two_models",
+            f"two different fingerprints of the model are given ({MODEL_HEADER}, the parameter "
+            "model): send one",
+        )
+    if not model:
+        raise Invalid(
+            "bad_parameter", "the model's fingerprint must not be empty: give it or leave it out"
+        )
+    mismatch = model_mismatch(served, model)
+    if mismatch is None or only_warn:
+        return mismatch
+    raise Conflict(
+        "model_mismatch",
+        f"{mismatch}: send that model's values, or ask with fingerprint=warn",
+        expected=served.model,
+        got=model[:SHOWN_MODEL],
+    )
+
+
+def mismatch_header(mismatch: str) -> tuple[bytes, bytes]:
+    """The header that warns of another model."""
+    return b"calibrd-warning", f"model_mismatch; {mismatch}".encode("ascii")

@@ -11,7 +11,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import problem_response
-from service.errors import Malformed, ServiceError, TooLarge, TooSlow
+from service.errors import Malformed, ServiceError, TooLarge, TooSlow, Unsupported
 
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class BodyGuard:
             limit = self.limit_of(scope)
             if length is not None and length > limit:
                 raise _too_large(limit)
-        except (Malformed, TooLarge) as refusal:
+        except (Malformed, TooLarge, Unsupported) as refusal:
             await refuse(scope, receive, send, refusal, has_ended=False)
             return
         body = _WatchedBody(scope, receive, send, limit, self.timeout, self.least_rate)
@@ -187,6 +187,8 @@ def _stated_length(scope: Scope) -> int | None:
     length: bytes | None = None
     is_chunked = False
     for name, value in scope["headers"]:
+        if name == b"content-encoding" and not scope["path"].startswith("/v2"):
+            raise Unsupported("unsupported_encoding", "bodies are taken as they are: unpack them")
         if name == b"content-length":
             if length is not None or not value.isdigit():
                 raise Malformed(

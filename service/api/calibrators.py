@@ -22,7 +22,7 @@ from service.api.schemas import (
     RegisterIn,
     VersionOut,
 )
-from service.api.strict_json import StrictJsonRoute
+from service.api.strict_route import StrictRoute
 from service.core import versions
 from service.core.access import Scope
 from service.core.blob_keys import map_key, onnx_key
@@ -30,7 +30,7 @@ from service.core.idempotency import check_key
 from service.core.registering import Registration, register
 from service.errors import Invalid, NotFound
 
-router = APIRouter(prefix="/v1", tags=["calibrators"], route_class=StrictJsonRoute)
+router = APIRouter(prefix="/v1", tags=["calibrators"], route_class=StrictRoute)
 
 FOREVER = "private, max-age=31536000, immutable"
 

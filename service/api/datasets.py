@@ -12,7 +12,7 @@ from service.api.arriving import land
 from service.api.paging import Cursor, Limit, Page, paged, time_place
 from service.api.parts import Caller, Joined, needs
 from service.api.schemas import CommitIn, DatasetOut, KindName, PartOut, part_out
-from service.api.strict_json import StrictJsonRoute
+from service.api.strict_route import StrictRoute
 from service.core import datasets
 from service.core.access import Scope
 from service.core.datasets import Keeping
@@ -24,7 +24,7 @@ router = APIRouter(
     prefix="/v1/datasets",
     tags=["datasets"],
     dependencies=needs(Scope.FIT),
-    route_class=StrictJsonRoute,
+    route_class=StrictRoute,
 )
 
 Kind = Annotated[

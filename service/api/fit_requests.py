@@ -17,7 +17,7 @@ from service.api.schemas import FitIn
 from service.core.fits import FitOrder, FitRequest, MethodOrder
 from service.core.formats import documents
 from service.core.landing import Landing
-from service.errors import Invalid
+from service.errors import Invalid, Malformed
 
 JSON = "application/json"
 ARRAYS = ("logits", "probabilities", "labels")
@@ -92,7 +92,10 @@ def _from_query(request: Request) -> dict[str, Any]:
 
 def _value(name: str, text: str) -> Any:
     if name in DOCUMENTS:
-        return documents.parse(text.encode())
+        try:
+            return documents.parse(text.encode())
+        except Malformed as error:
+            raise Invalid("invalid_request", f"query.{name}: must be a JSON object") from error
     if name in TEXTS:
         return text
     try:

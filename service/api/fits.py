@@ -17,7 +17,7 @@ from service.api.fit_requests import SentFit, read_fit
 from service.api.paging import Cursor, Limit, Page, paged, time_place
 from service.api.parts import Caller, Joined, Parts, needs
 from service.api.schemas import FitOut, KindName
-from service.api.strict_json import StrictJsonRoute
+from service.api.strict_route import StrictRoute
 from service.core import fits
 from service.core.access import Principal, Scope
 from service.core.datasets import Keeping
@@ -26,7 +26,7 @@ from service.core.landing import Landing, landing
 from service.storage.records import Fit, FitStatus
 
 router = APIRouter(
-    prefix="/v1", tags=["fits"], dependencies=needs(Scope.FIT), route_class=StrictJsonRoute
+    prefix="/v1", tags=["fits"], dependencies=needs(Scope.FIT), route_class=StrictRoute
 )
 
 JSON = "application/json"
@@ -78,6 +78,9 @@ async def create_fit(
     if wait:
         headers["Preference-Applied"] = f"wait={wait}"
     return _answer(fit, 201 if fit.status is FitStatus.SUCCEEDED else 202, headers)
+
+
+create_fit.reads_its_query = True  # type: ignore[attr-defined]
 
 
 @router.get("/fits", summary="List fits, newest first")

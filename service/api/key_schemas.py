@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from service.api.schemas import Asked, when
-from service.core.keys import LONGEST_NAME, NewKey
+from service.core.keys import LONGEST_NAME, MOST_DAYS, MOST_GRACE_HOURS, NewKey
 from service.storage import records
 
 ScopeName = Literal["predict", "fit", "promote", "admin"]
@@ -19,13 +19,13 @@ class KeyIn(Asked):
 
     name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
     scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=4)]
-    days: Annotated[float, Field(gt=0, le=36500)] | None = None
+    days: Annotated[float, Field(gt=0, le=MOST_DAYS)] | None = None
 
 
 class RotateIn(Asked):
     """How long the old key goes on working."""
 
-    grace_hours: Annotated[float, Field(ge=0, le=8760)] = 24.0
+    grace_hours: Annotated[float, Field(ge=0, le=MOST_GRACE_HOURS)] = 24.0
 
 
 class KeyOut(BaseModel):

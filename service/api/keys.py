@@ -7,12 +7,12 @@ from fastapi import APIRouter
 from service.api import examples
 from service.api.key_schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
 from service.api.parts import Caller, Joined, needs
-from service.api.strict_json import StrictJsonRoute
+from service.api.strict_route import StrictRoute
 from service.core import keys
 from service.core.access import Scope
 
 router = APIRouter(
-    prefix="/v1/keys", tags=["keys"], dependencies=needs(Scope.ADMIN), route_class=StrictJsonRoute
+    prefix="/v1/keys", tags=["keys"], dependencies=needs(Scope.ADMIN), route_class=StrictRoute
 )
 
 

@@ -14,12 +14,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.api import examples
 from service.api.parts import Joined, needs
 from service.api.probe import OK, Readiness
-from service.api.strict_json import StrictJsonRoute
+from service.api.strict_route import StrictRoute
 from service.core.access import Scope
 from service.core.fits import WORKER_IS_ALIVE
 from service.storage.database import Database
 
-router = APIRouter(tags=["operations"], route_class=StrictJsonRoute)
+router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
 
 class Health(BaseModel):
@@ -28,12 +28,14 @@ class Health(BaseModel):
     status: str
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", summary="Whether the process lives")
 def healthz() -> Health:
     """Needs no key and touches nothing."""
     return Health(status="ok")
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get(
     "/readyz",
     response_model=Readiness,

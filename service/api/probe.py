@@ -54,7 +54,7 @@ class Probe:
             database, workers = "does not answer", "not known"
         try:
             self._blobs.ping()
-        except ServiceError:
-            blobs = "does not answer"
+        except ServiceError as error:
+            blobs = error.message
         status = OK if database == blobs == workers == OK else "not ready"
         return Readiness(status=status, database=database, blobs=blobs, workers=workers)

@@ -12,12 +12,12 @@ from calibrators import Report, charts, page
 from service.api import examples
 from service.api.conditions import is_known
 from service.api.parts import Caller, Joined, Parts
-from service.api.strict_json import StrictJsonRoute
+from service.api.strict_route import StrictRoute
 from service.core import versions
 from service.core.access import Principal
 
 router = APIRouter(
-    prefix="/v1/calibrators/{name}/versions/{number}", tags=["reports"], route_class=StrictJsonRoute
+    prefix="/v1/calibrators/{name}/versions/{number}", tags=["reports"], route_class=StrictRoute
 )
 
 

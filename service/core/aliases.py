@@ -31,6 +31,12 @@ def find(store: Store, principal: Principal, name: str, alias: str) -> Alias:
     return found
 
 
+def exists(store: Store, principal: Principal, name: str, alias: str) -> bool:
+    """Whether the calibrator has such an alias."""
+    calibrator = calibrator_named(store, principal, name)
+    return store.aliases.get(calibrator.id, alias) is not None
+
+
 def move(
     store: Store,
     principal: Principal,
@@ -61,7 +67,10 @@ def move(
             "send force=true and a reason",
             verdict=chosen.verdict,
         )
-    moved = _move(store, principal, chosen, there, alias, reason, forced=refused is not None)
+    if there is not None and there.version == version:
+        moved = there  # a repeated call is no move: it must not hide the one before from a rollback
+    else:
+        moved = _move(store, principal, chosen, there, alias, reason, forced=refused is not None)
     warning = None
     if chosen.verdict == Verdict.TRADE_OFF:
         warning = f"version {version} is a trade-off: {Verdict.TRADE_OFF.meaning}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from service.storage.store import Store
 
 DAY = 86400.0
 MOST_PARTS = 10_000
+COMMITTED = "\x1fcommit "  # no client's Idempotency-Key can begin so
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Datasets:
         while True:
             known = self._known(principal, facts, keeping)
             if known is not None:
+                # should the stored bytes be damaged, these are the cure
+                self._blobs.put(_key(known), arrived.path)
                 return Added(known, is_new=False)
             id = new_id("ds")
             key = dataset_key(principal.workspace, id, arrived.sha256)
@@ -128,7 +132,8 @@ class Datasets:
     ) -> Added:
         """Join the parts and check what they make; committing again gives the same answer."""
         with self._database.read() as store:
-            dataset = find(store, principal, id)
+            merged = store.idempotency.find(principal.workspace, COMMITTED + id)
+            dataset = find(store, principal, id if merged is None else merged[1]["id"])
             there = store.datasets.parts_of(id)
         if dataset.is_ready:
             return Added(dataset, is_new=False)
@@ -215,13 +220,25 @@ class Datasets:
         kept = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at
         days = None if kept is None else kept / DAY
         known = self._known(principal, facts, Keeping(dataset.delete_after_fit, days))
+        if known is None or known.id != dataset.id:
+            self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
         if known is None:
-            raise NotFound("no_such_dataset", "this dataset was deleted meanwhile")
+            raise Conflict(
+                "upload_changed",
+                "this upload was deleted, or committed with other parts, meanwhile: look at it",
+            )
         if known.id != dataset.id:
             with self._database.write() as store:
                 store.datasets.remove(dataset.id)
-            self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
+                store.idempotency.keep(
+                    principal.workspace, COMMITTED + dataset.id, facts["sha256"], {"id": known.id}
+                )
         return Added(known, is_new=False)
+
+
+def _key(dataset: Dataset) -> str:
+    assert dataset.sha256 is not None  # noqa: S101
+    return dataset_key(dataset.workspace, dataset.id, dataset.sha256)
 
 
 def find(store: Store, principal: Principal, id: str, *, lock: bool = False) -> Dataset:
@@ -231,7 +248,7 @@ def find(store: Store, principal: Principal, id: str, *, lock: bool = False) -> 
         named = store.datasets.by_hash(principal.workspace, digest)
         id = "" if named is None else named.id
     found = store.datasets.get(principal.workspace, id, lock=lock)
-    if found is None:
+    if found is None or (found.expires_at is not None and found.expires_at <= time.time()):
         raise NotFound("no_such_dataset", "there is no such dataset: it may have been deleted")
     return found
 

@@ -143,6 +143,12 @@ def cancel(store: Store, principal: Principal, id: str) -> Fit:
 
 
 def _check_alike(data: Dataset, evaluation: Dataset) -> None:
+    if data.sha256 == evaluation.sha256:
+        raise Invalid(
+            "evaluation_is_the_dataset",
+            "the evaluation dataset must hold rows that the fit does not see: "
+            "leave it out, and a part of the dataset is held out",
+        )
     if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
         raise Invalid(
             "evaluation_differs",

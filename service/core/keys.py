@@ -20,6 +20,8 @@ from service.storage.store import Store
 TOKEN = re.compile(r"cal_([0-9a-f]{12})_([0-9a-f]{48})")
 DEFAULT_WORKSPACE = "default"
 DAY = 86400.0
+MOST_DAYS = 36500
+MOST_GRACE_HOURS = 8760
 LONGEST_NAME = 100
 
 
@@ -50,6 +52,8 @@ def create(
         raise Invalid(
             "bad_name", f"the name of a key must have 1 to {LONGEST_NAME} printable characters"
         )
+    if days is not None and not 0 < days <= MOST_DAYS:
+        raise Invalid("bad_days", f"a key is valid for more than 0 and at most {MOST_DAYS} days")
     id, secret = secrets.token_hex(6), secrets.token_hex(24)
     key = store.keys.add(
         id=id,
@@ -79,6 +83,8 @@ def revoke(store: Store, workspace: str, id: str) -> Key:
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
     """A new key like an old one, valid as long from now; the old one ends in so many hours."""
+    if not 0 <= grace_hours <= MOST_GRACE_HOURS:
+        raise Invalid("bad_grace", f"the grace time is 0 to {MOST_GRACE_HOURS} hours")
     old = find(store, workspace, id)
     if not is_valid(old, time.time()):
         raise Invalid("key_has_ended", "a key that was revoked or has expired cannot be rotated")

@@ -26,11 +26,13 @@ class Prediction(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def predict(fitted: CalibrationMap, arrays: Arrays) -> Prediction:
-    """Calibrated probabilities of the values sent.
+def predict(
+    fitted: CalibrationMap, arrays: Arrays, dtype: type[np.floating[Any]] | None = None
+) -> Prediction:
+    """Calibrated probabilities of the values sent, calculated in float64 if ``dtype`` is.
 
-    One list of numbers (k,) is one row. Only for a binary map it is n rows of one number each, the
-    logit or probability of class 1, as everywhere in calibrators.
+    One list of numbers (k,) is one row. For a map of two classes, which takes rows of one number
+    (the logit or probability of class 1) as well as of two, it could mean either and is refused.
     """
     if arrays.declared not in (None, fitted.kind):
         raise Invalid(
@@ -40,6 +42,8 @@ def predict(fitted: CalibrationMap, arrays: Arrays) -> Prediction:
             got=arrays.declared,
         )
     values = _rows(arrays.values, fitted.k)
+    if dtype is np.float64 and values.dtype.kind == "f":
+        values = values.astype(np.float64, copy=False)
     if fitted.kind == "probabilities":
         return _from_probabilities(fitted, values)
     return Prediction(fitted.apply(values))
@@ -85,10 +89,18 @@ def _shown(text: str) -> str:
 
 
 def _rows(values: Array, classes: int) -> Array:
-    if values.ndim == 1 and classes > 2 and len(values):
+    if not values.size:
+        return values  # calibrators says what is missing
+    if values.ndim == 1:
+        if classes == 2:
+            raise Invalid(
+                "ambiguous_row",
+                "a list of numbers could be one row or many for a map of two classes: "
+                "send rows: [[a, b]] for two columns or [[a]] for one",
+            )
         values = values[np.newaxis]
-    width = 1 if values.ndim == 1 else values.shape[1]
-    if width != classes and not (classes == 2 and width == 1) and values.size:
+    width = values.shape[1]
+    if width != classes and not (classes == 2 and width == 1):
         raise Invalid(
             "wrong_classes",
             f"this map was fitted on {classes} classes, got rows of {width}",
@@ -104,7 +116,7 @@ def _from_probabilities(fitted: CalibrationMap, values: Array) -> Prediction:
         return Prediction(fitted.apply(values))
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float32 if values.dtype == np.float16 else np.float64)
-    if values.ndim == 1 or values.shape[1] == 1:
+    if values.shape[1] == 1:
         sure = np.where((values > 1) & (values <= 1 + ABOVE_ONE), 1, values).reshape(-1, 1)
         values = np.concatenate([1 - sure, sure], axis=1)
     raised, zeros = raised_zeros(values)

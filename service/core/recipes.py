@@ -12,7 +12,7 @@ from calibrators.errors import ParameterError
 
 
 def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Calibrator:
-    """The recipe of a method; ``seed`` goes into its own seed, unless ``params`` has one.
+    """The recipe of a method; ``seed`` goes into its own seed, if it has one.
 
     >>> make_recipe("smart", {"steps": 100}, seed=7).seed
     7
@@ -31,8 +31,10 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
                 "unknown_parameter", f"{method} has no parameter {name[:80]!r}; {hint}"
             )
     given = {name: _frozen(value) for name, value in params.items()}
-    if "seed" in known:
-        given.setdefault("seed", seed)
+    if "seed" in known and given.setdefault("seed", seed) != seed:
+        raise ParameterError(
+            "two_seeds", "the seed among the parameters is another than the fit's: give it once"
+        )
     return recipe(**given)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from calibrators import CalibrationMap, Report, archive, charts, page
 from calibrators.errors import CalibrationError
+from calibrators.verdict import decide
 from service.core import idempotency
 from service.core.access import Principal
 from service.core.blob_keys import map_key
@@ -125,10 +126,12 @@ def _report(report: dict[str, Any]) -> Report:
     try:
         read = Report.from_dict(report)
     except CalibrationError as error:
-        raise Invalid("bad_report", f"the report cannot be read: {error}") from error
+        raise Invalid("bad_report", "the report is not what Report.to_dict() gives") from error
     if not isinstance(read.fit.get("parameters", {}), dict):
         raise Invalid("bad_report", "the report cannot be read: fit.parameters is no object")
     try:
+        if read.verdict is not None:
+            _check_verdict(read)
         page.render(read)
         charts.to_svg(read.chart())
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -136,6 +139,13 @@ def _report(report: dict[str, Any]) -> Report:
             "bad_report", "the report cannot be shown: numbers are missing or out of range"
         ) from error
     return read
+
+
+def _check_verdict(report: Report) -> None:
+    """A verdict opens the way to production, so it must follow from the report's own intervals."""
+    change = report.change
+    if report.verdict != decide(report.n, change["debiased_squared_error"], change["nll"]):
+        raise Invalid("bad_report", "the report's verdict does not follow from its intervals")
 
 
 def _libraries(content: bytes) -> dict[str, str]:

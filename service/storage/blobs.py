@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from service.errors import BlobCorrupt, BlobMissing, Unavailable
 
 CHUNK = 4 << 20
+LEAST_FREE = 16 << 20
 
 
 class Blobs:
@@ -73,7 +75,9 @@ class Blobs:
             obstore.delete(self._store, key)
 
     def ping(self) -> None:
-        """Raise if the store does not answer."""
+        """Raise if the store does not answer or has no room."""
+        if self._folder is not None and shutil.disk_usage(self._folder).free < LEAST_FREE:
+            raise Unavailable("no_space", "the disk of the blob store is full")
         with _told():
             obstore.list(self._store, "none/").collect()
 

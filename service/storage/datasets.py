@@ -52,8 +52,9 @@ class Datasets(Repository):
         return self._one(Dataset, chosen if kind is None else chosen.where(datasets.c.kind == kind))
 
     def page(self, workspace: str, limit: int, after: After | None) -> list[Dataset]:
-        """A page of datasets, newest first."""
-        chosen = select(datasets).where(datasets.c.workspace == workspace)
+        """A page of datasets whose time is not over, newest first."""
+        lasts = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
+        chosen = select(datasets).where(datasets.c.workspace == workspace, lasts)
         if after is not None:
             chosen = chosen.where(tuple_(datasets.c.created_at, datasets.c.id) < tuple_(*after))
         order = (datasets.c.created_at.desc(), datasets.c.id.desc())

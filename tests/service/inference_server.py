@@ -66,6 +66,9 @@ VERSIONS = {
     ("from-probabilities", "production"): served(
         "from-probabilities", 1, TemperatureMap(k=3, kind="probabilities", temperature=0.5)
     ),
+    ("fingerprinted", "production"): Served(
+        "fingerprinted", 1, TemperatureMap(k=3, temperature=1.5), "ab" * 32, "modèle:v1"
+    ),
     ("large", "production"): served("large", 1, NotingMap(k=1000, temperature=2.5)),
 }
 PLAIN, SMART = VERSIONS["plain", "production"], VERSIONS["smart", "production"]

@@ -21,6 +21,7 @@ from service.core.serving import Served
 from service.errors import NotFound, ServiceError
 
 SHA256 = "ab" * 32
+MODEL = "resnet50:v1"
 LIMITS = Limits(bytes=8 << 20, json_bytes=1 << 20, classes=1000)
 CALLER = Principal("default", "tester", frozenset({Scope.PREDICT}))
 LOGITS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -50,7 +51,7 @@ class Registry:
         self.loads += 1
         if name not in MAPS or ref not in ("production", "3"):
             raise NotFound("no_such_calibrator", f"there is no calibrator {name!r}")
-        model = "resnet50:v1" if name == "three" else None
+        model = MODEL if name == "three" else None
         self.found[name, ref] = Served(name, 3, MAPS[name], SHA256, model)
         return self.found[name, ref]
 

@@ -18,11 +18,24 @@ def register(client, temperature: float, verdict: str | None = "improved") -> in
     fitted = TemperatureMap(k=5, temperature=temperature)
     body = {"map": base64.b64encode(archive.dump(fitted)).decode()}
     if verdict is not None:
-        _, report = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(1000)))
-        body["report"] = report.to_dict() | {"verdict": verdict}
+        body["report"] = report_with(verdict)
     answer = client.post("/v1/calibrators/c/versions", json=body)
     assert answer.status_code == 201, answer.text
     return answer.json()["number"]
+
+
+def report_with(verdict: str) -> dict:
+    """A report whose intervals amount to this verdict."""
+    _, report = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(1000)))
+    found = report.to_dict() | {"verdict": verdict}
+    worse = {"value": 0.2, "low": 0.1, "high": 0.3, "level": 0.95}
+    if verdict == "worse":
+        found["change"] |= {"debiased_squared_error": worse, "nll": worse}
+    elif verdict == "trade_off":
+        found["change"] |= {"nll": worse}
+    elif verdict == "insufficient_data":
+        found["n"] = 99
+    return found
 
 
 def top(client, ref: str) -> float:
@@ -118,3 +131,26 @@ def test_alias_of_a_version_that_is_not_there(local):
     assert move(local, 9).json()["code"] == "no_such_version"
     assert local.get(ALIAS).status_code == 404
     assert local.get("/v1/calibrators/c@production/predict?logits=1,2,3,4,5").status_code == 404
+
+
+def test_verdict_that_does_not_follow_is_refused(local):
+    forged = report_with("worse") | {"verdict": "improved"}
+    content = base64.b64encode(archive.dump(TemperatureMap(k=5, temperature=2.0))).decode()
+    told = local.post("/v1/calibrators/c/versions", json={"map": content, "report": forged})
+    assert (told.status_code, told.json()["code"]) == (422, "bad_report")
+
+
+def test_repeated_move_is_none_and_rollback_still_goes_back(local):
+    for temperature in (1.0, 2.0):
+        register(local, temperature)
+    for version in (1, 2, 2):
+        answer = move(local, version)
+    assert answer.headers["etag"] == '"2"'
+    assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
+
+
+def test_conditions_on_what_is_not_there(local):
+    register(local, 1.0)
+    assert move(local, 1, {"If-Match": "*"}).status_code == 412
+    move(local, 1)
+    assert move(local, 1, {"If-Match": 'W/"1"'}).status_code == 412

@@ -61,7 +61,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
             }
             revoked = keys.create(store, workspace, name="revoked", scopes=[Scope.ADMIN])
             keys.revoke(store, workspace, revoked.key.id)
-            expired = keys.create(store, workspace, name="old", scopes=[Scope.ADMIN], days=-1)
+            expired = keys.create(store, workspace, name="old", scopes=[Scope.ADMIN], days=1e-9)
         parts.keys.refresh()
         admin = tokens[Scope.ADMIN]
         invalid = {

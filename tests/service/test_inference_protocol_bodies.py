@@ -102,6 +102,8 @@ def test_json_flat_and_nested_are_the_same(http: httpx.Client) -> None:
         ({**request(), "outputs": ["probabilities"]}, "outputs must be a list of one object"),
         ({**request(), "outputs": [{}]}, "outputs[0].name is missing"),
         ({**request(), "parameters": {"binary_data_output": 1}}, "must be true or false, got 1"),
+        ({**request(), "parameters": {"model": 1}}, "parameters.model must be a string, got 1"),
+        ({**request(), "parameters": {"fingerprint": "no"}}, "refuse or warn, got 'no'"),
         (
             {**request(), "outputs": [{**OUTPUT, "parameters": {"classification": 2}}]},
             "not offered",
@@ -199,6 +201,43 @@ def test_a_key_needs_the_predict_scope(http: httpx.Client) -> None:
         assert "scope predict" in answer.json()["error"]
 
 
+def fingerprinted(http: httpx.Client, header: bytes | None, **parameters: Any) -> httpx.Response:
+    headers = {} if header is None else {"Calibrd-Model": header}
+    body = {**request(), "parameters": parameters}
+    return http.post("/v2/models/fingerprinted/infer", json=body, headers=headers)
+
+
+def test_the_fingerprint_of_the_model(http: httpx.Client) -> None:
+    same = "modèle:v1"
+    for header in (None, same.encode(), same.encode("latin-1")):
+        assert fingerprinted(http, header).status_code == 200
+        assert fingerprinted(http, header, model=same).status_code == 200
+    for refused in (fingerprinted(http, b"v2"), fingerprinted(http, None, model="v2")):
+        assert refused.status_code == 409
+        assert refused.json()["error"] == (
+            r"fingerprinted@1 was fitted for 'mod\xe8le:v1', but the caller's model is 'v2': "
+            "send that model's values, or ask with fingerprint=warn"
+        )
+    for header, model, sentence in (
+        (b"v2", same, "two different fingerprints"),
+        (None, "", "must not be empty"),
+        (b"", None, "must not be empty"),
+    ):
+        refused = fingerprinted(http, header, model=model, fingerprint="warn")
+        assert refused.status_code == 422
+        assert sentence in refused.json()["error"]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_another_model_can_be_only_warned_of(http: httpx.Client, binary: bool) -> None:
+    warn = {"fingerprint": "warn", "binary_data_output": binary}
+    answer = fingerprinted(http, b"v2", **warn)
+    assert answer.status_code == 200
+    assert answer.headers["calibrd-warning"].startswith("model_mismatch; fingerprinted@1 was")
+    assert "calibrd-warning" not in fingerprinted(http, "modèle:v1".encode(), **warn).headers
+    assert fingerprinted(http, b"v2", fingerprint="refuse").status_code == 409
+
+
 def test_null_is_absent(http: httpx.Client) -> None:
     body = {**request(parameters=None), "id": None, "outputs": None, "parameters": None}
     assert http.post("/v2/models/plain/infer", json=body).status_code == 200
@@ -231,6 +270,8 @@ PATHS = [
     ("outputs", 0, "parameters", "binary_data"),
     ("parameters",),
     ("parameters", "binary_data_output"),
+    ("parameters", "model"),
+    ("parameters", "fingerprint"),
 ]
 
 

@@ -83,6 +83,8 @@ REFUSED_QUERIES = {
     "dtype=float16": "bad_parameter",
     "fingerprint=ignore": "bad_parameter",
     "top=1&top=2": "bad_parameter",
+    "model=": "bad_parameter",
+    "model=&fingerprint=warn": "bad_parameter",
 }
 
 
@@ -91,6 +93,15 @@ def test_bad_queries(query):
     answer = post(npy(LOGITS), f"three@3/predict?{query}")
     assert code_of(answer) == (422, REFUSED_QUERIES[query])
     assert query.partition("=")[0] in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["two@3/predict", "two-shares@3/predict"])
+@pytest.mark.parametrize("body", [b"[0.25, 0.75]", b"[0.5]", npy([0.25, 0.75]), npy(np.ones(3))])
+def test_a_list_of_numbers_is_no_row_of_two_classes(path, body):
+    refused = post(body, path)
+    assert code_of(refused) == (422, "ambiguous_row")
+    assert "[[a, b]] for two columns or [[a]] for one" in refused.json()["detail"]
+    assert code_of(post(b"[]", path)) == (422, "empty")
 
 
 REFUSED_GETS = {
@@ -176,7 +187,7 @@ JSON, NPY, NPZ = ("application/json", "application/x-npy", "application/x-npz")
         (1000, np.zeros((1100, 1000), np.int8), "", NPY, 1_100_000 * 8),
         (1000, np.zeros((1100, 1000), np.float32), "dtype=float64", NPY, 1_100_000 * 8),
         (1000, np.zeros((2200, 1000), np.float16), "", NPZ, 2_200_000 * 4),
-        (2, np.zeros(300_000, np.int8), "", JSON, 600_000 * 20),
+        (2, np.zeros((300_000, 1), np.int8), "", JSON, 600_000 * 20),
         (2, np.zeros((600_000, 1), np.int8), "", NPY, 1_200_000 * 8),
         (3, np.zeros((150_000, 3), np.float32), "top=2", JSON, 150_000 * (34 + 40)),
         (3, np.zeros((300_000, 3), np.int8), "top=9", NPZ, 300_000 * 3 * 16),

@@ -91,10 +91,18 @@ def test_dtype(dtype):
     assert read_npy(post(npy(LOGITS.astype(np.float16)))).dtype == np.float32
 
 
+@pytest.mark.parametrize("sent", [np.float16, np.float32, ">f4", np.float64])
+@pytest.mark.parametrize(("name", "rows"), [("three", LOGITS), ("shares", THREE.apply(LOGITS))])
+def test_float64_is_also_what_is_calculated_in(sent, name, rows):
+    values = rows.astype(sent)
+    answer = read_npy(post(npy(values), f"{name}@3/predict?dtype=float64"))
+    np.testing.assert_array_equal(answer, MAPS[name].apply(values.astype(np.float64)))
+
+
 def test_one_row_and_binary_rows():
     np.testing.assert_array_equal(read_npy(post(npy(LOGITS[0]))), THREE.apply(LOGITS[:1]))
     two = MAPS["two"]
-    for values in (np.float64([1, -2, 3]), np.float64([[1], [-2], [3]]), np.float64([4, 5])):
+    for values in (np.float64([[1], [-2], [3]]), np.float64([[4, 5]]), np.float64([[4], [5]])):
         answer = read_npy(post(npy(values), "two@3/predict"))
         np.testing.assert_array_equal(answer, two.apply(values))
         assert answer.shape == (len(values), 2)
@@ -104,8 +112,9 @@ def test_get_takes_one_row():
     answer = call("GET", "three@3/predict?logits=2.1,0.3,-1.0").json()
     expected = THREE.apply([[2.1, 0.3, -1.0]])
     np.testing.assert_allclose(answer["probabilities"], expected)
-    pair = call("GET", "two@3/predict?logits=1.5").json()["probabilities"]
-    np.testing.assert_allclose(pair, MAPS["two"].apply([1.5]))
+    for query, row in (("1.5", [[1.5]]), ("3,-1", [[3, -1]])):
+        pair = call("GET", f"two@3/predict?logits={query}").json()["probabilities"]
+        np.testing.assert_allclose(pair, MAPS["two"].apply(row))
     shares = call("GET", "shares@3/predict?probabilities=0.5,0.25,0.25&top=1").json()
     assert shares["top"][0]["classes"] == [0]
     masked = call("GET", "three@3/predict?logits=2.1,0.3,-inf").json()
@@ -165,13 +174,30 @@ def test_model_fingerprint():
     assert r"'v\r\n2\u20ac'" in warned.headers["calibrd-warning"]
 
 
+def test_one_fingerprint_of_a_model():
+    same = "three@3/predict?model=resnet50:v1"
+    assert post(npy(LOGITS), same, calibrd_model="resnet50:v1").status_code == 200
+    assert code_of(post(npy(LOGITS), same, calibrd_model="v2")) == (422, "two_models")
+    warned = post(npy(LOGITS), f"{same}&fingerprint=warn", calibrd_model="v2")
+    assert code_of(warned) == (422, "two_models")
+    assert code_of(post(npy(LOGITS), calibrd_model="")) == (422, "bad_parameter")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_fingerprints_beyond_ascii(encoding, monkeypatch):
+    monkeypatch.setattr("predict_app.MODEL", "modèle")
+    header = {"Calibrd-Model": "modèle".encode(encoding)}
+    answer = call("POST", "three@3/predict?model=mod%C3%A8le", content=npy(LOGITS), headers=header)
+    assert answer.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "values", "count"),
     [
         ("shares@3/predict", np.float32([[1, 0, 0], [0.5, 0.5, 0]]), 3),
         ("shares@3/predict", np.int8([[1, 0, 0]]), 2),
         ("shares@3/predict", np.float16([[0.5, 0.25, 0.25]]), 0),
-        ("two-shares@3/predict", np.float64([0, 1, 0.5]), 2),
+        ("two-shares@3/predict", np.float64([[0], [1], [0.5]]), 2),
         ("two-shares@3/predict", np.float64([[0.25], [1 + 5e-7]]), 1),
     ],
 )

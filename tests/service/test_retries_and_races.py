@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +12,9 @@ from live_service import NPZ, npz, sample
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
+from service.core import keys
+from service.core.access import Scope
+from service.errors import Invalid
 
 
 def at_once(count: int, call):
@@ -25,13 +29,18 @@ def at_once(count: int, call):
         return list(threads.map(one, range(count)))
 
 
+def blob_files(local):
+    """Every file of the blob store."""
+    folder = local.app.state.parts.settings.data_dir / "blobs"
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def test_equal_uploads_at_once_are_one_dataset(local):
     body = npz(*sample(2000))
     answers = at_once(8, lambda _: local.post("/v1/datasets", content=body, headers=NPZ))
     assert sorted(one.status_code for one in answers) == [200] * 7 + [201]
     assert len({one.json()["id"] for one in answers}) == 1
-    blobs = (local.app.state.parts.settings.data_dir / "blobs").rglob("*")
-    assert sum(path.is_file() for path in blobs) == 1
+    assert len(blob_files(local)) == 1
 
 
 def test_commits_at_once_give_the_same_dataset(local):
@@ -50,11 +59,9 @@ def test_replaced_part_leaves_no_bytes_behind(local):
     made = local.post("/v1/datasets?upload=parts").json()
     for content in (b"first", b"second", b"second"):
         local.put(f"/v1/datasets/{made['id']}/parts/1", content=content)
-    blobs = (local.app.state.parts.settings.data_dir / "blobs").rglob("*")
-    assert sum(path.is_file() for path in blobs) == 1
+    assert len(blob_files(local)) == 1
     local.delete(f"/v1/datasets/{made['id']}")
-    blobs = (local.app.state.parts.settings.data_dir / "blobs").rglob("*")
-    assert sum(path.is_file() for path in blobs) == 0
+    assert len(blob_files(local)) == 0
 
 
 def test_one_of_many_movers_wins(local):
@@ -65,6 +72,7 @@ def test_one_of_many_movers_wins(local):
     body = {"version": 1, "force": True, "reason": "test"}
     first = at_once(6, lambda _: local.put(url, json=body, headers={"If-None-Match": "*"}))
     assert sorted(one.status_code for one in first) == [200] + [412] * 5
+    body["version"] = 2
     second = at_once(6, lambda _: local.put(url, json=body, headers={"If-Match": '"1"'}))
     assert sorted(one.status_code for one in second) == [200] + [412] * 5
     assert len(local.get(f"{url}/history").json()["items"]) == 2
@@ -146,3 +154,66 @@ def test_rotated_key_keeps_its_lifetime(local):
     headers = {"Authorization": f"Bearer {root['token']}"}
     new = local.post(f"/v1/keys/{root['key']['id']}/rotate", headers=headers).json()
     assert new["key"]["expires_at"] is not None
+
+
+def test_sending_again_repairs_damaged_bytes(local):
+    body = npz(*sample(20))
+    local.post("/v1/datasets", content=body, headers=NPZ)
+    (path,) = blob_files(local)
+    path.write_bytes(b"damaged")
+    assert local.post("/v1/datasets", content=body, headers=NPZ).status_code == 200
+    assert path.read_bytes() == body
+
+
+def test_commit_of_known_bytes_can_be_repeated(local):
+    body = npz(*sample(20))
+    known = local.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    made = local.post("/v1/datasets?upload=parts").json()["id"]
+    local.put(f"/v1/datasets/{made}/parts/1", content=body)
+    for _ in range(2):
+        assert local.post(f"/v1/datasets/{made}/commit").json()["id"] == known
+
+
+def test_expired_datasets_are_gone_at_once(local):
+    made = local.post("/v1/datasets?days=0.00001", content=npz(*sample(20)), headers=NPZ).json()
+    time.sleep(1)
+    assert local.get(f"/v1/datasets/{made['id']}").status_code == 404
+    assert local.get("/v1/datasets").json()["items"] == []
+    order = {"dataset": made["id"], "method": "temperature"}
+    assert local.post("/v1/calibrators/c/fits", json=order).status_code == 404
+
+
+def test_evaluation_on_the_fitted_rows_is_refused(local):
+    made = local.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]
+    order = {"dataset": made, "evaluation": made, "method": "temperature"}
+    told = local.post("/v1/calibrators/c/fits", json=order).json()
+    assert told["code"] == "evaluation_is_the_dataset"
+
+
+def test_two_seeds_are_refused(local):
+    made = local.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]
+    order = {"dataset": made, "method": "smart", "seed": 7, "params": {"seed": 5}}
+    assert local.post("/v1/calibrators/c/fits", json=order).json()["code"] == "two_seeds"
+    order["params"]["seed"] = 7
+    assert local.post("/v1/calibrators/c/fits", json=order).status_code == 202
+
+
+@pytest.mark.parametrize("query", ["day=30", "days=1&days=2", "limit=5"])
+def test_query_parameters_that_nobody_reads_are_refused(local, query):
+    answer = local.post(f"/v1/datasets?{query}", content=npz(*sample(20)), headers=NPZ)
+    assert (answer.status_code, answer.json()["code"]) == (422, "unknown_parameter")
+    assert local.get("/v1/datasets").json()["items"] == []
+
+
+def test_packed_bodies_are_refused(local):
+    headers = NPZ | {"Content-Encoding": "gzip"}
+    answer = local.post("/v1/datasets", content=npz(*sample(20)), headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_encoding")
+
+
+@pytest.mark.parametrize("days", [0, -1, 1e9, float("nan"), float("inf")])
+def test_senseless_lifetimes_of_keys_are_refused(local, days):
+    with local.app.state.parts.database.write() as store:
+        workspace = keys.workspace_named(store, "default").id
+        with pytest.raises(Invalid):
+            keys.create(store, workspace, name="k", scopes=[Scope.ADMIN], days=days)

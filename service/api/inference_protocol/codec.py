@@ -46,11 +46,13 @@ class InferLimits:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """The input's values (n, columns), and how the answer is wanted."""
+    """The input's values (n, columns), whose they are, and how the answer is wanted."""
 
     id: str | None
     values: NDArray[Any]
     binary: bool
+    model: str | None
+    only_warn: bool
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
@@ -94,12 +96,19 @@ def decode(
     datatype = _datatype(tensor)
     shape = _shape(tensor, served)
     values = _values(tensor, datatype, shape, memoryview(body)[length:])
-    binary = _wants_binary(document)
+    parameters = _parameters(document, "parameters")
+    binary = _wants_binary(document, parameters)
     number = 4 if datatype in ANSWERED_IN_FP32 else 8
     size = shape[0] * served.map.k * (number if binary else JSON_BYTES[number])
     advice = "send fewer rows" if binary else "send fewer rows, or ask for binary_data_output"
     check_answer(size, limits.body, advice)
-    return InferRequest(_field(document, "id", str), values.reshape(shape), binary)
+    return InferRequest(
+        _field(document, "id", str),
+        values.reshape(shape),
+        binary,
+        _field(parameters, "parameters.model", str),
+        _only_warns(parameters),
+    )
 
 
 def encode(request: InferRequest, probabilities: Floats, served: Served) -> tuple[bytes, int]:
@@ -215,8 +224,18 @@ def _values(
     return from_bytes(tail, datatype)
 
 
-def _wants_binary(document: dict[str, Any]) -> bool:
-    parameters = _parameters(document, "parameters")
+def _only_warns(parameters: dict[str, Any]) -> bool:
+    """Whether another model than the map's is warned of, and not refused."""
+    choice = _field(parameters, "parameters.fingerprint", str) or "refuse"
+    if choice not in ("refuse", "warn"):
+        raise Malformed(
+            "bad_field",
+            f"parameters.fingerprint must be refuse or warn, got {reprlib.repr(choice)}",
+        )
+    return choice == "warn"
+
+
+def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:
     binary = _field(parameters, "parameters.binary_data_output", bool) or False
     outputs = _field(document, "outputs", list) or []
     if len(outputs) > 1 or any(type(one) is not dict for one in outputs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.api.applying import MODEL_HEADER
 from service.api.inference_protocol.codec import LENGTH_HEADER
 from service.api.inference_protocol.tensors import DATATYPES
 
@@ -22,6 +23,11 @@ ERRORS = {
     "403": ("The key has no predict scope", "this needs a key with the scope predict"),
     "404": ("No such calibrator, alias or version", "there is no calibrator 'resnet50-prod'"),
     "408": ("The body did not arrive in time", "the body did not arrive in time"),
+    "409": (
+        "The map was fitted for another model",
+        "resnet50-prod@3 was fitted for 'resnet50:v1', but the caller's model is 'resnet50:v2': "
+        "send that model's values, or ask with fingerprint=warn",
+    ),
     "413": (
         "The request is too large, or its answer would be",
         "the body is larger than the 67108864 bytes allowed here",
@@ -78,7 +84,13 @@ REQUEST = _object(
     id=_or_null(STRING),
     inputs=_list_of(INPUT, minItems=1, maxItems=1),
     outputs=_or_null(_list_of(OUTPUT, maxItems=1)),
-    parameters=_or_null(_object(binary_data_output=_or_null(BOOLEAN))),
+    parameters=_or_null(
+        _object(
+            binary_data_output=_or_null(BOOLEAN),
+            model=_or_null({"type": "string", "minLength": 1}),
+            fingerprint={"type": ["string", "null"], "enum": ["refuse", "warn", None]},
+        )
+    ),
 )
 ANSWER = _object(
     "model_name",
@@ -152,7 +164,10 @@ INFER_DESCRIPTION = (
     "([n, 1] too if k is 2). FP32, FP16 and BF16 are answered in FP32; FP64 and integers in FP64. "
     "A tensor may follow the JSON as raw little-endian bytes, with its `binary_data_size` and the "
     f"header `{LENGTH_HEADER}`; ask for such an answer with `binary_data_output`, or with "
-    "`binary_data` of an output. Content-Encoding may be gzip or deflate."
+    "`binary_data` of an output. Content-Encoding may be gzip or deflate.\n\nThe fingerprint of the "
+    f"model whose values are sent may be given as the header `{MODEL_HEADER}` or the request's "
+    "parameter `model`; if the map was fitted for another model the answer is 409, or with the "
+    "parameter `fingerprint` of `warn` has a Calibrd-Warning header."
 )
 
 
@@ -192,7 +207,8 @@ def _infer(suffix: str, which: str) -> Plain:
     responses = _answers("The probabilities", ANSWER, ANSWER_EXAMPLE, *ERRORS)
     length = {"schema": {"type": "integer", "minimum": 0}}
     responses["200"]["headers"] = {
-        LENGTH_HEADER: {"description": "bytes of JSON, if a raw tensor follows it", **length}
+        LENGTH_HEADER: {"description": "bytes of JSON, if a raw tensor follows it", **length},
+        "Calibrd-Warning": {"description": "a code and a sentence", "schema": STRING},
     }
     responses["200"]["content"]["application/octet-stream"] = BINARY
     return _operation(
@@ -201,7 +217,14 @@ def _infer(suffix: str, which: str) -> Plain:
         responses,
         description=INFER_DESCRIPTION,
         parameters=[
-            {"name": LENGTH_HEADER, "in": "header", "required": False, "example": 107, **length}
+            {"name": LENGTH_HEADER, "in": "header", "required": False, "example": 107, **length},
+            {
+                "name": MODEL_HEADER,
+                "in": "header",
+                "required": False,
+                "description": "fingerprint of the model whose values are sent, in UTF-8",
+                "schema": {"type": "string", "minLength": 1},
+            },
         ],
         requestBody={
             "required": True,

@@ -12,7 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from service.api.applying import INLINE_BYTES, INLINE_NUMBERS, Find, Load
+from service.api.applying import (
+    INLINE_BYTES,
+    INLINE_NUMBERS,
+    MODEL_HEADER,
+    Find,
+    Load,
+    check_model,
+    mismatch_header,
+    model_in_header,
+)
 from service.api.inference_protocol.codec import (
     LENGTH_HEADER,
     OUTPUT,
@@ -115,9 +124,15 @@ class _Protocol:
             asked = decode(body, header_length, served, self.limits)
         else:
             asked = await run_in_threadpool(self._unpacked, body, encoding, header_length, served)
+        models = [*_models(request), *([] if asked.model is None else [asked.model])]
+        mismatch = check_model(served, models, only_warn=asked.only_warn)
         if is_small and asked.values.size <= INLINE_NUMBERS:
-            return _answer(asked, served)
-        return await run_in_threadpool(_answer, asked, served)
+            answer = _answer(asked, served)
+        else:
+            answer = await run_in_threadpool(_answer, asked, served)
+        if mismatch is not None:
+            answer.raw_headers.append(mismatch_header(mismatch))
+        return answer
 
     def _unpacked(
         self, body: bytes, encoding: str, header_length: int | None, served: Served
@@ -143,6 +158,11 @@ def _answer(asked: InferRequest, served: Served) -> Response:
         headers={LENGTH_HEADER: str(json_length)},
         media_type="application/octet-stream",
     )
+
+
+def _models(request: Request) -> list[str]:
+    name = MODEL_HEADER.lower().encode()
+    return [model_in_header(value) for key, value in request.headers.raw if key == name]
 
 
 def _header_length(request: Request) -> int | None:

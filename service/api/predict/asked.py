@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from calibrators.data import Kind
+from service.api.applying import model_in_header
 from service.core.formats import MEDIA_TYPES, Arrays, Format
 from service.errors import Invalid, Malformed, NotAcceptable
 
@@ -37,7 +38,7 @@ class Sent:
 
     content_type: str | None = None
     accept: str = ""
-    model: str | None = None
+    models: tuple[str, ...] = ()
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sent:
@@ -49,7 +50,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sent:
         elif name == b"accept":
             sent.accept += ("," if sent.accept else "") + value.decode("latin-1")
         elif name == b"calibrd-model":
-            sent.model = value.decode("latin-1")
+            sent.models += (model_in_header(value),)
     return sent
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.api.applying import MODEL_HEADER
 from service.core.formats import Format
 from service.core.predicting import EVALUATED_ROWS
 
@@ -14,7 +15,7 @@ SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 BINARY: Plain = {"schema": {"type": "string", "format": "binary"}}
 ROW: Plain = {"type": "array", "items": {"type": "number"}}
 ROWS: Plain = {"type": "array", "items": ROW}
-VALUES: Plain = {"anyOf": [ROWS, ROW], "description": "(n, k), or one row (k,)"}
+VALUES: Plain = {"anyOf": [ROWS, ROW], "description": "(n, k), or one row (k,) if k > 2"}
 LABELS: Plain = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 ERRORS = {
@@ -51,7 +52,8 @@ OPTIONS = [
         "dtype",
         "query",
         {"type": "string", "enum": ["float32", "float64"]},
-        "Type of the probabilities; as calculated if absent: float32 for float32 and float16",
+        "Type of the probabilities; if absent float32 for float32 and float16. With float64 they are "
+        "also calculated in it",
     ),
     _parameter(
         "top",
@@ -62,8 +64,8 @@ OPTIONS = [
     _parameter(
         "model",
         "query",
-        {"type": "string"},
-        "Fingerprint of the model whose values are sent; before the header Calibrd-Model",
+        {"type": "string", "minLength": 1},
+        f"Fingerprint of the model whose values are sent; as {MODEL_HEADER}, if both are given",
     ),
     _parameter(
         "fingerprint",
@@ -72,10 +74,10 @@ OPTIONS = [
         "What to do if the map was fitted for another model: 409, or a Calibrd-Warning header",
     ),
     _parameter(
-        "Calibrd-Model",
+        MODEL_HEADER,
         "header",
-        {"type": "string"},
-        "Fingerprint of the model whose values are sent",
+        {"type": "string", "minLength": 1},
+        "Fingerprint of the model whose values are sent, in UTF-8",
     ),
 ]
 
@@ -194,8 +196,9 @@ OPENAPI: Plain = {
             "description": (
                 "Send an array (n, k) as npy, npz, safetensors or JSON; npz, safetensors and JSON "
                 "objects name it `logits` or `probabilities`, whichever the map was fitted on. A "
-                "one-dimensional array of k numbers is one row; for a binary map it is n rows of "
-                "one number each, the logit or probability of class 1. The answer has the "
+                "one-dimensional array of k numbers is one row. A map of two classes refuses it "
+                "(`ambiguous_row`): it takes (n, 2), or (n, 1) with the logit or probability of "
+                "class 1. The answer has the "
                 "request's format unless Accept names another.\n\nWith `labels` (n,) the answer "
                 "is JSON and also has an `evaluation`: ECE with its noise floor, NLL, Brier score "
                 f"and reliability tables, of at most {EVALUATED_ROWS} rows."

@@ -21,21 +21,22 @@ from service.api.applying import (
     Find,
     Load,
     check_answer,
+    check_model,
+    mismatch_header,
 )
 from service.api.parts import check_scope
 from service.api.predict.asked import NOTHING, Asked, Sent, answer_format, read_headers, read_query
 from service.core.access import Principal, Scope
 from service.core.formats import Arrays, Format, Limits, encode, format_of, read_arrays
 from service.core.names import check_name
-from service.core.predicting import Prediction, evaluation, model_mismatch, predict, top_classes
+from service.core.predicting import Prediction, evaluation, predict, top_classes
 from service.core.serving import Served
-from service.errors import Conflict, NotAcceptable
+from service.errors import NotAcceptable
 
 PATH = "/v1/calibrators/{name}@{ref}/predict"
 HEAD_BYTES = 64
 CLASS_BYTES = 8
 TOP_ROW_BYTES = len('{"classes":[],"probabilities":[]},')
-SHOWN_MODEL = 80
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -64,13 +65,14 @@ class Predict:
         query = scope["query_string"]
         asked = NOTHING if is_post and not query else read_query(query, with_values=not is_post)
         sent = read_headers(scope["headers"])
-        mismatch = _check_model(served, asked.model or sent.model, only_warn=asked.only_warn)
+        models = sent.models if asked.model is None else (*sent.models, asked.model)
+        mismatch = check_model(served, models, only_warn=asked.only_warn)
         if asked.values is not None:
             headers, body = self._answer(served, asked.values, asked, sent, Format.JSON)
         else:
             headers, body = await self._posted(served, asked, sent, receive)
         if mismatch is not None:
-            headers.append((b"calibrd-warning", f"model_mismatch; {mismatch}".encode("ascii")))
+            headers.append(mismatch_header(mismatch))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -110,7 +112,7 @@ class Predict:
         is_choice = written is Format.JSON and arrays.labels is None
         advice = "send fewer rows, or accept npy or npz" if is_choice else "send fewer rows"
         check_answer(answer_size(served.map.k, arrays, asked, written), self.limits.bytes, advice)
-        found = predict(served.map, arrays)
+        found = predict(served.map, arrays, asked.dtype)
         probabilities = found.probabilities
         if asked.dtype is not None:
             probabilities = probabilities.astype(asked.dtype, copy=False)
@@ -137,23 +139,10 @@ async def _whole_body(receive: Receive) -> bytes:
         parts.append(part)
 
 
-def _check_model(served: Served, model: str | None, *, only_warn: bool) -> str | None:
-    """Refuse the values of another model than the map was fitted for; or what to warn of."""
-    mismatch = None if model is None else model_mismatch(served, model)
-    if model is None or mismatch is None or only_warn:
-        return mismatch
-    raise Conflict(
-        "model_mismatch",
-        f"{mismatch}: send that model's values, or ask with fingerprint=warn",
-        expected=served.model,
-        got=model[:SHOWN_MODEL],
-    )
-
-
 def answer_size(classes: int, arrays: Arrays, asked: Asked, written: Format) -> int:
     """About how many bytes the answer will have, if the values are such as the map takes."""
     values = arrays.values
-    # a binary map takes one number or two for a row, and one list of numbers as rows
+    # a map of two classes takes one number or two for a row
     rows = len(values) if classes == 2 else values.size // classes
     if asked.dtype is not None:
         number = 4 if asked.dtype is np.float32 else 8
