@@ -27,6 +27,7 @@ def serve(port: int) -> None:
 
     from service import logs
     from service.app import create_app
+    from service.http_protocol import HttpProtocol
     from service.settings import Settings
 
     async def empty(_request: Request) -> Response:
@@ -54,7 +55,9 @@ def serve(port: int) -> None:
 
     logs.configure("warning", "json")
     with tempfile.TemporaryDirectory() as folder:
-        config = uvicorn.Config(app(folder), port=port, log_config=None, access_log=False)
+        config = uvicorn.Config(
+            app(folder), http=HttpProtocol, port=port, log_config=None, access_log=False
+        )
         Server(config).run()
 
 

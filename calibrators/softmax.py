@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -21,12 +22,7 @@ def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = Non
     >>> softmax(np.array([[0.0, -np.inf], [1e4, 0.0], [3.0, 3.0]])).tolist()
     [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]
     """
-
-    def finish(target: Floats, axis: int) -> None:
-        np.exp(target, out=target)
-        target /= target.sum(axis=axis, keepdims=True)
-
-    return _scaled(logits, inverse_temperature, finish)
+    return _scaled(logits, inverse_temperature, normalise=True)
 
 
 def scaled_logits(logits: Floats, inverse_temperature: InverseTemperature) -> Floats:
@@ -35,14 +31,14 @@ def scaled_logits(logits: Floats, inverse_temperature: InverseTemperature) -> Fl
     >>> scaled_logits(np.array([[3.0, 1.0]]), lambda block: 0.5).tolist()
     [[0.0, -1.0]]
     """
-    return _scaled(logits, inverse_temperature, lambda target, axis: None)
+    return _scaled(logits, inverse_temperature, normalise=False)
 
 
 def _scaled(
-    logits: Floats,
-    inverse_temperature: InverseTemperature | None,
-    finish: Callable[[Floats, int], None],
+    logits: Floats, inverse_temperature: InverseTemperature | None, *, normalise: bool
 ) -> Floats:
+    if len(logits) == 1:
+        return _scaled_row(logits, inverse_temperature, normalise=normalise)
     out = np.empty(logits.shape, dtype=logits.dtype)
 
     def work(start: int, stop: int, scratch: Scratch) -> bool:
@@ -57,7 +53,9 @@ def _scaled(
             if inverse_temperature is not None:
                 beta = np.asarray(inverse_temperature(block), dtype=logits.dtype)
                 target *= beta if beta.ndim == 0 else np.expand_dims(beta, axis)
-            finish(target, axis)
+            if normalise:
+                np.exp(target, out=target)
+                target /= target.sum(axis=axis, keepdims=True)
         if axis == 0:
             out[start:stop] = turned.T
         return True
@@ -65,6 +63,24 @@ def _scaled(
     if not all(map_blocks(work, *logits.shape)):
         check_rows(row_maxima(logits))
     return out
+
+
+def _scaled_row(
+    logits: Floats, inverse_temperature: InverseTemperature | None, *, normalise: bool
+) -> Floats:
+    """The same for a single row (1, k): on numbers in place of columns numpy is twice as fast."""
+    row = logits[0]
+    largest = row.max()
+    if not math.isfinite(largest):
+        check_rows(row_maxima(logits))
+    with np.errstate(over="ignore", under="ignore"):
+        target: Floats = np.subtract(row, largest)
+        if inverse_temperature is not None:
+            target *= np.asarray(inverse_temperature(logits), dtype=row.dtype)
+        if normalise:
+            np.exp(target, out=target)
+            target /= target.sum()
+    return target.reshape(1, -1)
 
 
 def margins(logits: Floats) -> Floats:

@@ -2,121 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from pydantic import ValidationError
-
-from service import commands
-from service.core.fits import QUEUES
-from service.errors import ServiceError
-from service.jobs.supervisor import SUPERVISOR
-from service.settings import PREFIX, Settings, settings_from, unknown_variables
-
-MISUSED = 2
 INTERRUPTED = 130
-
-Command = Callable[[Settings, argparse.Namespace], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake of its user is told in one line."""
-    asked = _parser().parse_args(arguments)
-    _warn_of_unknown_variables()
-    try:
-        asked.run(settings_from(vars(asked)), asked)
-    except ValidationError as error:
-        for one in error.errors(include_url=False, include_input=False):
-            name = str(one["loc"][0])
-            rule = one["msg"].removeprefix("Value error, ")
-            commands.say_error(f"{_flag(name)} ({PREFIX}{name.upper()}): {rule}")
-        return MISUSED
-    except ServiceError as error:
-        commands.say_error(error.message)
-        return MISUSED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
+    """Run a command; what it writes is for its own user alone."""
+    os.umask(0o077)
+    # the imports take a second, in which Ctrl-C must already end the command without a word
+    from service.command_line import run
 
-
-def _warn_of_unknown_variables() -> None:
-    if SUPERVISOR in os.environ:
-        return  # whoever started this worker has said it
-    for name, meant in unknown_variables(os.environ).items():
-        hint = f": did you mean {meant}?" if meant else ", and is ignored"
-        commands.say_note(f"warning: {name} is not a setting{hint}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m service",
-        description="The calibration service.",
-        epilog="`python -m service COMMAND --help` lists what a command takes.",
-    )
-    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    settings = _settings_flags()
-
-    def verb(name: str, run: Command, summary: str) -> argparse.ArgumentParser:
-        made = verbs.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            usage=f"%(prog)s [options]{' ACTION [ID]' if run is commands.manage_keys else ''}",
-            parents=[settings],
-        )
-        made.set_defaults(run=run)
-        return made
-
-    verb("serve", commands.serve, "run the API, with workers beside it")
-    _add_worker_flags(verb("worker", commands.work, "run a worker that takes fits from the queues"))
-    verb("migrate", commands.migrate, "bring the database up to date, and end")
-    _add_key_flags(verb("keys", commands.manage_keys, "make, list, rotate or revoke API keys"))
-    return parser
-
-
-def _settings_flags() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(add_help=False)
-    group = flags.add_argument_group(
-        "settings", f"Each is also an environment variable, {PREFIX}PORT for --port; flags win."
-    )
-    for name, field in Settings.model_fields.items():
-        default = "" if field.default == "" else f" [{field.default}]"
-        group.add_argument(
-            _flag(name),
-            dest=name,
-            default=argparse.SUPPRESS,
-            metavar=name.rpartition("_")[2].upper(),
-            help=f"{field.description}{default}",
-        )
-    return flags
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
-    worker.add_argument(
-        "--queue",
-        action="append",
-        dest="queues",
-        choices=QUEUES,
-        help=f"to take from, may be given twice; by default {QUEUES[0]}, and both with a GPU",
-    )
-    worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
-
-
-def _add_key_flags(keys: argparse.ArgumentParser) -> None:
-    keys.add_argument("action", choices=["create", "list", "rotate", "revoke"])
-    keys.add_argument("id", nargs="?", help="of the key to rotate or revoke")
-    keys.add_argument("--workspace", default="default", help="made by `create` if it is new")
-    keys.add_argument("--name", default="unnamed", help="what the key is for")
-    keys.add_argument("--scopes", default="predict", help="comma list of predict,fit,promote,admin")
-    keys.add_argument("--days", type=float, help="how long it is valid; by default until revoked")
-    keys.add_argument("--grace-hours", type=float, default=24.0, help="of the key rotated")
+    return run(arguments)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     sys.exit(main())

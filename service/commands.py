@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import errno
+import shlex
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +50,7 @@ def say_error(text: str) -> None:
     say_note(f"error: {text}")
 
 
-def serve(settings: Settings, _asked: argparse.Namespace) -> None:
+def serve(settings: Settings, asked: argparse.Namespace) -> None:
     """Run the API until it is interrupted."""
     for number in ENDING:
         signal.signal(number, lambda *_: sys.exit(0))
@@ -58,12 +59,16 @@ def serve(settings: Settings, _asked: argparse.Namespace) -> None:
     port = listening.getsockname()[1]
     _check_writable(settings.data_dir)  # uploads lie there, wherever the rest does
     with closing(_prepared(settings)) as database:
-        _check_open(settings, database)
-    from service.app import create_app  # no other command needs the web framework
+        _check_open(settings, database, asked)
+    # no other command needs the web framework
+    from service.app import create_app
+    from service.http_protocol import HttpProtocol
 
+    app = create_app(settings)
     server = _Server(
         uvicorn.Config(
-            create_app(settings),
+            app,
+            http=HttpProtocol,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -72,6 +77,7 @@ def serve(settings: Settings, _asked: argparse.Namespace) -> None:
         )
     )
     server.greeting = welcome(settings, port)
+    server.end_waiting = app.state.parts.watcher.stop
     server.run(sockets=[listening])
 
 
@@ -79,11 +85,16 @@ class _Server(uvicorn.Server):
     """Greets when it is ready to answer, and ends in peace however often it is told to."""
 
     greeting: str
+    end_waiting: Callable[[], None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             say(self.greeting)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.end_waiting()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -113,7 +124,7 @@ def migrate(settings: Settings, _asked: argparse.Namespace) -> None:
 def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
     """Make, list, rotate or revoke keys."""
     if asked.action in ("rotate", "revoke") and asked.id is None:
-        raise Invalid("no_id", f"name the key: python -m service keys {asked.action} ID")
+        raise Invalid("no_id", f"name the key: {_command(asked, f'keys {asked.action} ID')}")
     with closing(_prepared(settings)) as database, database.write() as store:
         made = asked.action == "create"
         workspace = keys.workspace_named(store, asked.workspace, make=made).id
@@ -127,7 +138,7 @@ def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
             case "revoke":
                 say(_line(keys.revoke(store, workspace, asked.id)))
             case _:
-                _list(store, workspace)
+                _list(store, workspace, asked)
 
 
 def _show_new(new: keys.NewKey) -> None:
@@ -135,12 +146,12 @@ def _show_new(new: keys.NewKey) -> None:
     say_note(f"key {new.key.id} of {', '.join(new.key.scopes)}; it is shown this once, keep it")
 
 
-def _list(store: Store, workspace: str) -> None:
+def _list(store: Store, workspace: str, asked: argparse.Namespace) -> None:
     found = store.keys.all_of(workspace)
     for key in found:
         say(_line(key))
     if not found:
-        say_note("there are no keys: python -m service keys create --scopes admin")
+        say_note(f"there are no keys: {_command(asked, 'keys create --scopes admin')}")
 
 
 def _line(key: Key) -> str:
@@ -194,7 +205,7 @@ def _check_writable(folder: Path) -> None:
         ) from error
 
 
-def _check_open(settings: Settings, database: Database) -> None:
+def _check_open(settings: Settings, database: Database, asked: argparse.Namespace) -> None:
     """Refuse to be reachable from elsewhere without a key."""
     if settings.is_loopback:
         return
@@ -204,9 +215,22 @@ def _check_open(settings: Settings, database: Database) -> None:
     raise Invalid(
         "no_keys",
         f"listening on {settings.host} would let anyone in, because no key was made yet.\n"
-        "Make one:  python -m service keys create --scopes admin --name first\n"
+        f"Make one:  {_command(asked, 'keys create --scopes admin --name first')}\n"
         "or listen on this machine only:  --host 127.0.0.1",
     )
+
+
+def _command(asked: argparse.Namespace, words: str) -> str:
+    """A command for the same database as this one, to be pasted; without a password."""
+    python = Path(sys.executable)
+    if python.is_relative_to(Path.cwd()):
+        python = python.relative_to(Path.cwd())
+    given = [
+        f"--{name.replace('_', '-')}={logs.redact(str(getattr(asked, name)))}"
+        for name in ("data_dir", "database_url")
+        if name in asked
+    ]
+    return shlex.join([str(python), "-m", "service", *words.split(), *given])
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -6,6 +6,7 @@ routes; ``LastResort`` stands outside them, for raw ASGI apps and for what middl
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -101,11 +102,22 @@ class LastResort:
 
         try:
             await self.app(scope, receive, noting_send)
+        except asyncio.CancelledError:
+            # the server ends, and its patience with this request too; passed on, it is logged
+            # as an error of the app
+            if not started:
+                await problem_response(scope, _shutting_down())(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - nothing may pass
             if not started:
                 await problem_response(scope, error)(scope, receive, send)
             elif not isinstance(error, ClientDisconnect):
                 _log_unexpected(scope, error)
+
+
+def _shutting_down() -> errors.Unavailable:
+    return errors.Unavailable(
+        "shutting_down", "the service is shutting down and could not finish this; try again"
+    )
 
 
 async def _handle(request: Request, error: Exception) -> Response:

@@ -21,30 +21,38 @@ class FitWatcher:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: dict[str, set[asyncio.Queue[Fit]]] = {}
+        self._waiting: dict[str, set[asyncio.Queue[Fit | None]]] = {}
         self._poller: asyncio.Task[None] | None = None
+        self._is_stopped = False
 
     async def changes(self, fit: Fit) -> AsyncGenerator[Fit]:
-        """The fit now and after every change, until it is final."""
+        """The fit now and after every change, until it is final or ``stop`` is called."""
         yield fit
         if fit.status.is_final:
             return
         with self._listening(fit.id) as news:
             seen = fit
-            while not seen.status.is_final:
+            while not (seen.status.is_final or self._is_stopped):
                 current = await news.get()
-                if current != seen:
+                if current is not None and current != seen:
                     seen = current
                     yield seen
 
     async def finished(self, fit: Fit, seconds: float) -> Fit:
-        """The fit when it is final, or as it is after so many seconds."""
+        """The fit when it is final, or as it is after so many seconds or at ``stop``."""
         latest = fit
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), aclosing(self.changes(fit)) as changes:
                 async for current in changes:
                     latest = current
         return latest
+
+    def stop(self) -> None:
+        """Let nobody wait any longer: the service ends."""
+        self._is_stopped = True
+        for listeners in self._waiting.values():
+            for news in listeners:
+                _tell(news, None)
 
     async def close(self) -> None:
         """Stop polling."""
@@ -53,8 +61,8 @@ class FitWatcher:
             await asyncio.gather(self._poller, return_exceptions=True)
 
     @contextmanager
-    def _listening(self, id: str) -> Iterator[asyncio.Queue[Fit]]:
-        news: asyncio.Queue[Fit] = asyncio.Queue(maxsize=1)
+    def _listening(self, id: str) -> Iterator[asyncio.Queue[Fit | None]]:
+        news: asyncio.Queue[Fit | None] = asyncio.Queue(maxsize=1)
         self._waiting.setdefault(id, set()).add(news)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
@@ -75,11 +83,15 @@ class FitWatcher:
                 fits = []
             for fit in fits:
                 for news in self._waiting.get(fit.id, ()):
-                    if news.full():  # who reads slowly gets the latest only
-                        news.get_nowait()
-                    news.put_nowait(fit)
+                    _tell(news, fit)
             await asyncio.sleep(POLL_SECONDS)
 
     def _read(self, ids: list[str]) -> list[Fit]:
         with self._database.read() as store:
             return store.fits.several(ids)
+
+
+def _tell(news: asyncio.Queue[Fit | None], fit: Fit | None) -> None:
+    if news.full():  # who reads slowly gets the latest only
+        news.get_nowait()
+    news.put_nowait(fit)

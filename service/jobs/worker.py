@@ -16,12 +16,14 @@ from typing import NoReturn
 from dbos import DBOS, DBOSPortableJSONSerializer
 
 from calibrators import CalibrationSet, CalibrationWarning, ExportError, FitError
+from calibrators.devices import available_devices, torch_device
 from calibrators.methods.smart import Smart
 from calibrators.onnx import export
 from service import logs
 from service.core.fits import CPU, QUEUES
 from service.core.fitting import begin, conclude, run
 from service.core.retention import forget_spent_datasets
+from service.errors import Invalid
 from service.jobs.patience import patiently
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
@@ -53,7 +55,9 @@ def run_worker(
 
     Without ``device`` it is a GPU if there is one; without ``queues`` a worker with a GPU takes
     from both queues, one without from fit.cpu. The fit at hand is given back at the end.
+    Raises Invalid if there is no such device.
     """
+    device = _checked(device) if device else _best_device()
     leaving = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: leaving.set())
@@ -61,7 +65,6 @@ def run_worker(
     logging.getLogger("dbos").setLevel(QUIET)
     # the maps' fit_info and the reports have them
     warnings.simplefilter("ignore", CalibrationWarning)
-    device = device or _best_device()
     queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))
     worker = Worker(settings, queues, device, pace or Pace(), leaving)
     worker.start()
@@ -188,6 +191,17 @@ class Worker:
             forget_spent_datasets(self._database, self._blobs, fit)
         except Exception:
             logger.exception("datasets of fit %s are left to the housekeeping", fit.id)
+
+
+def _checked(device: str) -> str:
+    try:
+        kind = torch_device(device).type
+    except FitError as error:
+        raise Invalid(error.code, f"--device: {error}") from error
+    if kind not in ("cpu", "cuda"):
+        known = ", ".join(available_devices())
+        raise Invalid("device_unavailable", f"--device must be one of {known}, got {device!r}")
+    return device
 
 
 def _best_device() -> str:

@@ -76,9 +76,9 @@ class Blobs:
 
     def ping(self) -> None:
         """Raise if the store does not answer or has no room."""
-        if self._folder is not None and shutil.disk_usage(self._folder).free < LEAST_FREE:
-            raise Unavailable("no_space", "the disk of the blob store is full")
         with _told():
+            if self._folder is not None and shutil.disk_usage(self._folder).free < LEAST_FREE:
+                raise Unavailable("no_space", "the disk of the blob store is full")
             obstore.list(self._store, "none/").collect()
 
 

@@ -22,6 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.app import create_app
+from service.http_protocol import HttpProtocol
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +125,9 @@ class Local(httpx.Client):
 def in_process(data_dir: Path, **settings: object) -> Iterator[Local]:
     """The app in this process, without workers: fits wait."""
     app = create_app(Settings(data_dir=data_dir, workers=0, **settings))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=HttpProtocol, log_config=None, access_log=False)
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -117,8 +117,9 @@ def test_more_than_the_stated_length_is_no_part_of_the_body(service: Local, path
         line.head(path, "Content-Length: 50")
         line.send(body)
         raw = line.everything()
-    # what follows is taken for the next request, which the server itself refuses
+    # the rest is taken for a next request, which is none: this one is answered, and that is all
     assert raw.startswith(b"HTTP/1.1 400"), raw
+    assert raw.count(b"HTTP/1.1") == 1
     assert b"Traceback" not in raw
     assert service.get("/v1/datasets").json()["items"] == []
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from calibrators.errors import ArchiveError, DataError, FitError, ParameterError
 from service import errors
@@ -201,6 +201,39 @@ def test_middleware_and_raw_apps_are_answered_for() -> None:
     assert ask(broken, "GET", "/x").json()["code"] == "internal_error"
     assert ask(refusing, "GET", "/x").json()["code"] == "no_scope"
     assert ask(Starlette(), "GET", "/x").status_code == 404
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_request_cancelled_by_the_servers_end_is_503_if_it_can_still_be_answered(
+    has_begun: bool,
+) -> None:
+    beginning = {"type": "http.response.start", "status": 200, "headers": []}
+    sent: list[Message] = []
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        if has_begun:
+            await send(beginning)
+        await asyncio.Event().wait()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def run() -> None:
+        scope = {"type": "http", "path": "/x", "method": "GET", "headers": []}
+        task = asyncio.create_task(LastResort(endless)(scope, receive_nothing, send))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task  # the server would log it as an error if it were raised
+
+    async def receive_nothing() -> Message:
+        return {"type": "http.request"}
+
+    asyncio.run(run())
+    if has_begun:
+        assert sent == [beginning]
+    else:
+        assert sent[0]["status"] == 503
+        assert b'"code":"shutting_down"' in sent[1]["body"]
 
 
 def test_v2_says_it_in_its_own_form() -> None:

@@ -164,10 +164,11 @@ INFER_DESCRIPTION = (
     "([n, 1] too if k is 2). FP32, FP16 and BF16 are answered in FP32; FP64 and integers in FP64. "
     "A tensor may follow the JSON as raw little-endian bytes, with its `binary_data_size` and the "
     f"header `{LENGTH_HEADER}`; ask for such an answer with `binary_data_output`, or with "
-    "`binary_data` of an output. Content-Encoding may be gzip or deflate.\n\nThe fingerprint of the "
-    f"model whose values are sent may be given as the header `{MODEL_HEADER}` or the request's "
-    "parameter `model`; if the map was fitted for another model the answer is 409, or with the "
-    "parameter `fingerprint` of `warn` has a Calibrd-Warning header."
+    "`binary_data` of an output. Content-Encoding may be gzip or deflate.\n\n"
+    "The fingerprint of the model whose values are sent may be given as the header "
+    f"`{MODEL_HEADER}` or the request's parameter `model`. If the map was fitted for another model "
+    "the answer is 409; with the parameter `fingerprint` of `warn` it has the header "
+    "Calibrd-Warning instead."
 )
 
 

@@ -52,8 +52,8 @@ OPTIONS = [
         "dtype",
         "query",
         {"type": "string", "enum": ["float32", "float64"]},
-        "Type of the probabilities; if absent float32 for float32 and float16. With float64 they are "
-        "also calculated in it",
+        "Type of the probabilities; if absent float32 for float32 and float16. With float64 they "
+        "are also calculated in it",
     ),
     _parameter(
         "top",
@@ -198,10 +198,10 @@ OPENAPI: Plain = {
                 "objects name it `logits` or `probabilities`, whichever the map was fitted on. A "
                 "one-dimensional array of k numbers is one row. A map of two classes refuses it "
                 "(`ambiguous_row`): it takes (n, 2), or (n, 1) with the logit or probability of "
-                "class 1. The answer has the "
-                "request's format unless Accept names another.\n\nWith `labels` (n,) the answer "
-                "is JSON and also has an `evaluation`: ECE with its noise floor, NLL, Brier score "
-                f"and reliability tables, of at most {EVALUATED_ROWS} rows."
+                "class 1. The answer has the request's format unless Accept names another.\n\n"
+                "With `labels` (n,) the answer is JSON and also has an `evaluation`: ECE with its "
+                "noise floor, NLL, Brier score and reliability tables, of at most "
+                f"{EVALUATED_ROWS} rows."
             ),
             "parameters": OPTIONS,
             "requestBody": BODY,

@@ -96,10 +96,10 @@ class Predict:
         limit = self.limits.of(format)
         # an npz body unpacks to a thousand times its size
         is_small = len(body) <= INLINE_BYTES and format is not Format.NPZ
-        if not is_small:
-            arrays = await run_in_threadpool(read_arrays, format, body, limit=limit)
-        else:
+        if is_small:
             arrays = read_arrays(format, body, limit=limit)
+        else:
+            arrays = await run_in_threadpool(read_arrays, format, body, limit=limit)
         if arrays.values.size > INLINE_NUMBERS or arrays.labels is not None:
             return await run_in_threadpool(self._answer, served, arrays, asked, sent, format)
         return self._answer(served, arrays, asked, sent, format)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import orjson
@@ -21,8 +20,7 @@ LABELS = "labels"
 NAMES = (*KINDS, LABELS)
 
 
-@dataclass(frozen=True, eq=False)
-class Arrays:
+class Arrays(NamedTuple):
     """What was sent: values (n, k) or (n,), labels (n,) if there are any, and what the values are.
 
     ``declared`` is None where the format has no names (npy, a bare JSON list). The arrays may share

@@ -1,0 +1,178 @@
+"""Heads that never end, come too slowly or are no HTTP, sent byte by byte."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from live_service import STOP_SECONDS, wait_until
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from service.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS, HttpProtocol
+
+HEAD_SECONDS = 0.4
+SLOW_ANSWER_SECONDS = 1.0
+CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Hasty(HttpProtocol):
+    """With little patience, for tests that need not take ten seconds."""
+
+    head_seconds = HEAD_SECONDS
+
+
+async def echo(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(len(await request.body())))
+
+
+def answer_slowly(_request: Request) -> PlainTextResponse:
+    time.sleep(SLOW_ANSWER_SECONDS)
+    return PlainTextResponse("slow")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    """Where a small app listens that is served as ours is."""
+    app = Starlette(
+        routes=[Route("/echo", echo, methods=["GET", "POST"]), Route("/slow", answer_slowly)]
+    )
+    server = uvicorn.Server(uvicorn.Config(app, http=Hasty, log_config=None))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started or not thread.is_alive())
+            yield listening.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join(STOP_SECONDS)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def line(address: tuple[str, int]) -> Iterator[socket.socket]:
+    """A connection to it."""
+    with socket.create_connection(address, timeout=20) as made:
+        yield made
+
+
+def everything(line: socket.socket) -> bytes:
+    with line.makefile("rb") as file:
+        return file.read()
+
+
+def refused(line: socket.socket) -> tuple[int, str]:
+    """The status and code of the one answer, after which the connection ends."""
+    head, _, body = everything(line).partition(b"\r\n\r\n")
+    headers = head.lower().split(b"\r\n")
+    assert b"content-type: application/problem+json" in headers
+    assert b"connection: close" in headers
+    assert b"content-length: %d" % len(body) in headers
+    told = json.loads(body)
+    assert head.startswith(b"HTTP/1.1 %d " % told["status"])
+    return told["status"], told["code"]
+
+
+def get(*headers: bytes) -> bytes:
+    return b"\r\n".join([b"GET /echo HTTP/1.1", b"Host: x", *headers, b"", b""])
+
+
+TOO_LARGE = (431, "request_header_fields_too_large")
+MALFORMED = (400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"GET /echo HTTP/1.1\r\nX: ",
+        b"GET /echo HTTP/1.1\r\n",
+        b"GET /",
+        CHUNKED + b"1\r\na\r\n0\r\nX: ",
+    ],
+    ids=["value", "name", "path", "trailer"],
+)
+def test_what_never_ends_is_refused_after_64_kib(line: socket.socket, beginning: bytes) -> None:
+    line.sendall(beginning)
+    with contextlib.suppress(ConnectionError):
+        for _ in range(40):
+            line.sendall(b"a" * 4096)
+            time.sleep(0.001)
+    assert refused(line) == TOO_LARGE
+
+
+def test_whole_heads_that_are_too_large(address: tuple[str, int]) -> None:
+    long = get(b"X: " + b"a" * MAX_HEAD_BYTES)
+    many = get(*[b"X: a"] * MAX_HEADERS)
+    for head in (long, many):
+        with socket.create_connection(address, timeout=20) as line:
+            line.sendall(head)
+            assert refused(line) == TOO_LARGE
+
+
+def test_heads_at_the_limit_and_long_bodies_pass(line: socket.socket) -> None:
+    line.sendall(get(b"X: " + b"a" * (MAX_HEAD_BYTES - 100)))
+    line.sendall(get(*[b"X: a"] * (MAX_HEADERS - 1)))
+    line.sendall(CHUNKED + b"%x\r\n" % (1 << 20) + b"a" * (1 << 20) + b"\r\n0\r\n\r\n")
+    line.sendall(get(b"Connection: close"))
+    assert everything(line).count(b"HTTP/1.1 200 OK") == 4
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"BREW /echo HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"POST /echo HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nno colon\r\n\r\n",
+        CHUNKED + b"not a length\r\n",
+    ],
+    ids=["method", "tls", "length", "lengths", "path", "header", "chunk"],
+)
+def test_what_is_no_http_is_a_problem(line: socket.socket, request_bytes: bytes) -> None:
+    line.sendall(request_bytes)
+    assert refused(line) == MALFORMED
+
+
+def test_headers_that_come_too_slowly(line: socket.socket) -> None:
+    began = time.monotonic()
+    line.sendall(b"GET /echo HTTP/1.1\r\nX: a")
+    assert refused(line) == (408, "headers_timeout")
+    assert HEAD_SECONDS <= time.monotonic() - began < HEAD_SECONDS + 5
+
+
+@pytest.mark.parametrize("nothing", [b"", b"\r\n"])
+def test_a_connection_on_which_nothing_comes_is_closed(line: socket.socket, nothing: bytes) -> None:
+    line.sendall(nothing)
+    assert everything(line) == b""
+
+
+def test_later_requests_have_the_same_limits_and_may_be_far_apart(line: socket.socket) -> None:
+    for _ in range(2):
+        line.sendall(get())
+        assert line.recv(1000).startswith(b"HTTP/1.1 200")
+        time.sleep(2 * HEAD_SECONDS)
+    line.sendall(get()[:-2])
+    assert refused(line) == (408, "headers_timeout")
+
+
+def test_half_a_request_behind_a_slow_answer_does_not_disturb_it(line: socket.socket) -> None:
+    line.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\nGET /ec")
+    time.sleep(2 * HEAD_SECONDS)
+    line.sendall(get(b"Connection: close").removeprefix(b"GET /ec"))
+    assert everything(line).count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_nonsense_behind_a_request_is_not_its_answer(line: socket.socket) -> None:
+    line.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n\x00\x00\x00")
+    assert everything(line) == b""
