@@ -64,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.parts = parts
-    predicting, *others = _plain_routes(parts)
+    predicting, others = _plain_routes(parts)
     app.router.routes[:0] = [predicting, *others]
     for module in ROUTERS:
         app.include_router(module.router)
@@ -133,7 +133,9 @@ async def _keep_fresh(parts: Parts) -> None:
             await loop.run_in_executor(thread, parts.refresh_if_possible)
 
 
-def _plain_routes(parts: Parts) -> list[Route]:
+def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
+    """The predict route, and those of /v2: they apply maps and do without the framework."""
+
     def find(principal: Principal, name: str, ref: str) -> Served | None:
         served = parts.maps.find(principal, name, ref)
         (parts.metrics.map_cache_miss if served is None else parts.metrics.map_cache_hit)()
@@ -148,17 +150,16 @@ def _plain_routes(parts: Parts) -> list[Route]:
 
     settings = parts.settings
     limits = Limits(settings.max_predict_bytes, settings.max_json_bytes, settings.max_classes)
-    return [
-        predict.predict_route(find, load, limits),
-        *inference_protocol.inference_routes(
-            find,
-            load,
-            metadata.version("calibrd"),
-            settings.max_predict_bytes,
-            is_ready,
-            settings.max_json_bytes,
-        ),
-    ]
+    predicting = predict.predict_route(find, load, limits)
+    others = inference_protocol.inference_routes(
+        find,
+        load,
+        metadata.version("calibrd"),
+        settings.max_predict_bytes,
+        is_ready,
+        settings.max_json_bytes,
+    )
+    return predicting, others
 
 
 def _body_limit(settings: Settings) -> Callable[[Scope], int]:

@@ -29,8 +29,6 @@ router = APIRouter(
     prefix="/v1", tags=["fits"], dependencies=needs(Scope.FIT), route_class=StrictRoute
 )
 
-JSON = "application/json"
-ARRAYS = ("logits", "probabilities", "labels")
 LONGEST_WAIT = 60
 KEEPALIVE_SECONDS = 15.0
 WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})")

@@ -132,8 +132,7 @@ class Datasets:
     ) -> Added:
         """Join the parts and check what they make; committing again gives the same answer."""
         with self._database.read() as store:
-            merged = store.idempotency.find(principal.workspace, COMMITTED + id)
-            dataset = find(store, principal, id if merged is None else merged[1]["id"])
+            dataset = _uploaded(store, principal, id)
             there = store.datasets.parts_of(id)
         if dataset.is_ready:
             return Added(dataset, is_new=False)
@@ -155,7 +154,7 @@ class Datasets:
 
     def _committed_elsewhere(self, principal: Principal, id: str) -> Added:
         with self._database.read() as store:
-            dataset = find(store, principal, id)
+            dataset = _uploaded(store, principal, id)
         if not dataset.is_ready:
             raise Conflict(
                 "upload_changed", "a part was sent again while the parts were joined: commit again"
@@ -234,6 +233,12 @@ class Datasets:
                     principal.workspace, COMMITTED + dataset.id, facts["sha256"], {"id": known.id}
                 )
         return Added(known, is_new=False)
+
+
+def _uploaded(store: Store, principal: Principal, id: str) -> Dataset:
+    """An upload, or the dataset of equal bytes that its commit has found."""
+    merged = store.idempotency.find(principal.workspace, COMMITTED + id)
+    return find(store, principal, id if merged is None else merged[1]["id"])
 
 
 def _key(dataset: Dataset) -> str:

@@ -217,3 +217,13 @@ def test_senseless_lifetimes_of_keys_are_refused(local, days):
         workspace = keys.workspace_named(store, "default").id
         with pytest.raises(Invalid):
             keys.create(store, workspace, name="k", scopes=[Scope.ADMIN], days=days)
+
+
+def test_commits_of_known_bytes_at_once_give_the_known_dataset(local):
+    body = npz(*sample(2000))
+    known = local.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    made = local.post("/v1/datasets?upload=parts").json()["id"]
+    local.put(f"/v1/datasets/{made}/parts/1", content=body)
+    answers = at_once(4, lambda _: local.post(f"/v1/datasets/{made}/commit"))
+    assert {one.status_code for one in answers} <= {200, 201}, [one.text for one in answers]
+    assert {one.json()["id"] for one in answers} == {known}
