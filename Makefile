@@ -28,7 +28,7 @@ serve: .venv/run  ## run the service on http://127.0.0.1:8000 (settings: docs/se
 	@exec $(BIN)/python -m service serve $(FLAGS)
 
 test: .venv/base  ## run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: .venv/base  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ ServiceError
 ├── Unsupported        a format that is not read here
 ├── NotAcceptable      an answer was asked for in a form it cannot have
 ├── Unavailable        a part of the service is down; try again
+│   └── NoSpace        there is no room to write
 └── Damaged            stored bytes are gone, or are not those that were written
     ├── BlobMissing
     └── BlobCorrupt
@@ -82,6 +83,10 @@ class NotAcceptable(ServiceError):
 
 class Unavailable(ServiceError):
     """A part of the service is down; try again."""
+
+
+class NoSpace(Unavailable):
+    """There is no room to write; reading goes on."""
 
 
 class Damaged(ServiceError):

@@ -41,6 +41,7 @@ STATUSES: dict[type[errors.ServiceError], int] = {
     errors.Invalid: 422,
     errors.Damaged: 500,
     errors.Unavailable: 503,
+    errors.NoSpace: 507,
 }
 RETRY_AFTER_SECONDS = 2
 MAX_FIELD_ERRORS = 20

@@ -194,7 +194,7 @@ class Datasets:
         total = 0
         for part in parts:
             key = part_key(principal.workspace, part.dataset, part.number, part.sha256)
-            for piece in self._blobs.chunks(key):
+            for piece in self._blobs.chunks(key, part.sha256):
                 total += len(piece)
                 check_size(total, self._limits.bytes)
                 yield piece

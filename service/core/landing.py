@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service.errors import Unavailable
+from service.errors import NoSpace
 
 HEAD = 512
 
@@ -57,7 +57,7 @@ def _room() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Unavailable("no_space", "the service has no room for uploads: try later") from error
+        raise NoSpace("no_space", "the service has no room for uploads: try later") from error
 
 
 @contextmanager

@@ -2,90 +2,177 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.store import LocalStore, S3Store
 
-from service.errors import BlobCorrupt, BlobMissing, Unavailable
+from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, Unavailable
 
 CHUNK = 4 << 20
 LEAST_FREE = 16 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# by default a store that is away is tried for three minutes, and who waits has gone
+RETRY = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
+CLIENT = {
+    "connect_timeout": timedelta(seconds=5),
+    "timeout": timedelta(seconds=60),
+    "allow_http": True,  # whoever names an endpoint without TLS means it
+}
+
+
+@dataclass(frozen=True)
+class Blob:
+    """What the store says of a blob, without its bytes."""
+
+    key: str
+    bytes: int
+    modified_at: float
 
 
 class Blobs:
-    """Bytes under keys such as ``ws_1/maps/<sha256>``; a key is written whole or not at all."""
+    """Bytes under keys such as ``ws_1/maps/<sha256>``; a key is written whole or not at all.
 
-    def __init__(self, url: str) -> None:
+    ``on_damage`` is told of every blob that turns out to be gone or to hold other bytes than those
+    that were written. ``sign_endpoint`` is where clients reach the S3 server, if not where we do.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        on_damage: Callable[[Damaged], None] | None = None,
+        sign_endpoint: str = "",
+    ) -> None:
         parts = urlsplit(url)
+        self._on_damage = on_damage
         self._folder: Path | None = None
+        self._signer: S3Store | None = None
         if parts.scheme == "file":
             self._folder = Path(unquote(parts.path))
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._store: ObjectStore = LocalStore(self._folder)
+            self._store: LocalStore | S3Store = LocalStore(self._folder)
         else:
-            self._store = from_url(url)
+            self._store = self._signer = _s3(url)
+            if sign_endpoint:
+                self._signer = _s3(url, endpoint=sign_endpoint)
+
+    @property
+    def can_sign(self) -> bool:
+        """Whether clients can be given URLs to write to."""
+        return self._signer is not None
 
     def put(self, key: str, content: bytes | Path) -> None:
         """Write a blob."""
         with _told():
             obstore.put(self._store, key, content, chunk_size=CHUNK, max_concurrency=2)
+            if self._folder is not None:
+                _see_to_disk(self._folder / key)
 
     def get(self, key: str, sha256: str) -> bytes:
         """The bytes of a blob, which must have this SHA-256."""
-        with _told():
-            content = bytes(obstore.get(self._store, key).bytes())
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise BlobCorrupt("blob_corrupt", "the stored bytes are not those that were written")
+        with self._noting_damage():
+            with _told():
+                content = bytes(obstore.get(self._store, key).bytes())
+            if hashlib.sha256(content).hexdigest() != sha256:
+                raise _corrupt()
         return content
 
-    def chunks(self, key: str) -> Iterator[bytes]:
-        """The bytes of a blob, piece by piece, unchecked."""
-        with _told():
-            for piece in obstore.get(self._store, key).stream(min_chunk_size=CHUNK):
-                yield bytes(piece)
+    def chunks(self, key: str, sha256: str) -> Iterator[bytes]:
+        """The bytes of a blob, piece by piece.
+
+        That they do not have this SHA-256 is known, and raised, only after the last piece.
+        """
+        digest = hashlib.sha256()
+        with self._noting_damage():
+            with _told():
+                for piece in obstore.get(self._store, key).stream(min_chunk_size=CHUNK):
+                    digest.update(piece)
+                    yield bytes(piece)
+            if digest.hexdigest() != sha256:
+                raise _corrupt()
 
     @contextmanager
     def file(self, key: str, sha256: str) -> Iterator[Path]:
         """A blob as a file to read, which must have this SHA-256."""
         if self._folder is not None:
             path = self._folder / key
-            if not path.exists():
-                raise BlobMissing("blob_missing", "the stored bytes are gone")
-            _check(path, sha256)
+            with self._noting_damage():
+                if not path.exists():
+                    raise BlobMissing("blob_missing", "the stored bytes are gone")
+                with path.open("rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                        raise _corrupt()
             yield path
             return
         with tempfile.NamedTemporaryFile(prefix="calibrd-") as target:
-            for piece in self.chunks(key):
+            for piece in self.chunks(key, sha256):
                 target.write(piece)
             target.flush()
-            _check(Path(target.name), sha256)
             yield Path(target.name)
+
+    def list(self, prefix: str = "") -> Iterator[Blob]:
+        """All blobs whose key begins with the prefix, which ends with a slash or is empty."""
+        with _told():
+            for page in obstore.list(self._store, prefix or None, chunk_size=1000):
+                for found in page:
+                    yield Blob(found["path"], found["size"], found["last_modified"].timestamp())
 
     def delete(self, key: str) -> None:
         """Remove a blob; one that is gone already is no error."""
         with suppress(BlobMissing), _told():
             obstore.delete(self._store, key)
 
+    def sign_put(self, key: str, seconds: float) -> str:
+        """A URL that takes a blob by PUT, without any other key, for so long."""
+        assert self._signer is not None  # noqa: S101 - ask can_sign first
+        with _told():
+            return obstore.sign(self._signer, "PUT", key, timedelta(seconds=seconds))
+
     def ping(self) -> None:
         """Raise if the store does not answer or has no room."""
         with _told():
             if self._folder is not None and shutil.disk_usage(self._folder).free < LEAST_FREE:
-                raise Unavailable("no_space", "the disk of the blob store is full")
+                raise NoSpace("no_space", "the disk of the blob store is full")
             obstore.list(self._store, "none/").collect()
 
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except Damaged as error:
+            if self._on_damage is not None:
+                self._on_damage(error)
+            raise
 
-def _check(path: Path, sha256: str) -> None:
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise BlobCorrupt("blob_corrupt", "the stored bytes are not those that were written")
+
+def _s3(url: str, **config: str) -> S3Store:
+    return S3Store.from_url(url, retry_config=RETRY, client_options=CLIENT, **config)  # type: ignore[arg-type]
+
+
+def _see_to_disk(path: Path) -> None:
+    """A row that names these bytes must not outlive them when the power fails."""
+    for one in (path, path.parent):
+        descriptor = os.open(one, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _corrupt() -> BlobCorrupt:
+    return BlobCorrupt("blob_corrupt", "the stored bytes are not those that were written")
 
 
 @contextmanager
@@ -96,4 +183,6 @@ def _told() -> Iterator[None]:
     except FileNotFoundError as error:
         raise BlobMissing("blob_missing", "the stored bytes are gone") from error
     except (BaseError, OSError) as error:
+        if any(f"(os error {number})" in str(error) for number in FULL):
+            raise NoSpace("no_space", "the blob store has no room: try later") from error
         raise Unavailable("blobs_unavailable", "the blob store does not answer") from error

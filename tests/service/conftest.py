@@ -7,7 +7,21 @@ from pathlib import Path
 
 import httpx
 import pytest
+from backends import Backend, Embedded, Fleet, fleet
 from live_service import Local, Running, in_process, running
+
+
+@pytest.fixture(scope="session")
+def shared_fleet() -> Iterator[Fleet]:
+    """PostgreSQL and S3, started when the first test asks for them."""
+    with fleet() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def backend() -> Backend:
+    """How things are stored; the tests of the folder ``storage`` run over both ways."""
+    return Embedded()
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +39,7 @@ def client(service: Running) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[Local]:
+def local(backend: Backend, tmp_path: Path) -> Iterator[Local]:
     """The app in process, without keys and without workers: fits wait."""
-    with in_process(tmp_path) as made:
+    with in_process(**backend.settings(tmp_path)) as made:
         yield made

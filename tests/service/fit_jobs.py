@@ -36,8 +36,8 @@ def logits_and_labels(n: int = 2000, k: int = 5, seed: int = 0) -> dict[str, Any
 class Place:
     """A data directory with a workspace and a calibrator."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.settings = Settings(data_dir=folder, log_format="console", **settings)
+    def __init__(self, data_dir: Path, **settings: Any) -> None:
+        self.settings = Settings(data_dir=data_dir, log_format="console", **settings)
         self.database = Database(self.settings.database)
         self.blobs = Blobs(self.settings.blobs)
         prepare_database(self.database)

@@ -1,0 +1,77 @@
+"""The two ways to store things that every storage test runs over: embedded, and shared."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from servers import S3, Postgres, postgres, s3
+
+from service.jobs.prepare import prepare_database
+from service.storage.database import Database
+
+BUCKET = "calibrd-tests"
+TEMPLATE = "calibrd_template"
+
+
+class Embedded:
+    """SQLite and a folder of blobs, in the data directory."""
+
+    name = "embedded"
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """Settings of a service that has the folder for itself."""
+        return {"data_dir": folder}
+
+
+@dataclass
+class Fleet:
+    """PostgreSQL and S3: a new database and a new prefix for each folder."""
+
+    database: Postgres
+    blobs: S3
+    name = "fleet"
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.blobs.make_bucket(BUCKET)
+        self.database.execute(f"CREATE DATABASE {TEMPLATE}")
+        prepared = Database(self.database.url(TEMPLATE))
+        prepare_database(prepared)
+        prepared.close()
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """Settings of a service that shares nothing with others."""
+        name = f"calibrd_{next(self._numbers)}"
+        self.database.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        return {
+            "data_dir": folder,
+            "database_url": self.database.url(name),
+            "blobs_url": f"s3://{BUCKET}/{name}",
+        }
+
+
+Backend = Embedded | Fleet
+
+
+@contextmanager
+def fleet() -> Iterator[Fleet]:
+    """The servers, and the environment by which this process and its children find S3."""
+    with postgres() as database, s3() as blobs:
+        before = dict(os.environ)
+        os.environ.update(blobs.environment)
+        try:
+            yield Fleet(database, blobs)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def environment(settings: dict[str, Any]) -> dict[str, str]:
+    """The same settings for a process."""
+    return {f"CALIBRD_{name.upper()}": str(value) for name, value in settings.items()}

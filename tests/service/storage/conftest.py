@@ -1,0 +1,35 @@
+"""Storage tests run over SQLite with a folder, and over PostgreSQL with S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from backends import Backend, Embedded, environment
+from fit_jobs import Place
+from live_service import Running, running
+
+
+@pytest.fixture(scope="session", params=["embedded", "fleet"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param == "embedded":
+        return Embedded()
+    found: Backend = request.getfixturevalue("shared_fleet")
+    return found
+
+
+@pytest.fixture(scope="session")
+def service(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service with one worker on each backend, for all tests that only add to it."""
+    settings = backend.settings(tmp_path_factory.mktemp("service"))
+    with running(settings["data_dir"], **environment(settings)) as started:
+        yield started
+
+
+@pytest.fixture
+def place(backend: Backend, tmp_path: Path) -> Iterator[Place]:
+    """A workspace of its own, with a queue that nobody works at."""
+    made = Place(**backend.settings(tmp_path))
+    yield made
+    made.close()
