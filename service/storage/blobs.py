@@ -20,7 +20,7 @@ from obstore.store import LocalStore, S3Store
 
 from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, Unavailable
 
-CHUNK = 4 << 20
+CHUNK = 8 << 20  # S3 refuses parts under 5 MiB
 LEAST_FREE = 16 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # by default a store that is away is tried for three minutes, and who waits has gone
