@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 
 import pytest
 from live_service import in_process, sample
@@ -103,10 +104,9 @@ def test_rollback_takes_back_move_after_move(local):
     ]
 
 
-def test_move_is_seen_by_other_processes_within_two_seconds(tmp_path):
-    import time
-
-    with in_process(tmp_path) as one, in_process(tmp_path) as other:
+def test_move_is_seen_by_other_processes_within_two_seconds(backend, tmp_path):
+    settings = backend.settings(tmp_path)
+    with in_process(**settings) as one, in_process(**settings) as other:
         register(one, 1.0)
         register(one, 3.0)
         move(one, 1)

@@ -7,6 +7,7 @@ import io
 
 import numpy as np
 import pytest
+import stored
 from live_service import NPZ, in_process, npz, sample
 
 
@@ -25,8 +26,7 @@ def test_upload_is_checked_hashed_and_kept_once(local):
     again = local.post("/v1/datasets", content=body, headers=NPZ)
     assert again.status_code == 200
     assert again.json()["id"] == made["id"]
-    blobs = (local.app.state.parts.settings.data_dir / "blobs").rglob("*")
-    assert sum(path.is_file() for path in blobs) == 1
+    assert len(stored.keys(local.app.state.parts.blobs)) == 1
 
 
 def test_hash_can_be_asked_for_first(local):
@@ -145,8 +145,7 @@ def test_deleted_datasets_are_gone_with_their_bytes(local):
     assert local.delete(url).status_code == 204
     assert local.get(url).status_code == 404
     assert local.delete(url).status_code == 404
-    folder = local.app.state.parts.settings.data_dir / "blobs"
-    assert not [path for path in folder.rglob("*") if path.is_file()]
+    assert stored.keys(local.app.state.parts.blobs) == []
 
 
 def test_dataset_of_an_unfinished_fit_cannot_be_deleted(local):
@@ -159,10 +158,10 @@ def test_dataset_of_an_unfinished_fit_cannot_be_deleted(local):
     assert local.delete(f"/v1/datasets/{made['id']}").status_code == 204
 
 
-def test_days_to_keep_are_noted(local, tmp_path):
+def test_days_to_keep_are_noted(local, backend, tmp_path):
     made = local.post("/v1/datasets?days=2", content=npz(*sample(10)), headers=NPZ).json()
     assert made["expires_at"] > made["created_at"]
-    with in_process(tmp_path / "other", dataset_days=7) as other:
+    with in_process(**backend.settings(tmp_path / "other"), dataset_days=7) as other:
         made = other.post("/v1/datasets", content=npz(*sample(10)), headers=NPZ).json()
         assert made["expires_at"] is not None
 

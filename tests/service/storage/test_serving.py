@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 
+import stored
 from live_service import in_process
 
 from calibrators import archive
@@ -25,15 +26,13 @@ def served(client, name: str, ref: str = "production"):
     return client.get(f"/v1/calibrators/{name}@{ref}/predict?logits=3,1,0")
 
 
-def blob_of(client, name: str, version: int):
+def key_of(client, name: str, version: int) -> str:
     facts = client.get(f"/v1/calibrators/{name}/versions/{version}").json()
-    folder = client.app.state.parts.settings.data_dir / "blobs"
-    (found,) = folder.rglob(facts["map_sha256"])
-    return found
+    return stored.only_key(client.app.state.parts.blobs, facts["map_sha256"])
 
 
-def test_cache_is_bounded_and_what_gave_way_comes_back(tmp_path):
-    with in_process(tmp_path, cached_maps=2) as client:
+def test_cache_is_bounded_and_what_gave_way_comes_back(backend, tmp_path):
+    with in_process(**backend.settings(tmp_path), cached_maps=2) as client:
         for name in ("a", "b", "c"):
             register(client, name, 2.0)
             promote(client, name, 1)
@@ -50,24 +49,22 @@ def test_corrupt_map_is_never_served_and_the_old_one_goes_on(local):
     register(local, "c", 2.0)
     promote(local, "c", 1)
     before = served(local, "c").json()
-    path = blob_of(local, "c", 2)
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    blobs, key = local.app.state.parts.blobs, key_of(local, "c", 2)
+    content = stored.content(blobs, key)
+    stored.overwrite(blobs, key, content[:-1] + bytes([content[-1] ^ 1]))
     assert promote(local, "c", 2).status_code == 200
     assert served(local, "c").json() == before
     direct = served(local, "c", "2")
     assert direct.status_code == 500
     assert direct.json()["code"] == "blob_corrupt"
-    content[-1] ^= 1
-    path.write_bytes(content)
+    stored.overwrite(blobs, key, content)
     local.app.state.parts.maps.refresh()
     assert served(local, "c").json()["version"] == 2
 
 
 def test_missing_map_is_told(local):
     register(local, "c", 1.0)
-    blob_of(local, "c", 1).unlink()
+    stored.remove(local.app.state.parts.blobs, key_of(local, "c", 1))
     answer = served(local, "c", "1")
     assert (answer.status_code, answer.json()["code"]) == (500, "blob_missing")
 

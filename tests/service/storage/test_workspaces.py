@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from every_route import Call, calls_of
-from live_service import NPZ, in_process, npz, sample
+from live_service import NPZ, Local, npz, sample
 from one_of_each import (
     ALIAS,
     CALIBRATOR,
@@ -46,26 +46,25 @@ class Neighbours:
 
 
 @pytest.fixture
-def neighbours(tmp_path) -> Iterator[Neighbours]:
-    with in_process(tmp_path) as local:
-        parts = local.app.state.parts
-        with parts.database.write() as store:
-            tokens = [
-                keys.create(
-                    store,
-                    keys.workspace_named(store, name, make=True).id,
-                    name=name,
-                    scopes=[Scope.ADMIN],
-                ).token
-                for name in ("a", "b")
-            ]
-        parts.keys.refresh()
-        headers = [{"Authorization": f"Bearer {token}"} for token in tokens]
-        with (
-            httpx.Client(base_url=local.base_url, timeout=60, headers=headers[0]) as a,
-            httpx.Client(base_url=local.base_url, timeout=60, headers=headers[1]) as b,
-        ):
-            yield Neighbours(a, b, make_one_of_each(a), list(calls_of(local.app)))
+def neighbours(local: Local) -> Iterator[Neighbours]:
+    parts = local.app.state.parts
+    with parts.database.write() as store:
+        tokens = [
+            keys.create(
+                store,
+                keys.workspace_named(store, name, make=True).id,
+                name=name,
+                scopes=[Scope.ADMIN],
+            ).token
+            for name in ("a", "b")
+        ]
+    parts.keys.refresh()
+    headers = [{"Authorization": f"Bearer {token}"} for token in tokens]
+    with (
+        httpx.Client(base_url=local.base_url, timeout=60, headers=headers[0]) as a,
+        httpx.Client(base_url=local.base_url, timeout=60, headers=headers[1]) as b,
+    ):
+        yield Neighbours(a, b, make_one_of_each(a), list(calls_of(local.app)))
 
 
 def places(call: Call, things: Things) -> Iterator[dict[str, Any]]:
