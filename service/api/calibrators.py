@@ -157,8 +157,9 @@ def get_map(
 ) -> Response:
     """`calibrators.archive.load` reads them; the ETag is their SHA-256."""
     with joined.database.read() as store:
-        sha256 = versions.find(store, caller, name, number).map_sha256
-    return _blob(joined, map_key(caller.workspace, sha256), sha256, if_none_match)
+        found = versions.find(store, caller, name, number)
+    key = map_key(caller.workspace, found.id, found.map_sha256)
+    return _blob(joined, key, found.map_sha256, if_none_match)
 
 
 @router.get(
@@ -176,12 +177,13 @@ def get_onnx(
 ) -> Response:
     """float32 logits (n, k) to calibrated probabilities (n, k), proved equal to the map."""
     with joined.database.read() as store:
-        sha256 = versions.find(store, caller, name, number).onnx_sha256
+        found = versions.find(store, caller, name, number)
+    sha256 = found.onnx_sha256
     if sha256 is None:
         raise NotFound(
             "no_onnx", f"version {number} of {name} has no ONNX form: use its map, or fit it here"
         )
-    return _blob(joined, onnx_key(caller.workspace, sha256), sha256, if_none_match)
+    return _blob(joined, onnx_key(caller.workspace, found.id, sha256), sha256, if_none_match)
 
 
 def _blob(joined: Parts, key: str, sha256: str, if_none_match: str | None) -> Response:

@@ -14,6 +14,7 @@ from service.core.blob_keys import dataset_key, part_key
 from service.core.formats import Format
 from service.core.formats.bodies import check_size
 from service.core.landing import Landing, landing
+from service.core.naming import Unnamed
 from service.core.retention import forget_dataset
 from service.errors import BlobMissing, Conflict, Invalid, Malformed, NotFound
 from service.storage.blobs import Blobs
@@ -74,10 +75,11 @@ class Datasets:
                 # should the stored bytes be damaged, these are the cure
                 self._blobs.put(_key(known), arrived.path)
                 return Added(known, is_new=False)
-            id = new_id("ds")
+            id, unnamed = new_id("ds"), Unnamed()
             key = dataset_key(principal.workspace, id, arrived.sha256)
             self._blobs.put(key, arrived.path)
             with self._database.write() as store:
+                unnamed.check()
                 made = store.datasets.add(
                     principal.workspace,
                     id,

@@ -19,11 +19,13 @@ from calibrators.plain import to_plain
 from service.core import formats
 from service.core.blob_keys import dataset_key, map_key, onnx_key
 from service.core.formats import Format
+from service.core.naming import Unnamed
 from service.core.recipes import make_recipe
 from service.errors import BlobCorrupt, BlobMissing, NotFound, ServiceError
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
+from service.storage.rows import new_id
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Job:
 class NewVersion:
     """A version whose blobs are written, and whose row is not."""
 
+    id: str
     report: dict[str, Any]
     facts: dict[str, Any]
 
@@ -71,6 +74,7 @@ class Ending:
     status: FitStatus
     versions: tuple[NewVersion, ...] = ()
     error: dict[str, str] | None = None
+    unnamed: Unnamed | None = None
 
 
 def begin(database: Database, id: str, *, worker: str, device: str) -> Job | None:
@@ -92,7 +96,10 @@ def run(job: Job, blobs: Blobs, hooks: Hooks, *, device: str, time_limit: float)
     """Fit and judge every method of the order, and write the blobs; None if it was abandoned."""
     watch = _Watch(hooks, time_limit - job.seconds_running)
     try:
-        return Ending(FitStatus.SUCCEEDED, _new_versions(job, blobs, hooks, watch, device))
+        judged = _judged(job, blobs, hooks, watch, device)
+        unnamed = Unnamed()
+        written = tuple(_written(job, blobs, *one) for one in judged)
+        return Ending(FitStatus.SUCCEEDED, written, unnamed=unnamed)
     except FitCancelled:
         return _stopped(watch.reason, time_limit)
     except ServiceError as error:
@@ -110,24 +117,29 @@ def run(job: Job, blobs: Blobs, hooks: Hooks, *, device: str, time_limit: float)
 def conclude(
     database: Database, fit: Fit, ending: Ending, progress: dict[str, Any] | None = None
 ) -> Fit | None:
-    """Write how an attempt ended, with its versions; None, and no change, if it runs no longer."""
+    """Write how an attempt ended, with its versions; None, and no change, if it runs no longer.
+
+    It ends as failed if the blobs of its versions have waited too long for their rows.
+    """
+    with database.write() as store:
+        if not store.fits.runs(fit.id, fit.attempt):
+            return None
+        ending = _in_time(ending)
+        numbers = [
+            store.calibrators.add_version(fit.calibrator, made.id, made.report, **made.facts).number
+            for made in ending.versions
+        ]
+        facts = {"versions": numbers, "error": ending.error, "progress": progress}
+        return store.fits.finish(fit.id, fit.attempt, ending.status, **facts)
+
+
+def _in_time(ending: Ending) -> Ending:
     try:
-        with database.write() as store:
-            numbers = [
-                store.calibrators.add_version(fit.calibrator, made.report, **made.facts).number
-                for made in ending.versions
-            ]
-            facts = {"versions": numbers, "error": ending.error, "progress": progress}
-            done = store.fits.finish(fit.id, fit.attempt, ending.status, **facts)
-            if done is None:
-                raise _RunsNoLonger
-            return done
-    except _RunsNoLonger:
-        return None
-
-
-class _RunsNoLonger(Exception):
-    """Rolls a transaction back."""
+        if ending.unnamed is not None:
+            ending.unnamed.check()
+    except ServiceError as error:
+        return failed(error.code, error.message)
+    return ending
 
 
 class _Watch:
@@ -146,15 +158,15 @@ class _Watch:
         return self.reason is not None
 
 
-def _new_versions(
+def _judged(
     job: Job, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str
-) -> tuple[NewVersion, ...]:
+) -> list[tuple[CalibrationSet, Calibrator, Judged]]:
     data = _load(blobs, job.dataset, "dataset")
     evaluation = None
     if job.fit.evaluation is not None:
         evaluation = _load(blobs, job.evaluation, "evaluation dataset")
     methods, seed = job.fit.order["methods"], job.fit.order["seed"]
-    judged: list[tuple[Calibrator, Judged]] = []
+    judged: list[tuple[CalibrationSet, Calibrator, Judged]] = []
     for done, wanted in enumerate(methods):
         telling = _Telling(hooks, wanted["method"], done, len(methods))
         with _named(wanted["method"]):
@@ -169,10 +181,10 @@ def _new_versions(
                 progress=telling,
                 cancel=watch,
             )
-        judged.append((recipe, found))
+        judged.append((data, recipe, found))
     if watch():
         raise FitCancelled
-    return tuple(_written(job, blobs, data, recipe, found) for recipe, found in judged)
+    return judged
 
 
 def _load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
@@ -222,10 +234,10 @@ def _written(
     assert job.dataset is not None  # noqa: S101 - data was loaded from it
     fit, order = job.fit, job.fit.order
     fitted, report = judged
-    content = archive.dump(fitted)
+    id, content = new_id("ver"), archive.dump(fitted)
     sha256 = hashlib.sha256(content).hexdigest()
-    blobs.put(map_key(fit.workspace, sha256), content)
-    onnx_sha256, warnings = _written_onnx(blobs, fit.workspace, fitted)
+    blobs.put(map_key(fit.workspace, id, sha256), content)
+    onnx_sha256, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
     known = fitted.fit_info.get("warnings", [])
     facts = {
         "method": recipe.name,
@@ -247,11 +259,11 @@ def _written(
         "description": order["description"],
         "created_by": fit.created_by,
     }
-    return NewVersion(report.to_dict(), facts)
+    return NewVersion(id, report.to_dict(), facts)
 
 
 def _written_onnx(
-    blobs: Blobs, workspace: str, fitted: CalibrationMap
+    blobs: Blobs, workspace: str, id: str, fitted: CalibrationMap
 ) -> tuple[str | None, list[dict[str, str]]]:
     """The hash of the map's ONNX form, or a warning why it has none."""
     try:
@@ -259,7 +271,7 @@ def _written_onnx(
     except ExportError as error:
         return None, [{"code": error.code, "message": f"no ONNX: {error}"}]
     sha256 = hashlib.sha256(content).hexdigest()
-    blobs.put(onnx_key(workspace, sha256), content)
+    blobs.put(onnx_key(workspace, id, sha256), content)
     return sha256, []
 
 

@@ -14,11 +14,14 @@ from service.core import idempotency
 from service.core.access import Principal
 from service.core.blob_keys import map_key
 from service.core.names import check_name
+from service.core.naming import Unnamed
 from service.core.versions import calibrator_for, check_model, check_notes, find
 from service.errors import Invalid
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Version
+from service.storage.rows import new_id
+from service.storage.store import Store
 
 DEEPEST = 32
 
@@ -45,18 +48,34 @@ def register(
 ) -> Version:
     """The version that a registration makes, or has made before with this key."""
     report, facts = _checked(sent)
-    blobs.put(map_key(principal.workspace, facts["map_sha256"]), sent.content)
     request = asdict(sent) | {"content": facts["map_sha256"]}
+    with database.read() as store:
+        known = _registered(store, principal, key, request)
+    if known is not None:
+        return known
+    id, unnamed = new_id("ver"), Unnamed()
+    blobs.put(map_key(principal.workspace, id, facts["map_sha256"]), sent.content)
     with database.write() as store:
-        known = idempotency.answered(store, principal, key, request)
-        if known is not None:
-            return find(store, principal, sent.calibrator, known["version"])
+        unnamed.check()
+        known = _registered(store, principal, key, request)
+        if known is not None:  # the same was sent twice at once; our blob is an orphan
+            return known
         calibrator = calibrator_for(store, principal, sent.calibrator)
         made = store.calibrators.add_version(
-            calibrator.id, report, created_by=principal.actor, **facts
+            calibrator.id, id, report, created_by=principal.actor, **facts
         )
         idempotency.keep(store, principal, key, request, {"version": made.number})
         return made
+
+
+def _registered(
+    store: Store, principal: Principal, key: str | None, request: dict[str, Any]
+) -> Version | None:
+    """The version that an equal registration with this key has made before."""
+    known = idempotency.answered(store, principal, key, request)
+    if known is None:
+        return None
+    return find(store, principal, request["calibrator"], known["version"])
 
 
 def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]:

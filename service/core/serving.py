@@ -110,7 +110,8 @@ class Maps:
 
     def _read(self, place: Place, version: Version) -> Served:
         """The map of a version; its bytes are checked against their hash."""
-        content = self._blobs.get(map_key(place.workspace, version.map_sha256), version.map_sha256)
+        key = map_key(place.workspace, version.id, version.map_sha256)
+        content = self._blobs.get(key, version.map_sha256)
         fitted = archive.load(content)
         return Served(place.name, version.number, fitted, version.map_sha256, version.model)
 

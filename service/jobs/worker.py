@@ -183,7 +183,7 @@ class Worker:
         done = patiently(
             lambda: conclude(self._database, job.fit, ending, told), self._pace.patience
         )
-        logger.info("fit %s ends: %s", id, ending.status if done else "by another worker")
+        logger.info("fit %s ends: %s", id, done.status if done else "by another worker")
         self._tidy_up(job.fit)
 
     def _tidy_up(self, fit: Fit) -> None:

@@ -42,8 +42,10 @@ class Calibrators(Repository):
             chosen = chosen.where(calibrators.c.name > after)
         return self._all(CalibratorRow, chosen.order_by(calibrators.c.name).limit(limit))
 
-    def add_version(self, calibrator: str, report: dict[str, Any] | None, **facts: Any) -> Version:
-        """The next version of a calibrator, with its report."""
+    def add_version(
+        self, calibrator: str, id: str, report: dict[str, Any] | None, **facts: Any
+    ) -> Version:
+        """The next version of a calibrator, with its report; its blobs lie under this id."""
         counted = (
             update(calibrators)
             .where(calibrators.c.id == calibrator)
@@ -51,12 +53,12 @@ class Calibrators(Repository):
             .returning(calibrators.c.last_version)
         )
         number = self.session.execute(counted).scalar_one()
-        values = {"calibrator": calibrator, "number": number, "created_at": now(), **facts}
+        row = {"calibrator": calibrator, "number": number}
+        values = {**row, "id": id, "created_at": now(), **facts}
         made = self._one(Version, insert(versions).values(values).returning(*versions.c))
         assert made is not None  # noqa: S101
         if report is not None:
-            row = {"calibrator": calibrator, "number": number, "document": report}
-            self._changed(insert(reports).values(row))
+            self._changed(insert(reports).values(**row, document=report))
         return made
 
     def version(self, calibrator: str, number: int) -> Version | None:

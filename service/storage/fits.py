@@ -91,6 +91,11 @@ class Fits(Repository):
         found: bool | None = self.session.scalar(changed.returning(fits.c.cancel_requested))
         return found
 
+    def runs(self, id: str, attempt: int) -> bool:
+        """Whether this attempt runs; if so, nobody else ends it before the transaction does."""
+        chosen = select(fits.c.id).where(self._running(id, attempt)).with_for_update()
+        return self.session.scalar(chosen) is not None
+
     def finish(self, id: str, attempt: int, status: FitStatus, **facts: Any) -> Fit | None:
         """End a running attempt; None, and no change, if it is not the one that runs."""
         ended = update(fits).where(self._running(id, attempt))

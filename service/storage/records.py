@@ -100,6 +100,7 @@ class Version:
 
     calibrator: str
     number: int
+    id: str | None
     method: str
     params: dict[str, Any]
     seed: int | None

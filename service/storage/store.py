@@ -6,6 +6,7 @@ from sqlalchemy.orm import Session
 
 from service.storage.aliases import Aliases
 from service.storage.calibrators import Calibrators
+from service.storage.chores import Chores
 from service.storage.datasets import Datasets
 from service.storage.fits import Fits, Workers
 from service.storage.idempotency import Idempotency
@@ -24,3 +25,4 @@ class Store:
         self.fits = Fits(session)
         self.workers = Workers(session)
         self.idempotency = Idempotency(session)
+        self.chores = Chores(session)

@@ -103,6 +103,7 @@ versions = Table(
     metadata,
     Column("calibrator", ID, ForeignKey("calibrators.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
+    Column("id", ID),  # part of the keys of its blobs; versions from before have none
     Column("method", String(40), nullable=False),
     Column("params", JSON, nullable=False),
     Column("seed", BigInteger),
@@ -122,6 +123,7 @@ versions = Table(
     Column("description", Text, nullable=False),
     Column("created_by", String(200), nullable=False),
     Column("created_at", Float, nullable=False),
+    Index(None, "id", unique=True),
 )
 
 reports = Table(
@@ -207,4 +209,11 @@ idempotency = Table(
     Column("answer", JSON, nullable=False),
     Column("created_at", Float, nullable=False),
     Index(None, "created_at"),
+)
+
+chores = Table(
+    "chores",
+    metadata,
+    Column("name", String(40), primary_key=True),
+    Column("done_at", Float, nullable=False),
 )

@@ -104,11 +104,13 @@ def test_versions_hold_all_that_is_to_be_known(place: Place) -> None:
     assert (version.verdict, version.created_by) == ("improved", "tests")
     assert {"python", "numpy", "torch"} <= set(version.libraries)
     assert Report.from_dict(report).verdict == version.verdict
-    content = place.blobs.get(map_key(place.workspace, version.map_sha256), version.map_sha256)
+    key = map_key(place.workspace, version.id, version.map_sha256)
+    content = place.blobs.get(key, version.map_sha256)
     assert len(content) == version.map_bytes
     assert archive.load(content).method == "smart"
     assert version.onnx_sha256 is not None
-    assert place.blobs.get(onnx_key(place.workspace, version.onnx_sha256), version.onnx_sha256)
+    key = onnx_key(place.workspace, version.id, version.onnx_sha256)
+    assert place.blobs.get(key, version.onnx_sha256)
 
 
 def test_an_evaluation_dataset_and_a_held_out_share_are_used(place: Place) -> None:

@@ -98,10 +98,12 @@ def test_two_methods_give_two_versions_with_maps_reports_and_onnx(place: Place, 
             assert store.calibrators.report(place.calibrator.id, number)
         assert version is not None
         assert version.method == method
-        content = place.blobs.get(map_key(place.workspace, version.map_sha256), version.map_sha256)
+        key = map_key(place.workspace, version.id, version.map_sha256)
+        content = place.blobs.get(key, version.map_sha256)
         assert archive.load(content).k == 5
         assert version.onnx_sha256 is not None
-        assert place.blobs.get(onnx_key(place.workspace, version.onnx_sha256), version.onnx_sha256)
+        key = onnx_key(place.workspace, version.id, version.onnx_sha256)
+        assert place.blobs.get(key, version.onnx_sha256)
 
 
 def test_a_fit_starts_soon_after_it_was_ordered(place: Place, crew: Crew) -> None:

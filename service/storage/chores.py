@@ -1,0 +1,21 @@
+"""SQL on chores: what one of many workers does now and then."""
+
+from __future__ import annotations
+
+from sqlalchemy import insert, update
+
+from service.storage.rows import Repository, now
+from service.storage.tables import chores
+
+
+class Chores(Repository):
+    """When each chore was last taken on."""
+
+    def claim(self, name: str, every: float) -> bool:
+        """Whether it is the caller's turn; for one of all callers in so many seconds it is."""
+        mine = chores.c.name == name
+        due = update(chores).where(mine, chores.c.done_at <= now() - every)
+        if self._changed(due.values(done_at=now())):
+            return True
+        first = insert(chores).values(name=name, done_at=now()).returning(chores.c.name)
+        return self._unless_there(dict, first) is not None
