@@ -24,8 +24,8 @@ class Embedded:
 
     name = "embedded"
 
-    def settings(self, folder: Path) -> dict[str, Any]:
-        """Settings of a service that has the folder for itself."""
+    def settings(self, folder: Path, *, empty: bool = False) -> dict[str, Any]:
+        """Settings of a service that has the folder for itself; its database is ``empty`` yet."""
         return {"data_dir": folder}
 
 
@@ -45,10 +45,11 @@ class Fleet:
         prepare_database(prepared)
         prepared.close()
 
-    def settings(self, folder: Path) -> dict[str, Any]:
-        """Settings of a service that shares nothing with others."""
+    def settings(self, folder: Path, *, empty: bool = False) -> dict[str, Any]:
+        """Settings of a service that shares nothing with others, with tables unless ``empty``."""
         name = f"calibrd_{next(self._numbers)}"
-        self.database.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        template = "template0" if empty else TEMPLATE
+        self.database.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return {
             "data_dir": folder,
             "database_url": self.database.url(name),
