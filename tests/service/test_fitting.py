@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fit_jobs import FINAL, Place
 from calibrators import Report, archive
 from service.core.blob_keys import dataset_key, map_key, onnx_key
 from service.core.fitting import Ending, Job, Stop, begin, conclude, run
+from service.core.naming import Unnamed
 from service.core.retention import forget_spent_datasets
 from service.errors import BlobMissing
 from service.storage.records import Fit, FitStatus
@@ -258,3 +260,29 @@ def test_datasets_sent_for_fits_go_with_the_end_of_the_last(
         assert store.datasets.get(place.workspace, data.id) is None
     with pytest.raises(BlobMissing):
         place.blobs.get(dataset_key(place.workspace, data.id, data.sha256 or ""), data.sha256 or "")
+
+
+def test_an_ending_whose_answer_got_lost_is_written_once(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    job = started(place, fit)
+    ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60)
+    assert ending is not None
+    assert conclude(place.database, job.fit, ending) is not None
+    assert conclude(place.database, job.fit, ending) is None
+    assert len(place.versions_of(fit)) == 1
+
+
+def test_a_worker_that_was_paused_after_it_wrote_its_blobs_does_not_name_them(
+    place: Place,
+) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    job = started(place, fit)
+    ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60)
+    assert ending is not None
+    late = replace(ending, unnamed=Unnamed(within=-1))
+    done = conclude(place.database, job.fit, late)
+    assert done is not None
+    assert (done.status, done.versions) == (FitStatus.FAILED, [])
+    assert done.error is not None
+    assert done.error["code"] == "paused_too_long"
+    assert place.versions_of(fit) == []
