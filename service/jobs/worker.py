@@ -160,7 +160,8 @@ class Worker:
                 if not self._leaving.is_set():
                     self._run(id)
         finally:
-            self._at_work.discard(id)
+            if not self._leaving.is_set():  # else it is handed back, and must not count as lost
+                self._at_work.discard(id)
         if self._leaving.is_set():
             # DBOS must not note this entry as done: its fit may have to wait for another worker
             threading.Event().wait()

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from backends import environment
+from stored import keys
 
 from service.core.blob_keys import dataset_key
 from service.core.fits import CPU
@@ -49,6 +51,11 @@ class Place:
             self.workspace = workspace.id
             self.calibrator = store.calibrators.add(self.workspace, "digits")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings for a process that works here."""
+        return environment(self.settings.model_dump(exclude_unset=True))
+
     def close(self) -> None:
         """Close the connections."""
         self.queue.close()
@@ -76,10 +83,9 @@ class Place:
                 classes=arrays["logits"].shape[1],
             )
 
-    def bytes_of(self, dataset: Dataset) -> Path:
-        """Where the bytes of a dataset lie."""
-        key = dataset_key(self.workspace, dataset.id, dataset.sha256 or "")
-        return self.settings.data_dir / "blobs" / key
+    def has_bytes_of(self, dataset: Dataset) -> bool:
+        """Whether the bytes of a dataset are still stored."""
+        return dataset_key(self.workspace, dataset.id, dataset.sha256 or "") in keys(self.blobs)
 
     def order(
         self,
@@ -114,7 +120,7 @@ class Place:
         return found
 
     def wait(
-        self, fit: Fit, statuses: Iterable[FitStatus] = FINAL, *, seconds: float = 40.0
+        self, fit: Fit, statuses: Iterable[FitStatus] = FINAL, *, seconds: float = 90.0
     ) -> Fit:
         """The fit as soon as it has one of the statuses."""
         deadline = time.monotonic() + seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from service.jobs import supervisor
-from service.jobs.supervisor import Workers
+from service.jobs.supervisor import COMMAND, SUPERVISOR, Workers
 from service.settings import Settings
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(60)")
@@ -97,3 +98,22 @@ def test_the_settings_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     finally:
         workers.stop()
     assert answer.read_text() == given.model_dump_json() + str(os.getpid())
+
+
+def test_a_worker_leaves_when_its_supervisor_is_gone(tmp_path: Path) -> None:
+    environment = {**os.environ, "CALIBRD_DATA_DIR": str(tmp_path), SUPERVISOR: "1"}
+    orphan = subprocess.Popen(COMMAND, env=environment, stderr=subprocess.PIPE)
+    try:
+        assert b"Traceback" not in orphan.communicate(timeout=40)[1]
+    finally:
+        orphan.kill()
+    assert orphan.returncode == 0
+
+
+def test_the_api_side_does_not_load_torch() -> None:
+    code = "import sys, service.jobs.prepare, service.jobs.supervisor; print(*sys.modules)"
+    done = subprocess.run(
+        (sys.executable, "-c", code), check=True, timeout=30, capture_output=True, text=True
+    )
+    assert "dbos" in done.stdout.split()
+    assert "torch" not in done.stdout.split()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from fit_jobs import Place
+from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from service.core.fitting import Stop
@@ -34,8 +34,7 @@ def upkeep(place: Place, worker: str, silence: float, **pace: float) -> Upkeep:
     )
 
 
-def test_three_lost_workers_are_enough(tmp_path: Path) -> None:
-    place = Place(tmp_path, fit_attempts=3)
+def test_three_lost_workers_are_enough(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
     alive = upkeep(place, "alive", silence=0.4)
     for attempt in range(1, 4):
@@ -54,11 +53,9 @@ def test_three_lost_workers_are_enough(tmp_path: Path) -> None:
     assert "3 times" in found.error["message"]
     with place.database.read() as store:
         assert [worker.id for worker in store.workers.alive(60)] == ["alive"]
-    place.close()
 
 
-def test_a_worker_that_was_silent_itself_judges_nobody(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_a_worker_that_was_silent_itself_judges_nobody(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
     first = upkeep(place, "first", silence=0.2)
     with place.database.write() as store:
@@ -68,7 +65,6 @@ def test_a_worker_that_was_silent_itself_judges_nobody(tmp_path: Path) -> None:
     time.sleep(0.5)  # as if the database had been away for both
     first.beat()
     assert place.fit(fit.id).worker == "second"
-    place.close()
 
 
 class SlowBlobs(Blobs):
@@ -79,8 +75,7 @@ class SlowBlobs(Blobs):
         super().delete(key)
 
 
-def test_a_long_housekeeping_does_not_stop_the_heart(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
     place.blobs = SlowBlobs(place.settings.blobs)
     spent = place.dataset(delete_after_fit=True)
     fit = place.order(spent, ("temperature", {}))
@@ -91,7 +86,7 @@ def test_a_long_housekeeping_does_not_stop_the_heart(tmp_path: Path) -> None:
     beats = 0
     try:
         deadline = time.monotonic() + 10
-        while place.bytes_of(spent).exists():
+        while place.has_bytes_of(spent):
             with place.database.read() as store:
                 beats += [one.id for one in store.workers.alive(0.4)] == ["busy"]
                 assert store.workers.silent(0.5) == []
@@ -100,13 +95,11 @@ def test_a_long_housekeeping_does_not_stop_the_heart(tmp_path: Path) -> None:
     finally:
         busy.stop()
     assert beats > 10
-    place.close()
 
 
 def test_a_fit_hears_of_its_cancellation_after_an_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = Place(tmp_path)
     order = place.order(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         fit = store.fits.start(order.id, worker="w", device="cpu")
@@ -126,37 +119,40 @@ def test_a_fit_hears_of_its_cancellation_after_an_error(
         assert running.stop() is Stop.CANCEL
     assert place.fit(fit.id).progress == {"step": 1}
     assert [record.exc_info is not None for record in caplog.records] == [True]
-    place.close()
 
 
-def test_a_fit_that_its_worker_does_not_know_waits_again(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_a_fit_that_its_worker_does_not_know_waits_again(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.fits.start(fit.id, worker="forgetful", device="cpu")
     upkeep(place, "forgetful", silence=60).beat()
     assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, 1)
-    place.close()
+
+
+def workflows(place: Place) -> TableClause:
+    """DBOS's own table of the queue's entries."""
+    names = ("workflow_uuid", "status", "executor_id")
+    schema = None if place.database.is_sqlite else "dbos"
+    return table("workflow_status", *map(column, names), schema=schema)
 
 
 def entries(place: Place) -> list[tuple[str, str]]:
     """The entries of the queue as DBOS keeps them: id and status."""
-    with place.database.engine.connect() as connection:
-        query = "SELECT workflow_uuid, status FROM workflow_status"
-        return [(id, status) for id, status in connection.exec_driver_sql(query)]
+    found = workflows(place).c
+    with place.database.read() as store:
+        rows = store.session.execute(select(found.workflow_uuid, found.status))
+        return [(id, status) for id, status in rows]
 
 
 def take(place: Place, fit: Fit, worker: str) -> None:
     """Leave the entry of a fit as a worker does that took it and died before the fit started."""
-    change = (
-        "UPDATE workflow_status SET status = 'PENDING', executor_id = ? WHERE workflow_uuid = ?"
-    )
+    all = workflows(place)
+    taken = update(all).where(all.c.workflow_uuid == fit.id)
     with place.database.write() as store:
-        store.session.connection().exec_driver_sql(change, (worker, fit.id))
+        store.session.execute(taken.values(status="PENDING", executor_id=worker))
 
 
-def test_an_entry_taken_by_a_worker_that_died_at_once_is_put_back(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_an_entry_taken_by_a_worker_that_died_at_once_is_put_back(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
     take(place, fit, "dead")
     with place.database.write() as store:
@@ -170,13 +166,11 @@ def test_an_entry_taken_by_a_worker_that_died_at_once_is_put_back(tmp_path: Path
     ((id, status),) = entries(place)
     assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
     assert place.fit(fit.id).attempt == 0
-    place.close()
 
 
 def test_an_entry_that_its_worker_forgot_is_put_back_by_the_second_housekeeping(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
-    place = Place(tmp_path)
     fit = place.order(place.dataset(), ("temperature", {}))
     take(place, fit, "forgetful")
     forgetful = upkeep(place, "forgetful", silence=60)
@@ -185,18 +179,15 @@ def test_an_entry_that_its_worker_forgot_is_put_back_by_the_second_housekeeping(
     forgetful.keep_house()
     ((id, status),) = entries(place)
     assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
-    place.close()
 
 
-def test_ordering_is_all_or_nothing(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_ordering_is_all_or_nothing(place: Place) -> None:
     with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
         place.queue.enqueue(store, "fit_1", "fit.cpu")
         store.keys.add_workspace("default")
     assert entries(place) == []
     fit = place.order(place.dataset(), ("temperature", {}))
     assert entries(place) == [(fit.id, "ENQUEUED")]
-    place.close()
 
 
 def test_patience_ends() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends import Backend
 from fit_jobs import FINAL, Place
 
 from calibrators import Report, archive
@@ -39,8 +40,8 @@ class Hooks:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    made = Place(tmp_path_factory.mktemp("fitting"))
+def place(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(**backend.settings(tmp_path_factory.mktemp("fitting")))
     yield made
     made.close()
 

@@ -1,0 +1,75 @@
+"""Keys on the command line, and the door that they open."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from live_service import ROOT, running
+
+TOKEN = re.compile(r"cal_[0-9a-f]{12}_[0-9a-f]{48}")
+
+
+def command(*arguments: str, data_dir) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "service", *arguments, "--data-dir", str(data_dir)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_command_line_life_of_a_key(tmp_path):
+    made = command("keys", "create", "--scopes", "fit,predict", "--name", "ci", data_dir=tmp_path)
+    assert made.returncode == 0, made.stderr
+    token = made.stdout.strip()
+    assert TOKEN.fullmatch(token)
+    listed = command("keys", "list", data_dir=tmp_path).stdout
+    assert "ci" in listed
+    assert "fit,predict" in listed
+    assert token not in listed
+    id = token.split("_")[1]
+    secret = token.split("_")[2]
+    assert secret.encode() not in (tmp_path / "calibrd.db").read_bytes()
+    rows = sqlite3.connect(tmp_path / "calibrd.db")
+    (stored,) = rows.execute("SELECT secret_sha256 FROM keys").fetchone()
+    rows.close()
+    assert stored != secret
+    rotated = command("keys", "rotate", id, data_dir=tmp_path)
+    assert TOKEN.fullmatch(rotated.stdout.strip())
+    assert "revoked" in command("keys", "revoke", id, data_dir=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("create", "--scopes", "everything"),
+        ("revoke",),
+        ("revoke", "nobody"),
+        ("list", "--workspace", "elsewhere"),
+        ("create", "--scopes", ""),
+    ],
+)
+def test_command_line_mistakes_are_one_line(tmp_path, arguments):
+    done = command("keys", *arguments, data_dir=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_other_addresses_need_a_key_first(tmp_path):
+    refused = command("serve", "--host", "0.0.0.0", "--port", "0", data_dir=tmp_path)  # noqa: S104
+    assert refused.returncode == 2
+    assert "python -m service keys create" in refused.stderr
+    token = command("keys", "create", "--scopes", "admin", data_dir=tmp_path).stdout.strip()
+    with running(tmp_path, "--host", "0.0.0.0", "--workers", "0") as started:  # noqa: S104
+        port = started.url.rpartition(":")[2]
+        started.url = f"http://127.0.0.1:{port}"
+        with started.client() as client:
+            assert client.get("/v1/calibrators").status_code == 401
+        with started.client(token) as client:
+            assert client.get("/v1/calibrators").status_code == 200
