@@ -36,6 +36,7 @@ from service.core.access import Principal
 from service.core.datasets import Datasets
 from service.core.formats import Limits
 from service.core.keys import KeyRing
+from service.core.part_uploads import PartUploads
 from service.core.serving import Maps, Served
 from service.core.watching import FitWatcher
 from service.jobs.prepare import prepare_database
@@ -85,8 +86,10 @@ def create_app(settings: Settings) -> FastAPI:
 
 def join(settings: Settings) -> Parts:
     """The parts of a service with these settings."""
-    database, blobs = Database(settings.database), Blobs(settings.blobs)
+    database = Database(settings.database)
+    blobs = Blobs(settings.blobs, sign_endpoint=settings.sign_endpoint)
     limits = Limits(settings.max_upload_bytes, settings.max_json_bytes, settings.max_classes)
+    datasets = Datasets(database, blobs, limits)
     metrics = Metrics()
     maps = Maps(database, blobs, settings.cached_maps)
     metrics.watch_map_cache(lambda: len(maps))
@@ -99,7 +102,14 @@ def join(settings: Settings) -> Parts:
         keys=KeyRing(database),
         maps=maps,
         watcher=FitWatcher(database),
-        datasets=Datasets(database, blobs, limits),
+        datasets=datasets,
+        part_uploads=PartUploads(
+            database,
+            blobs,
+            datasets,
+            max_bytes=settings.max_upload_bytes,
+            max_part_bytes=settings.max_part_bytes,
+        ),
         metrics=metrics,
         probe=Probe(database, blobs),
     )
@@ -169,7 +179,7 @@ def _body_limit(settings: Settings) -> Callable[[Scope], int]:
         path: str = scope["path"]
         if path.endswith(("/predict", "/infer")):
             return settings.max_predict_bytes
-        if "/parts/" in path:
+        if "/parts/" in path and scope["method"] == "PUT":
             return settings.max_part_bytes
         takes_arrays = path == "/v1/datasets" or path.endswith("/fits")
         if takes_arrays and not _is_json(scope):

@@ -37,6 +37,8 @@ class Settings(BaseSettings):
     """A sqlite:///file or postgresql:// URL; empty means SQLite in the data directory."""
     blobs_url: str = ""
     """A file:// or s3:// URL; empty means a folder in the data directory."""
+    sign_endpoint: str = ""
+    """Where clients reach the S3 server, if not where the service does; for presigned URLs."""
     workers: int = Field(1, ge=0, le=64)
     """Worker processes that `serve` starts beside the API."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -82,6 +84,13 @@ class Settings(BaseSettings):
     def _names_a_blob_store(cls, url: str) -> str:
         if url and not re.match(r"(file:///|s3://)[^/]", url):
             raise ValueError("must be file:///folder or s3://bucket/prefix")
+        return url
+
+    @field_validator("sign_endpoint")
+    @classmethod
+    def _names_a_server(cls, url: str) -> str:
+        if url and not re.match(r"https?://[^/]", url):
+            raise ValueError("must be http://host:port or https://host")
         return url
 
     @cached_property

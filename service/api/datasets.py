@@ -9,14 +9,23 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.api import examples
 from service.api.arriving import land
+from service.api.dataset_schemas import (
+    CommitIn,
+    DatasetOut,
+    PartOut,
+    PartsIn,
+    PartUrlsOut,
+    part_out,
+)
 from service.api.paging import Cursor, Limit, Page, paged, time_place
 from service.api.parts import Caller, Joined, needs
-from service.api.schemas import CommitIn, DatasetOut, KindName, PartOut, part_out
+from service.api.schemas import KindName
 from service.api.strict_route import StrictRoute
 from service.core import datasets
 from service.core.access import Scope
 from service.core.datasets import Keeping
 from service.core.landing import landing
+from service.core.part_uploads import MOST_PARTS
 from service.errors import Invalid
 from service.storage.records import Dataset
 
@@ -67,7 +76,7 @@ async def create_dataset(
         async for piece in request.stream():
             if piece:
                 raise Invalid("no_body_yet", "an upload in parts is opened without a body")
-        opened = await asyncio.to_thread(joined.datasets.open, caller, kind, keeping)
+        opened = await asyncio.to_thread(joined.part_uploads.open, caller, kind, keeping)
         response.headers["Location"] = f"/v1/datasets/{opened.id}"
         return DatasetOut.of(opened, parts=[])
     with landing(joined.uploads) as arrived:
@@ -96,8 +105,10 @@ def get_dataset(joined: Joined, caller: Caller, id: examples.DatasetId) -> Datas
     """While it is uploaded in parts, this says which parts have arrived."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
-        parts = None if found.is_ready else store.datasets.parts_of(found.id)
-    return DatasetOut.of(found, parts)
+        parts = store.datasets.parts_of(found.id)
+    return DatasetOut.of(
+        found, None if found.is_ready else joined.part_uploads.arrived(found, parts)
+    )
 
 
 @router.head("/{id}", summary="Whether a dataset is there", response_class=Response)
@@ -124,13 +135,29 @@ async def put_part(
     joined: Joined,
     caller: Caller,
     id: examples.DatasetId,
-    number: Annotated[int, Path(ge=1, le=datasets.MOST_PARTS)],
+    number: Annotated[int, Path(ge=1, le=MOST_PARTS)],
 ) -> PartOut:
     """Parts come in any order and may be sent again; their bytes are joined by number."""
     with landing(joined.uploads) as arrived:
         await land(request, arrived)
-        part = await asyncio.to_thread(joined.datasets.put_part, caller, id, number, arrived)
+        part = await asyncio.to_thread(joined.part_uploads.put, caller, id, number, arrived)
     return part_out(part)
+
+
+@router.post(
+    "/{id}/parts/presigned",
+    summary="URLs to send parts straight to the store",
+    responses=examples.PRESIGNED_ANSWERS,
+)
+def presign_parts(
+    joined: Joined, caller: Caller, id: examples.DatasetId, body: PartsIn
+) -> PartUrlsOut:
+    """PUT the bytes of a part to its URL, without a key, within 15 minutes.
+
+    Parts sent so and parts sent to the service may be mixed. The commit checks their hashes.
+    """
+    promised = [(part.number, part.bytes, part.sha256) for part in body.parts]
+    return PartUrlsOut.of(joined.part_uploads.sign(caller, id, promised))
 
 
 @router.post(
@@ -146,7 +173,7 @@ def commit_dataset(
 ) -> DatasetOut:
     """Committing twice gives the same answer. If the bytes were there already, that dataset's."""
     asked = body or CommitIn()
-    added = joined.datasets.commit(
+    added = joined.part_uploads.commit(
         caller,
         id,
         joined.uploads,

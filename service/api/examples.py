@@ -83,6 +83,9 @@ DATASET_ANSWERS: Answers = {
 PART_BODY = {
     "requestBody": {"required": True, "content": {"application/octet-stream": BINARY}},
 }
+PRESIGNED_ANSWERS: Answers = {
+    409: {"description": "The store takes no uploads: no_presigned_uploads", **PROBLEM},
+}
 FIT_BODY = {
     "parameters": [
         _in_query("method", "the method; several times for several", {"type": "string"}),

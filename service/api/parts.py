@@ -17,6 +17,7 @@ from service.core.access import Principal, Scope
 from service.core.datasets import Datasets
 from service.core.fits import Queue
 from service.core.keys import KeyRing
+from service.core.part_uploads import PartUploads
 from service.core.serving import Maps
 from service.core.watching import FitWatcher
 from service.errors import Forbidden
@@ -39,6 +40,7 @@ class Parts:
     maps: Maps
     watcher: FitWatcher
     datasets: Datasets
+    part_uploads: PartUploads
     metrics: Metrics
     probe: Probe
 

@@ -90,6 +90,13 @@ KEY = {
     "revoked_at": None,
     "last_used_at": None,
 }
+PART = {"number": 1, "bytes": 8_388_608, "sha256": SHA256}
+PART_URL = {
+    "number": 1,
+    "url": f"https://store.example/calibrd/{DATASET_ID}/1?X-Amz-Signature=0f1e",
+    "method": "PUT",
+    "expires_at": AFTER,
+}
 METHOD = {
     "name": "temperature",
     "summary": "One number that divides all logits.",
@@ -125,7 +132,10 @@ EXAMPLES: dict[str, Any] = {
     "Page_FitOut_": _page(FIT),
     "Page_MoveOut_": _page(MOVE),
     "Page_VersionOut_": _page(VERSION),
-    "PartOut": {"number": 1, "bytes": 8_388_608, "sha256": SHA256},
+    "PartIn": PART,
+    "PartsIn": {"parts": [PART]},
+    "PartUrlsOut": {"parts": [PART_URL]},
+    "PartOut": PART,
     "Readiness": READY,
     "RegisterIn": {"map": "Y2FsaWJyZAE=", "model": MODEL},
     "RollbackIn": {"reason": "more complaints since noon"},

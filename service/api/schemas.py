@@ -29,62 +29,6 @@ def when(seconds: Seconds) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-class PartOut(BaseModel):
-    """A part that has arrived."""
-
-    number: int
-    bytes: int
-    sha256: str
-
-
-class DatasetOut(BaseModel):
-    """Logits or probabilities with labels."""
-
-    id: str
-    status: Literal["uploading", "ready"]
-    kind: KindName | None
-    sha256: str | None
-    format: str | None
-    bytes: int | None
-    rows: int | None
-    classes: int | None
-    delete_after_fit: bool
-    expires_at: datetime | None
-    created_at: datetime | None
-    parts: list[PartOut] | None = None
-
-    @classmethod
-    def of(cls, dataset: records.Dataset, parts: list[records.Part] | None = None) -> DatasetOut:
-        """The answer for a dataset."""
-        return cls(
-            id=dataset.id,
-            status="ready" if dataset.is_ready else "uploading",
-            kind=dataset.kind,
-            sha256=dataset.sha256,
-            format=dataset.format,
-            bytes=dataset.bytes,
-            rows=dataset.rows,
-            classes=dataset.classes,
-            delete_after_fit=dataset.delete_after_fit,
-            expires_at=when(dataset.expires_at),
-            created_at=when(dataset.created_at),
-            parts=None if parts is None else [part_out(part) for part in parts],
-        )
-
-
-def part_out(part: records.Part) -> PartOut:
-    """The answer for a part."""
-    return PartOut(number=part.number, bytes=part.bytes, sha256=part.sha256)
-
-
-class CommitIn(Asked):
-    """What the parts should make; all of it is optional."""
-
-    parts: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    content_type: Annotated[str, Field(max_length=100)] | None = None
-
-
 class MethodIn(Asked):
     """A method and its parameters."""
 

@@ -45,7 +45,12 @@ def dataset_key(workspace: str, dataset: str, sha256: str) -> str:
 
 def part_key(workspace: str, dataset: str, number: int, sha256: str) -> str:
     """A part of a dataset that is being uploaded."""
-    return f"{workspace}/parts/{dataset}/{number}-{sha256}"
+    return f"{parts_prefix(workspace, dataset)}{number}-{sha256}"
+
+
+def parts_prefix(workspace: str, dataset: str) -> str:
+    """What the keys of all parts of a dataset begin with."""
+    return f"{workspace}/parts/{dataset}/"
 
 
 def map_key(workspace: str, version: str | None, sha256: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import case, delete, insert, or_, select, tuple_, update
@@ -108,12 +109,12 @@ class Datasets(Repository):
         chosen = select(datasets).where(over, ~open_fits.exists())
         return self._all(Dataset, chosen.limit(limit))
 
-    def put_part(self, part: Part) -> None:
-        """Note a part that has arrived, in place of an earlier one of its number."""
-        same = (parts.c.dataset == part.dataset) & (parts.c.number == part.number)
+    def put_parts(self, id: str, new: Sequence[Part]) -> None:
+        """Note parts, in place of earlier ones of their numbers."""
+        same = (parts.c.dataset == id) & parts.c.number.in_([part.number for part in new])
         self._changed(delete(parts).where(same))
-        self._changed(insert(parts).values(vars(part)))
+        self._changed(insert(parts).values([vars(part) for part in new]))
 
     def parts_of(self, id: str) -> list[Part]:
-        """The parts that have arrived, in order."""
+        """The parts that have arrived or were promised, in order."""
         return self._all(Part, select(parts).where(parts.c.dataset == id).order_by(parts.c.number))

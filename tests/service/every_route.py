@@ -37,6 +37,7 @@ NEEDS: dict[str, Need] = {
     "HEAD /v1/datasets/{id}": "fit",
     "DELETE /v1/datasets/{id}": "fit",
     "PUT /v1/datasets/{id}/parts/{number}": "fit",
+    "POST /v1/datasets/{id}/parts/presigned": "fit",
     "POST /v1/datasets/{id}/commit": "fit",
     "GET /v1/fits": "fit",
     "GET /v1/fits/{id}": "fit",
