@@ -1,4 +1,4 @@
-"""``python -m service serve | worker | migrate | keys``."""
+"""``python -m service serve | worker | workers | migrate | keys``."""
 
 from __future__ import annotations
 

@@ -16,15 +16,16 @@ from service.settings import PREFIX, Settings, settings_from, unknown_variables
 
 MISUSED = 2
 
-Command = Callable[[Settings, argparse.Namespace], None]
+# what it returns, if anything, is the exit code
+Command = Callable[[Settings, argparse.Namespace], int | None]
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a mistake of its user is told in one line."""
-    asked = _parser().parse_args(arguments)
+    asked = command_parser().parse_args(arguments)
     _warn_of_unknown_variables()
     try:
-        asked.run(settings_from(vars(asked)), asked)
+        code: int = asked.run(settings_from(vars(asked)), asked) or 0
     except ValidationError as error:
         for one in error.errors(include_url=False, include_input=False):
             name = str(one["loc"][0])
@@ -34,7 +35,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ServiceError as error:
         commands.say_error(error.message)
         return MISUSED
-    return 0
+    return code
 
 
 def _warn_of_unknown_variables() -> None:
@@ -45,7 +46,8 @@ def _warn_of_unknown_variables() -> None:
         commands.say_note(f"warning: {name} is not a setting{hint}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
     parser = argparse.ArgumentParser(
         prog="python -m service",
         description="The calibration service.",
@@ -67,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
 
     verb("serve", commands.serve, "run the API, with workers beside it")
     _add_worker_flags(verb("worker", commands.work, "run a worker that takes fits from the queues"))
+    listing = verb("workers", commands.list_workers, "list the workers that are alive")
+    listing.add_argument("--here", action="store_true", help="those of this machine only")
     verb("migrate", commands.migrate, "bring the database up to date, and end")
     _add_key_flags(verb("keys", commands.manage_keys, "make, list, rotate or revoke API keys"))
     return parser

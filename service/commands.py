@@ -22,7 +22,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from service import logs
 from service.core import keys
 from service.core.access import Scope
+from service.core.fits import WORKER_IS_ALIVE
 from service.errors import Invalid
+from service.jobs.identity import is_of_this_machine
 from service.jobs.prepare import prepare_database
 from service.settings import Settings
 from service.storage.database import Database
@@ -121,6 +123,23 @@ def migrate(settings: Settings, _asked: argparse.Namespace) -> None:
     say("the database is up to date")
 
 
+def list_workers(settings: Settings, asked: argparse.Namespace) -> int:
+    """List the workers that live; 1 if there are none. The database is only read."""
+    with (
+        _database_explained(),
+        closing(Database(settings.database)) as database,
+        database.read() as store,
+    ):
+        alive = store.workers.alive(WORKER_IS_ALIVE)
+    found = [one for one in alive if not asked.here or is_of_this_machine(one.id)]
+    for one in found:
+        started = f"since {_day(one.started_at)}"
+        say("  ".join((one.id, ",".join(one.queues), one.device, started)))
+    if not found:
+        say_note(f"no worker {'of this machine ' if asked.here else ''}is alive")
+    return 0 if found else 1
+
+
 def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
     """Make, list, rotate or revoke keys."""
     if asked.action in ("rotate", "revoke") and asked.id is None:
@@ -179,9 +198,17 @@ def _prepared(settings: Settings) -> Database:
         _check_writable(settings.data_dir)
     if settings.blobs.startswith("file:"):
         _check_writable(Path(unquote(urlsplit(settings.blobs).path)))
-    try:
+    with _database_explained():
         database = Database(settings.database)
         prepare_database(database)
+    return database
+
+
+@contextmanager
+def _database_explained() -> Iterator[None]:
+    """Say what to look at when the database cannot be used."""
+    try:
+        yield
     except (SQLAlchemyError, CommandError, OSError, ValueError) as error:
         reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
         raise Invalid(
@@ -189,7 +216,6 @@ def _prepared(settings: Settings) -> Database:
             f"cannot use the database ({logs.redact(reason)}): check that it runs, that this user "
             "may change it, and --database-url",
         ) from error
-    return database
 
 
 def _check_writable(folder: Path) -> None:

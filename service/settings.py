@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 MEGABYTE = 1 << 20
 PREFIX = "CALIBRD_"
 # read by others: the supervisor's workers, the SDK and the tests
-OTHER_VARIABLES = re.compile(r"CALIBRD_(SUPERVISOR|URL|API_KEY|TEST_.*)")
+OTHER_VARIABLES = re.compile(r"CALIBRD_(SUPERVISOR|SLOT|URL|API_KEY|TEST_.*)")
 
 
 class Settings(BaseSettings):

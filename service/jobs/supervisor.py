@@ -15,6 +15,8 @@ from service.settings import Settings
 COMMAND = (sys.executable, "-m", "service", "worker")
 # a worker that finds another parent than this process id leaves: its supervisor has died
 SUPERVISOR = "CALIBRD_SUPERVISOR"
+# by which the workers of a machine with several GPUs take one each
+SLOT = "CALIBRD_SLOT"
 LOOK_SECONDS = 0.25
 STOP_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -27,7 +29,9 @@ class Workers:
     """A number of worker processes with the settings of this process."""
 
     def __init__(self, settings: Settings, count: int, command: Sequence[str] = COMMAND) -> None:
-        self._slots = [_Slot(tuple(command), _environment(settings)) for _ in range(count)]
+        self._slots = [
+            _Slot(tuple(command), _environment(settings, number)) for number in range(count)
+        ]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
@@ -108,10 +112,10 @@ class _Slot:
             self.start()
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _environment(settings: Settings, slot: int) -> dict[str, str]:
     given = {
         f"CALIBRD_{name.upper()}": str(value)
         for name, value in settings.model_dump().items()
         if value is not None
     }
-    return {**os.environ, **given, SUPERVISOR: str(os.getpid())}
+    return {**os.environ, **given, SUPERVISOR: str(os.getpid()), SLOT: str(slot)}

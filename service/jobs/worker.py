@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
-import socket
 import sys
 import threading
 import warnings
@@ -24,11 +22,12 @@ from service.core.fits import CPU, QUEUES
 from service.core.fitting import begin, conclude, run
 from service.core.retention import forget_spent_datasets
 from service.errors import Invalid
+from service.jobs.identity import new_worker_id
 from service.jobs.patience import patiently
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
 from service.jobs.running import RunningFit
-from service.jobs.supervisor import SUPERVISOR
+from service.jobs.supervisor import SLOT, SUPERVISOR
 from service.jobs.upkeep import Pace, Upkeep
 from service.settings import Settings
 from service.storage.blobs import Blobs
@@ -53,7 +52,8 @@ def run_worker(
 ) -> NoReturn:
     """Work until SIGTERM or SIGINT, or until the process named by CALIBRD_SUPERVISOR is gone.
 
-    Without ``device`` it is a GPU if there is one; without ``queues`` a worker with a GPU takes
+    Without ``device`` it is a GPU if there is one, and its own one if there are several and the
+    supervisor has started several workers; without ``queues`` a worker with a GPU takes
     from both queues, one without from fit.cpu. The fit at hand is given back at the end.
     Raises Invalid if there is no such device.
     """
@@ -95,7 +95,7 @@ class Worker:
         unknown = [name for name in queues if name not in QUEUES]
         if unknown:
             raise ValueError(f"a queue must be one of {', '.join(QUEUES)}, got {unknown[0]!r}")
-        self.id = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.id = new_worker_id()
         self._settings = settings
         self._queues = queues
         self._device = device
@@ -210,7 +210,17 @@ def _best_device() -> str:
         import torch
     except ModuleNotFoundError:
         return "cpu"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return device_of_slot(int(os.environ.get(SLOT, 0)), count)
+
+
+def device_of_slot(slot: int, gpus: int) -> str:
+    """The device of the worker in a supervisor's slot: the GPUs are given out in turn.
+
+    >>> [device_of_slot(slot, gpus=2) for slot in range(3)], device_of_slot(1, gpus=0)
+    (['cuda:0', 'cuda:1', 'cuda:0'], 'cpu')
+    """
+    return f"cuda:{slot % gpus}" if gpus else "cpu"
 
 
 def _warm_up(device: str) -> None:

@@ -14,14 +14,16 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from live_service import NPZ, ROOT, npz, running, sample, wait_until
 
 from service.__main__ import main
+from service.jobs.identity import new_worker_id
 from service.settings import Settings
+from service.storage.database import Database
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 URL_SECRET = "hunter2"  # noqa: S105
@@ -282,6 +284,9 @@ def test_a_worker_alone_prepares_a_fresh_directory_and_leaves_when_told(tmp_path
             assert worker.poll() is None, log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        alive = here("workers", "--here", "--data-dir", folder)
+        assert alive.returncode == 0
+        assert f"{socket.gethostname()[:40]}-{worker.pid}-" in alive.stdout
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
     finally:
@@ -289,6 +294,22 @@ def test_a_worker_alone_prepares_a_fresh_directory_and_leaves_when_told(tmp_path
         worker.wait()
     assert "Traceback" not in log.read_text()
     assert here("keys", "list", "--data-dir", folder).returncode == 0
+    gone = here("workers", "--data-dir", folder)
+    assert (gone.returncode, gone.stdout, gone.stderr) == (1, "", "no worker is alive\n")
+
+
+def test_workers_elsewhere_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert here("migrate", "--data-dir", tmp_path).returncode == 0
+    with closing(Database(Settings(data_dir=tmp_path).database)) as database:
+        with database.write() as store:
+            monkeypatch.setattr(socket, "gethostname", lambda: "gpu-1")
+            store.workers.beat(new_worker_id(), queues=["fit.gpu"], device="cuda:0")
+        for machine, found in (("gpu-1", 0), ("gpu", 1), ("gpu-1-2", 1)):
+            monkeypatch.setattr(socket, "gethostname", lambda name=machine: name)
+            assert here("workers", "--here", "--data-dir", tmp_path).returncode == found
+    done = here("workers", "--data-dir", tmp_path)
+    assert done.returncode == 0
+    assert "  fit.gpu  cuda:0  since 20" in done.stdout
 
 
 def test_help_names_every_command_and_setting(
@@ -298,7 +319,7 @@ def test_help_names_every_command_and_setting(
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     whole = capsys.readouterr().out
-    for verb in ("serve", "worker", "migrate", "keys"):
+    for verb in ("serve", "worker", "workers", "migrate", "keys"):
         assert f"\n    {verb} " in whole
     with pytest.raises(SystemExit, match="0"):
         main(["serve", "--help"])

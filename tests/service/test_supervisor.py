@@ -117,3 +117,26 @@ def test_the_api_side_does_not_load_torch() -> None:
     )
     assert "dbos" in done.stdout.split()
     assert "torch" not in done.stdout.split()
+
+
+def test_every_worker_has_a_slot_of_its_own_and_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.1)
+    code = (
+        "import os, pathlib, time; "
+        f"pathlib.Path({str(tmp_path)!r}, os.environ['CALIBRD_SLOT'] + '-' + str(os.getpid()))"
+        ".touch(); time.sleep(60)"
+    )
+
+    def slots() -> list[str]:
+        return sorted(path.name.partition("-")[0] for path in tmp_path.iterdir())
+
+    workers = Workers(Settings(data_dir=tmp_path), 2, (sys.executable, "-c", code))
+    workers.start()
+    try:
+        until(lambda: slots() == ["0", "1"])
+        os.kill(workers.pids()[1], signal.SIGKILL)
+        until(lambda: slots() == ["0", "1", "1"])
+    finally:
+        workers.stop()

@@ -1,0 +1,73 @@
+# The service as two images that share their layers:
+#   docker build --target api -t calibrd-api:0.1.0 .          no torch; serves, takes no fits
+#   docker build --target worker -t calibrd-worker:0.1.0 .    torch on the CPU; takes fits
+# The worker with CUDA is docker/worker-cuda.Dockerfile; all of it together, docker-compose.yml.
+
+FROM python:3.11-slim-bookworm AS base
+LABEL org.opencontainers.image.title="calibrd" \
+      org.opencontainers.image.description="Calibrated probabilities as a versioned, tested contract." \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# the only folders that are written to: /data (uploads on their way, or everything in the embedded
+# mode) and /tmp; so the rest of the file system may be read-only
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp calibrd \
+    && install -d -o calibrd -g calibrd /data
+ENV PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore \
+    HOME=/tmp \
+    TMPDIR=/data \
+    CALIBRD_HOST=0.0.0.0 \
+    CALIBRD_PORT=8000 \
+    CALIBRD_DATA_DIR=/data \
+    CALIBRD_LOG_FORMAT=json
+
+FROM base AS wheel
+WORKDIR /build
+COPY constraints.txt ./
+RUN pip install --no-cache-dir -c constraints.txt setuptools
+COPY pyproject.toml README.md LICENSE ./
+COPY calibrators calibrators
+RUN pip wheel --no-cache-dir -c constraints.txt --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM base AS packages
+WORKDIR /build
+COPY pyproject.toml constraints.txt docker/requirements.py ./
+RUN python requirements.py service charts onnx > requirements.txt \
+    && pip install --no-cache-dir -c constraints.txt -r requirements.txt
+
+FROM packages AS torch
+# pip's own index has torch with gigabytes of CUDA. Where PyTorch's index of wheels for the CPU can
+# be reached, give its URL: the same pinned version comes from there, a tenth of the size.
+ARG TORCH_INDEX=
+RUN python requirements.py train > requirements.txt \
+    && pip install --no-cache-dir -c constraints.txt \
+       ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements.txt
+
+FROM packages AS api
+WORKDIR /app
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-cache-dir -c /build/constraints.txt --no-deps /wheels/*.whl
+COPY --chmod=755 service service
+RUN python -m compileall -q service
+USER 10001:10001
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import http.client, os; asked = http.client.HTTPConnection('127.0.0.1', int(os.environ['CALIBRD_PORT']), timeout=3); asked.request('GET', '/healthz'); raise SystemExit(asked.getresponse().status != 200)"]
+ENTRYPOINT ["python", "-m", "service"]
+CMD ["serve", "--workers", "0"]
+
+FROM torch AS worker
+WORKDIR /app
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-cache-dir -c /build/constraints.txt --no-deps /wheels/*.whl
+COPY --chmod=755 service service
+RUN python -m compileall -q service
+USER 10001:10001
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=15s --start-period=90s --retries=3 \
+    CMD ["python", "-m", "service", "workers", "--here"]
+ENTRYPOINT ["python", "-m", "service"]
+CMD ["worker"]
