@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve test check format demo fuzz bench study-auto clean
+.PHONY: help serve test test-faults check format demo fuzz bench study-auto clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,9 @@ serve: .venv/run  ## run the service on http://127.0.0.1:8000 (settings: docs/se
 
 test: .venv/base  ## run every test
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+test-faults: .venv/base  ## every fault of tests/faults as often as its table says (about 20 minutes)
+	CALIBRD_TEST_FAULTS=full $(BIN)/python -m pytest tests/faults
 
 check: .venv/base  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

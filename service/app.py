@@ -36,6 +36,7 @@ from service.core.access import Principal
 from service.core.datasets import Datasets
 from service.core.formats import Limits
 from service.core.keys import KeyRing
+from service.core.landing import remove_left_behind
 from service.core.part_uploads import PartUploads
 from service.core.serving import Maps, Served
 from service.core.watching import FitWatcher
@@ -119,6 +120,7 @@ def join(settings: Settings) -> Parts:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     parts: Parts = app.state.parts
     await asyncio.to_thread(prepare_database, parts.database)
+    await asyncio.to_thread(remove_left_behind, parts.uploads)
     await asyncio.to_thread(parts.refresh)
     refreshing = asyncio.create_task(_keep_fresh(parts))
     workers = Workers(parts.settings, parts.settings.workers)

@@ -89,7 +89,9 @@ def roll_back(
     """Point an alias back at what it pointed at before its last move that still stands."""
     there = find(store, principal, name, alias)
     _check_expected(there, expected, alias)
-    before = _before(store.aliases.history(there.calibrator, alias, HISTORY))
+    # no move that somebody commits meanwhile
+    moves = store.aliases.history(there.calibrator, alias, HISTORY, there.revision + 1)
+    before = _before(moves)
     if before is None:
         raise Conflict("nothing_to_roll_back", f"{alias!r} of {name} has no earlier version")
     calibrator = calibrator_named(store, principal, name)

@@ -1,0 +1,86 @@
+"""Faults on purpose: real processes on a real PostgreSQL and S3, killed, paused and starved.
+
+``make test-faults`` runs every fault as often as the table in its answer says; ``make test`` runs
+the same tests a few times.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "service"))
+
+from backends import Backend, Embedded, Fleet, fleet
+from sites import Site
+
+FAULT = "fault"
+
+
+@pytest.fixture(scope="session")
+def shared_fleet() -> Iterator[Fleet]:
+    """PostgreSQL and S3, started when the first test asks for them."""
+    with fleet() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """PostgreSQL with S3, or what the test's parameter names."""
+    if getattr(request, "param", "fleet") == "embedded":
+        return Embedded()
+    found: Backend = request.getfixturevalue("shared_fleet")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A service for all tests of a file; each sees to the processes that it needs."""
+    folder = tmp_path_factory.mktemp("site")
+    with Site(backend.settings(folder), folder) as made:
+        yield made
+
+
+@pytest.fixture
+def own_site(backend: Backend, tmp_path: Path) -> Iterator[Site]:
+    """A service for one test."""
+    with Site(backend.settings(tmp_path), tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Note a fault that held: its name, how often it was made, and figures, for the table."""
+
+    def noted(fault: str, times: int, **figures: float | str) -> None:
+        said = ", ".join(f"{name.replace('_', ' ')} {_text(one)}" for name, one in figures.items())
+        record_property(FAULT, [fault, str(times), said])
+
+    return noted
+
+
+def _text(figure: float | str) -> str:
+    return f"{figure:.3g}" if isinstance(figure, float) else str(figure)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The table of faults."""
+    rows, failed = [], []
+    for outcome in ("passed", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, []):
+            if "tests/faults/" not in report.nodeid:
+                continue
+            noted = [value for name, value in report.user_properties if name == FAULT]
+            if outcome == "passed" and report.when == "call":
+                rows += [(*one[:2], "yes", one[2]) for one in noted]
+            elif outcome != "passed":
+                failed.append((report.nodeid.partition("::")[2], "", "NO", ""))
+    if not rows + failed:
+        return
+    terminalreporter.section("faults")
+    for fault, times, held, figures in [("fault", "times", "held", "figures"), *rows, *failed]:
+        terminalreporter.write_line(f"{fault:<58} {times:>6}  {held:<4}  {figures}".rstrip())

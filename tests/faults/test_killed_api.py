@@ -1,0 +1,156 @@
+"""API processes that are killed while they answer: what was acknowledged is there, once."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+from live_service import NPZ, Running, npz, sample
+from rounds import on_both, times
+from sites import Site
+
+from service.core.blob_keys import dataset_key
+
+PIECE = 1 << 18
+LOST = (httpx.TransportError,)
+
+
+@dataclass
+class Sent:
+    """A request to a service that may die meanwhile, and its answer if there was one."""
+
+    content: bytes
+    path: str
+    headers: dict[str, str]
+    pause: float = 0.0  # between the pieces
+    status: int | None = None
+    answer: dict | None = None
+    seconds: float = 0.0
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    def send(self, to: Running) -> None:
+        began = time.monotonic()
+        try:
+            with to.client() as client:
+                said = client.post(self.path, content=self._pieces(), headers=self.headers)
+            self.status, self.answer = said.status_code, said.json()
+        except LOST:
+            pass
+        self.seconds = time.monotonic() - began
+
+    def _pieces(self) -> Iterator[bytes]:
+        for start in range(0, len(self.content), PIECE):
+            yield self.content[start : start + PIECE]
+            time.sleep(self.pause)
+
+
+def upload(number: int) -> Sent:
+    return Sent(npz(*sample(20_000, 50, seed=number)), "/v1/datasets", NPZ)
+
+
+def order(number: int) -> Sent:
+    path = f"/v1/calibrators/c{number}/fits?method=temperature&description=order-{number}"
+    headers = {**NPZ, "Idempotency-Key": f"key-{number}"}
+    return Sent(npz(*sample(20_000, 50, seed=1000 + number)), path, headers)
+
+
+@on_both
+def test_a_killed_api_loses_nothing_it_acknowledged(
+    own_site: Site, note: Callable[..., None]
+) -> None:
+    site, count = own_site, times(20, 2)
+    dice = random.Random(4)  # noqa: S311
+    second = site.replica(site.folder / "second") if site.is_fleet else None
+    first = site.replica()
+    usual = {}
+    for make in (upload, order):
+        whole = make(900)
+        whole.send(first)
+        assert whole.status in (201, 202), whole.answer
+        usual[make] = whole.seconds
+    first = leave_an_upload_behind(site, first)
+    acknowledged = 0
+    for number in range(count):
+        make = (upload, order)[number % 2]
+        sent = make(number)
+        kill_during(first, sent, dice.uniform(0, 1.2 * usual[make]))
+        first = site.replica()
+        acknowledged += sent.status is not None
+        check(site, sent, first, second or first)
+    assert not list((site.settings["data_dir"] / "uploads").iterdir())
+    assert_datasets_are_whole(site)
+    note(
+        f"kill -9 the API while it answers ({site.kind})",
+        count + 1,
+        acknowledged_before_the_kill=str(acknowledged),
+    )
+
+
+def leave_an_upload_behind(site: Site, api: Running) -> Running:
+    """Kill an API in the middle of a body; the one that starts after it has cleaned up."""
+    slow = upload(800)
+    slow.pause = 0.2
+    kill_during(api, slow, after=0.8)
+    assert slow.status is None
+    uploads = site.settings["data_dir"] / "uploads"
+    assert len(list(uploads.iterdir())) == 1
+    api = site.replica()
+    assert not list(uploads.iterdir())
+    return api
+
+
+def kill_during(api: Running, sent: Sent, after: float) -> None:
+    thread = threading.Thread(target=sent.send, args=(api,))
+    thread.start()
+    time.sleep(after)
+    api.process.kill()
+    api.process.wait()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def check(site: Site, sent: Sent, restarted: Running, other: Running) -> None:
+    """What was acknowledged is there; sending it again gives the same thing, and only one."""
+    is_order = "Idempotency-Key" in sent.headers
+    with restarted.client() as client:
+        if sent.answer is not None:
+            assert sent.status in (201, 202), sent.answer
+            kept = client.get(f"/v1/{'fits' if is_order else 'datasets'}/{sent.answer['id']}")
+            assert kept.status_code == 200, kept.text
+        again = Sent(sent.content, sent.path, sent.headers)
+        again.send(other)
+        assert again.status in ((202,) if is_order else (200, 201)), again.answer
+        assert again.answer is not None
+        if sent.answer is not None:
+            assert again.answer["id"] == sent.answer["id"]
+        named = [one for one in every(client, "/v1/datasets") if one["sha256"] == sent.sha256]
+        assert len(named) == 1
+        if is_order:
+            name = sent.path.split("/")[3]
+            (fit,) = every(client, f"/v1/fits?calibrator={name}")
+            assert fit["id"] == again.answer["id"]
+            assert fit["dataset"] == named[0]["id"]
+
+
+def every(client: httpx.Client, path: str) -> list[dict]:
+    found = client.get(path, params={"limit": 200} if "?" not in path else None).json()
+    assert found.get("next") is None
+    items: list[dict] = found["items"]
+    return items
+
+
+def assert_datasets_are_whole(site: Site) -> None:
+    with site.place.database.read() as store:
+        kept = store.datasets.page(site.place.workspace, 1000, None)
+    for one in kept:
+        assert one.sha256 is not None
+        with site.place.blobs.file(dataset_key(one.workspace, one.id, one.sha256), one.sha256):
+            pass
