@@ -18,7 +18,7 @@ from obstore.store import S3Store
 from packaging.requirements import Requirement
 
 from service.command_line import command_parser
-from service.settings import PREFIX, Settings
+from service.settings import MEGABYTE, PREFIX, Settings
 
 ROOT = Path(__file__).parent.parent
 FILES = ("Dockerfile", "docker/worker-cuda.Dockerfile")
@@ -265,9 +265,10 @@ def test_the_proxy_passes_on_to_the_api_and_lets_its_limits_hold() -> None:
     text = (ROOT / "docker/nginx.conf").read_text()
     port = IMAGES["api"].environment["CALIBRD_PORT"]
     assert f"server api:{port} resolve" in text
-    listens = re.search(r"listen (\d+);", text)
-    assert listens
-    assert SERVICES["proxy"]["ports"][0].endswith(f":{listens[1]}")
+    inside = [port.rpartition(":")[2] for port in SERVICES["proxy"]["ports"]]
+    assert re.findall(r"listen (\d+);", text) == inside
+    assert SERVICES["api"]["environment"]["AWS_ENDPOINT_URL"] == "http://blobs:7070"
+    assert "server blobs:7070 resolve" in text
     for line in (
         "client_max_body_size 0;",
         "proxy_request_buffering off;",
@@ -275,6 +276,9 @@ def test_the_proxy_passes_on_to_the_api_and_lets_its_limits_hold() -> None:
         "proxy_next_upstream error timeout;",
     ):
         assert line in text
+    predict = re.search(r"client_max_body_size (\d+)m;", text)
+    assert predict
+    assert int(predict[1]) * MEGABYTE > Settings.model_fields["max_predict_bytes"].default
     # all that it writes lies where a read-only container can be written to
     assert set(re.findall(r"(?:_temp_path|pid) (/\w+)/", text)) == {"/tmp"}  # noqa: S108
 
