@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import metadata
 
 from fastapi import FastAPI
@@ -46,8 +46,10 @@ from service.jobs.supervisor import Workers
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
+from service.storage.news import Listener
 from service.web import reference
 
+LEAST_PAUSE = 0.05  # many moves at once are looked up once
 ROUTERS = (datasets, fits, aliases, calibrators, reports, keys, operations, reference)
 
 
@@ -138,11 +140,19 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 async def _keep_fresh(parts: Parts) -> None:
     """See what other processes changed, on a thread of its own that uploads cannot keep busy."""
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(1, thread_name_prefix="refresh") as thread:
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+    def heard() -> None:
+        loop.call_soon_threadsafe(news.set)
+
+    listener = Listener(parts.database.unhurried, heard)
+    with ThreadPoolExecutor(1, thread_name_prefix="refresh") as thread, listener:
         while True:
-            await asyncio.sleep(parts.settings.refresh_seconds)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), parts.settings.refresh_seconds)
+            news.clear()
             await loop.run_in_executor(thread, parts.refresh_if_possible)
+            await asyncio.sleep(LEAST_PAUSE)
 
 
 def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:

@@ -17,6 +17,7 @@ from service.api.probe import OK, Readiness
 from service.api.strict_route import StrictRoute
 from service.core.access import Scope
 from service.core.fits import WORKER_IS_ALIVE
+from service.errors import ServiceError
 from service.storage.database import Database
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
@@ -67,7 +68,7 @@ def fit_metrics(database: Database) -> Iterable[Metric]:
         with database.read() as store:
             counts = store.fits.counts()
             alive = len(store.workers.alive(WORKER_IS_ALIVE))
-    except SQLAlchemyError:
+    except (SQLAlchemyError, ServiceError):
         return
     number = GaugeMetricFamily("calibrd_fits", "Fits by status.", labels=("status", "queue"))
     seconds = CounterMetricFamily(

@@ -50,7 +50,7 @@ class Probe:
             with self._database.read() as store:
                 if not store.workers.alive(WORKER_IS_ALIVE):
                     workers = "no worker is alive: fits wait"
-        except SQLAlchemyError:
+        except (SQLAlchemyError, ServiceError):
             database, workers = "does not answer", "not known"
         try:
             self._blobs.ping()

@@ -7,7 +7,8 @@ import threading
 from typing import Any
 
 from service.core.fitting import Stop
-from service.storage.database import AWAY, Database
+from service.jobs.patience import PASSING
+from service.storage.database import Database
 from service.storage.records import Fit
 
 logger = logging.getLogger(__name__)
@@ -66,5 +67,5 @@ class RunningFit:
             "progress of fit %s cannot be written: %s",
             self._fit.id,
             type(error).__name__,
-            exc_info=None if isinstance(error, AWAY) else error,
+            exc_info=None if isinstance(error, PASSING) else error,
         )

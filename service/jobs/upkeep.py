@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from service.core.fits import WORKER_IS_ALIVE
 from service.core.fitting import failed
 from service.core.retention import forget_dataset
+from service.jobs.patience import PASSING
 from service.jobs.queue import DbosQueue, Entry
 from service.settings import Settings
 from service.storage.blobs import Blobs
-from service.storage.database import AWAY, Database
+from service.storage.database import Database
 from service.storage.records import Fit, FitStatus
 from service.storage.store import Store
 
@@ -138,9 +139,8 @@ class Upkeep:
         while not self._ended.wait(every):
             try:
                 task()
-            except AWAY as error:
-                reason = type(error).__name__
-                logger.warning("no %s: the database does not answer (%s)", name, reason)
+            except PASSING as error:
+                logger.warning("no %s at the moment (%s)", name, type(error).__name__)
             except Exception:
                 logger.exception("%s failed; it goes on", name)
 

@@ -31,7 +31,7 @@ from service.jobs.supervisor import SLOT, SUPERVISOR
 from service.jobs.upkeep import Pace, Upkeep
 from service.settings import Settings
 from service.storage.blobs import Blobs
-from service.storage.database import Database
+from service.storage.database import Database, connection_arguments
 from service.storage.records import Fit
 
 # while the database is away DBOS warns ten times a second; the upkeep says it once a heartbeat
@@ -125,12 +125,16 @@ class Worker:
         _warm_up(self._device)
         if self._leaving.is_set():
             return
+        url = self._database.url
         DBOS(
             config={
                 "name": APPLICATION,
                 "application_version": VERSION,
                 "executor_id": self.id,
-                "system_database_url": self._database.url.render_as_string(hide_password=False),
+                "system_database_url": url.render_as_string(hide_password=False),
+                "db_engine_kwargs": {}
+                if self._database.is_sqlite
+                else {"connect_args": connection_arguments(url)},
                 "serializer": DBOSPortableJSONSerializer(),
                 "run_migrations": False,
                 "notification_listener_polling_interval_sec": 0.5,

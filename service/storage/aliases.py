@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
+from service.storage.news import announce
 from service.storage.records import Alias, AliasMove
 from service.storage.rows import Repository, now
 from service.storage.tables import alias_moves, aliases
@@ -68,6 +69,7 @@ class Aliases(Repository):
                     rollback=rollback,
                 )
             )
+            announce(self.session)
         return moved
 
     def history(

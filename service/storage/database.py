@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
+from service.errors import NoSpace, Unavailable
 from service.storage.store import Store
 
 AWAY = (OperationalError, InterfaceError, TimeoutError)  # what a database that is away raises
+# the errors of a full disk, and of statements that took too long, by the databases' own names
+FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100")
+SLOW = ("57014", "55P03")
 BUSY_SECONDS = 10
-CONNECT_SECONDS = 5
+# at most this many connections of an API replica or a worker, and those beyond the first
+# ten only while they are needed
+POOL = {"pool_size": 10, "max_overflow": 20}
+# a line that was cut is noticed in about 10 s, by both ends; by default it takes 15 minutes
+CONNECTION = {
+    "application_name": "calibrd",
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 10_000,
+}
+SERVER = {
+    "tcp_keepalives_idle": "5s",
+    "tcp_keepalives_interval": "2s",
+    "tcp_keepalives_count": "2",
+    "tcp_user_timeout": "10s",
+}
+# our transactions take milliseconds: who stops in the middle of one must not lock others out
+LIMITS = {
+    "statement_timeout": "30s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "10s",
+}
 
 
 class Database:
@@ -24,6 +51,7 @@ class Database:
 
     SQLite runs in WAL mode; its write transactions take the write lock at once (a plain BEGIN that
     writes later fails under concurrency), and its read transactions never wait for a writer.
+    ``unhurried`` is an engine for what may take its time, such as migrations.
     """
 
     def __init__(self, url: str) -> None:
@@ -31,19 +59,23 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite and self.url.database:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-        self.engine = _engine(url, is_sqlite=self.is_sqlite)
+        if self.is_sqlite:
+            self.engine = self.unhurried = _sqlite(self.url)
+        else:
+            self.engine = _postgresql(self.url, LIMITS, pool_pre_ping=True, **POOL)
+            self.unhurried = _postgresql(self.url, {}, poolclass=NullPool)
         self._writing = self.engine.execution_options(writes=True)
 
     @contextmanager
     def read(self) -> Iterator[Store]:
         """A transaction that only reads."""
-        with Session(self.engine) as session:
+        with _told(), Session(self.engine) as session:
             yield Store(session)
 
     @contextmanager
     def write(self) -> Iterator[Store]:
         """A transaction that is committed at its end, and rolled back on any error."""
-        with Session(self._writing) as session, session.begin():
+        with _told(), Session(self._writing) as session, session.begin():
             yield Store(session)
 
     def close(self) -> None:
@@ -51,22 +83,35 @@ class Database:
         self.engine.dispose()
 
 
-def _engine(url: str, *, is_sqlite: bool) -> Engine:
-    if not is_sqlite:
-        return create_engine(
-            url,
-            connect_args={"connect_timeout": CONNECT_SECONDS},
-            pool_pre_ping=True,
-            pool_size=10,
-            max_overflow=20,
-            hide_parameters=True,
-        )
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell a full disk and a slow statement from a database that is away."""
+    try:
+        yield
+    except OperationalError as error:
+        name = getattr(error.orig, "sqlite_errorname", getattr(error.orig, "sqlstate", None))
+        if name in FULL:
+            raise NoSpace("no_space", "the database has no room: try later") from error
+        if name in SLOW:
+            raise Unavailable("database_busy", "the database took too long: try again") from error
+        raise
+
+
+def connection_arguments(url: URL, limits: Mapping[str, str] = LIMITS) -> dict[str, Any]:
+    """What a connection to PostgreSQL is made with; what the URL says itself wins."""
+    ours = {name: value for name, value in CONNECTION.items() if name not in url.query}
+    options = [f"-c {name}={value}" for name, value in {**SERVER, **limits}.items()]
+    return {**ours, "options": " ".join([*options, str(url.query.get("options", ""))]).strip()}
+
+
+def _postgresql(url: URL, limits: Mapping[str, str], **pool: Any) -> Engine:
+    arguments = connection_arguments(url, limits)
+    return create_engine(url, connect_args=arguments, hide_parameters=True, **pool)
+
+
+def _sqlite(url: URL) -> Engine:
     engine = create_engine(
-        url,
-        connect_args={"timeout": BUSY_SECONDS},
-        pool_size=10,
-        max_overflow=20,
-        hide_parameters=True,
+        url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True, **POOL
     )
 
     @event.listens_for(engine, "connect")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import func, insert, select, update
 
+from service.storage.news import announce
 from service.storage.records import Key, Workspace
 from service.storage.rows import Repository, new_id, now
 from service.storage.tables import keys, workspaces
@@ -45,6 +46,7 @@ class Keys(Repository):
             "expires_at": expires_at,
             "created_at": now(),
         }
+        announce(self.session)
         made = self._one(Key, insert(keys).values(values).returning(*keys.c))
         assert made is not None  # noqa: S101
         return made
@@ -69,11 +71,13 @@ class Keys(Repository):
     def revoke(self, workspace: str, id: str) -> bool:
         """End a key now; False if there is no such key or it was ended before."""
         mine = (keys.c.id == id) & (keys.c.workspace == workspace) & keys.c.revoked_at.is_(None)
+        announce(self.session)
         return self._changed(update(keys).where(mine).values(revoked_at=now())) == 1
 
     def end_at(self, id: str, seconds_from_now: float) -> None:
         """Let a key expire in so many seconds, unless it does so earlier."""
         end = now() + seconds_from_now
+        announce(self.session)
         earlier = keys.c.expires_at.is_not(None) & (keys.c.expires_at < end)
         self._changed(update(keys).where(keys.c.id == id, ~earlier).values(expires_at=end))
 

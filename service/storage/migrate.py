@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
+from service.errors import Invalid
 from service.storage.database import Database
 
 LOCK = 0x63616C6962726400
 MIGRATIONS = Path(__file__).parent / "migrations"
+VERSION_TABLE = "calibrd_schema"
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -21,7 +28,7 @@ def migration_lock(database: Database) -> Iterator[None]:
     """Held by one starter at a time: an advisory lock, or a lock on a file beside SQLite's."""
     if not database.is_sqlite:
         # no transaction may stay open meanwhile: index builds wait for those there are
-        outside = database.engine.execution_options(isolation_level="AUTOCOMMIT")
+        outside = database.unhurried.execution_options(isolation_level="AUTOCOMMIT")
         with outside.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": LOCK})
             try:
@@ -41,10 +48,31 @@ def alembic_config(database: Database) -> Config:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")
-    config.attributes["engine"] = database.engine
+    config.attributes["version_table"] = VERSION_TABLE
+    config.attributes["engine"] = database.unhurried
     return config
 
 
 def upgrade(database: Database) -> None:
-    """Run the migrations that are missing; the caller holds the lock."""
-    command.upgrade(alembic_config(database), "head")
+    """Run the migrations that are missing; the caller holds the lock.
+
+    Raises Invalid if the database was made by a newer version of the service.
+    """
+    config, before = alembic_config(database), _revision(database)
+    scripts = ScriptDirectory.from_config(config)
+    if before not in (None, *(script.revision for script in scripts.walk_revisions())):
+        raise Invalid(
+            "newer_database",
+            f"the database is at revision {before} and this version of the service knows only up "
+            f"to {scripts.get_current_head()}: start the version that made it, or a newer one",
+        )
+    command.upgrade(config, "head")
+    after = _revision(database)
+    if after != before:
+        logger.info("the database was migrated from %s to %s", before or "nothing", after)
+
+
+def _revision(database: Database) -> str | None:
+    with database.unhurried.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        return context.get_current_revision()

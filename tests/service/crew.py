@@ -60,11 +60,12 @@ class Crew:
         self.processes.remove(gone)
         self.add()
 
-    def end(self) -> None:
-        """Stop all."""
-        for process in self.processes:
+    def end(self, count: int | None = None) -> None:
+        """Kill so many, the last first, or all."""
+        for process in self.processes[-count:] if count else list(self.processes):
             process.kill()
             process.wait()
+            self.processes.remove(process)
 
     @property
     def _folder(self) -> Path:

@@ -19,7 +19,7 @@ with context.config.attributes["engine"].connect() as connection:
         target_metadata=metadata,
         include_name=_is_ours,
         render_as_batch=connection.dialect.name == "sqlite",
-        version_table="calibrd_schema",
+        version_table=context.config.attributes["version_table"],
     )
     with context.begin_transaction():
         context.run_migrations()

@@ -12,6 +12,7 @@ from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from service.core.fitting import Stop
+from service.errors import NoSpace
 from service.jobs.patience import patiently
 from service.jobs.running import RunningFit
 from service.jobs.upkeep import Pace, Upkeep
@@ -200,3 +201,14 @@ def test_patience_ends() -> None:
     with pytest.raises(OperationalError):
         patiently(away, 0.5)
     assert len(tried) == 3
+
+
+def test_patience_waits_for_room() -> None:
+    answers = iter([NoSpace("no_space", "full"), NoSpace("no_space", "full"), None])
+
+    def write() -> str:
+        if error := next(answers):
+            raise error
+        return "written"
+
+    assert patiently(write, 10) == "written"

@@ -1,0 +1,80 @@
+"""A TCP line to a server that can be cut, so that both ends hear nothing, and mended again."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+CHUNK = 1 << 16
+
+
+class Line:
+    """Carries bytes between its own port and a server's, connection by connection.
+
+    While it is cut nothing passes and nothing is closed; what was sent meanwhile arrives when it is
+    mended. A connection that says what ``refused`` says is closed.
+    """
+
+    def __init__(self, port: int, refused: bytes | None = None) -> None:
+        self._server = port
+        self._refused = refused
+        self._whole = threading.Event()
+        self._whole.set()
+        self._sockets: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Let nothing pass."""
+        self._whole.clear()
+
+    def mend(self) -> None:
+        """Let everything pass again."""
+        self._whole.set()
+
+    def close(self) -> None:
+        """Break all connections, and take no more."""
+        for one in (self._listening, *self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self.mend()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                self._sockets.append(client)
+                threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+
+    def _connect(self, client: socket.socket) -> None:
+        self._whole.wait()
+        with suppress(OSError):
+            server = socket.create_connection(("127.0.0.1", self._server))
+            self._sockets.append(server)
+            threading.Thread(target=self._carry, args=(server, client), daemon=True).start()
+            self._carry(client, server)
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while content := source.recv(CHUNK):
+                self._whole.wait()
+                if self._refused is not None and self._refused in content:
+                    break
+                target.sendall(content)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def line(port: int, refused: bytes | None = None) -> Iterator[Line]:
+    """A line to a server on this machine, until the end of the block."""
+    made = Line(port, refused)
+    try:
+        yield made
+    finally:
+        made.close()

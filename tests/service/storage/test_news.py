@@ -1,0 +1,104 @@
+"""What one replica changes the others hear of at once, and find out in any case."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from backends import Fleet
+from line import line
+from live_service import Local, in_process, wait_until
+from sqlalchemy import make_url
+
+from calibrators import archive
+from calibrators.methods.temperature import TemperatureMap
+
+ALIAS = "/v1/calibrators/c/aliases/production"
+RARELY = 30.0
+LISTENERS = "FROM pg_stat_activity WHERE query LIKE 'LISTEN calibrd%'"
+
+
+def move(client: Local, version: int) -> None:
+    body = {"version": version, "force": True, "reason": "test"}
+    assert client.put(ALIAS, json=body).status_code == 200
+
+
+def serves(client: Local, version: int) -> bool:
+    answer = client.get("/v1/calibrators/c@production/predict?logits=3,1,0")
+    return answer.json()["version"] == version
+
+
+@pytest.fixture
+def settings(shared_fleet: Fleet, tmp_path: Path) -> dict[str, object]:
+    return shared_fleet.settings(tmp_path)
+
+
+@pytest.fixture
+def replicas(settings: dict[str, object]) -> Iterator[tuple[Local, Local]]:
+    """Two that look for changes every 30 seconds and serve version 1 of 2."""
+    settings["refresh_seconds"] = RARELY
+    with in_process(**settings) as one, in_process(**settings) as other:
+        prepare(one, other)
+        wait_until(lambda: len(listeners(settings)) == 2)
+        yield one, other
+
+
+def prepare(one: Local, other: Local) -> None:
+    for temperature in (1.0, 2.0):
+        content = archive.dump(TemperatureMap(k=3, temperature=temperature))
+        body = {"map": base64.b64encode(content).decode()}
+        assert one.post("/v1/calibrators/c/versions", json=body).status_code == 201
+    move(one, 1)
+    assert serves(one, 1)
+    assert serves(other, 1)
+
+
+def listeners(settings: dict[str, object]) -> list[int]:
+    """The server processes that replicas of this database listen through."""
+    with psycopg.connect(str(settings["database_url"])) as connection:
+        query = f"SELECT pid {LISTENERS} AND datname = current_database()"
+        return [pid for (pid,) in connection.execute(query.encode())]
+
+
+def test_moves_and_keys_are_heard_of_at_once(replicas: tuple[Local, Local]) -> None:
+    one, other = replicas
+    move(one, 2)
+    wait_until(lambda: serves(other, 2), 2)
+    made = one.post("/v1/keys", json={"name": "root", "scopes": ["admin"]}).json()
+    wait_until(lambda: other.get("/v1/calibrators").status_code == 401, 2)
+    root = {"Authorization": f"Bearer {made['token']}"}
+    assert other.get("/v1/calibrators", headers=root).status_code == 200
+    assert one.delete(f"/v1/keys/{made['key']['id']}", headers=root).status_code == 200
+    wait_until(lambda: other.get("/v1/calibrators", headers=root).status_code == 401, 2)
+
+
+def test_what_was_said_while_the_line_was_broken_is_made_up_for(
+    replicas: tuple[Local, Local], settings: dict[str, object], shared_fleet: Fleet
+) -> None:
+    one, other = replicas
+    name = make_url(str(settings["database_url"])).database
+    shared_fleet.database.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    shared_fleet.database.execute(
+        f"SELECT pg_terminate_backend(pid) {LISTENERS} AND datname = '{name}'"
+    )
+    move(one, 2)
+    assert serves(other, 1)
+    shared_fleet.database.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    wait_until(lambda: serves(other, 2), 10)
+
+
+def test_who_cannot_listen_looks(settings: dict[str, object]) -> None:
+    url = make_url(str(settings["database_url"]))
+    with line(url.port or 0, refused=b"LISTEN calibrd_news") as deaf:
+        through = url.set(port=deaf.port).render_as_string(hide_password=False)
+        with (
+            in_process(**settings) as one,
+            in_process(**{**settings, "database_url": through}, refresh_seconds=1) as other,
+        ):
+            prepare(one, other)
+            assert len(listeners(settings)) == 1
+            move(one, 2)
+            wait_until(lambda: serves(other, 2), 2)

@@ -1,0 +1,74 @@
+"""A worker whose line to the database is cut: others do its work, and it changes nothing later."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from backends import Fleet
+from crew import Crew
+from fit_jobs import Place
+from line import Line, line
+from live_service import wait_until
+from sqlalchemy import make_url, text
+
+from service.storage.records import FitStatus
+
+LATE = re.compile("ends: by another worker|attempt 1, is left to others")
+SOME_SECONDS = ("smart", {"steps": 300})
+
+
+@pytest.fixture
+def place(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Place]:
+    made = Place(**shared_fleet.settings(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cut_off(place: Place) -> Iterator[tuple[Crew, Line]]:
+    """A worker, and its line to the database."""
+    url = make_url(place.settings.database)
+    crew = Crew(place)
+    with line(url.port or 0) as its_line:
+        through = url.set(port=its_line.port).render_as_string(hide_password=False)
+        crew.add(CALIBRD_DATABASE_URL=through)
+        yield crew, its_line
+        crew.end()
+
+
+def names_of_connections(place: Place) -> set[str]:
+    """How those who are connected to the database call themselves."""
+    query = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE datname = :name"
+    with place.database.read() as store:
+        return set(store.session.scalars(text(query), {"name": place.database.url.database}))
+
+
+def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> None:
+    crew, its_line = cut_off
+    fit = place.order(place.dataset(), SOME_SECONDS)
+    crew.running(fit)
+    # DBOS too connects in our way, or it would wait for minutes on a line that is cut
+    assert names_of_connections(place) == {"calibrd"}
+    lost = place.fit(fit.id).worker
+    its_line.cut()
+    crew.add()
+    done = place.wait(fit)
+    assert (done.status, done.attempt) == (FitStatus.SUCCEEDED, 2)
+    assert done.worker != lost
+    its_line.mend()
+
+    def is_back() -> bool:
+        with place.database.read() as store:
+            return lost in [worker.id for worker in store.workers.alive(2)]
+
+    wait_until(is_back, 30)
+    wait_until(lambda: LATE.search(crew.log()), 30)
+    crew.end(1)
+    again = place.wait(place.order(place.dataset(), ("temperature", {})))
+    assert (again.status, again.worker) == (FitStatus.SUCCEEDED, lost)
+    assert place.fit(fit.id) == done
+    assert place.versions_of(fit) == done.versions
+    assert len(done.versions) == 1
