@@ -1,4 +1,4 @@
-"""``python -m service serve | worker | workers | migrate | keys``."""
+"""``python -m service serve | worker | workers | migrate | keys | backup | restore``."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
-from service import commands
+from service import backup_commands, commands
 from service.core.fits import QUEUES
 from service.errors import ServiceError
 from service.jobs.supervisor import SUPERVISOR
@@ -56,12 +56,12 @@ def command_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     settings = _settings_flags()
 
-    def verb(name: str, run: Command, summary: str) -> argparse.ArgumentParser:
+    def verb(name: str, run: Command, summary: str, words: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
-            usage=f"%(prog)s [options]{' ACTION [ID]' if run is commands.manage_keys else ''}",
+            usage=f"%(prog)s [options] {words}".rstrip(),
             parents=[settings],
         )
         made.set_defaults(run=run)
@@ -72,7 +72,17 @@ def command_parser() -> argparse.ArgumentParser:
     listing = verb("workers", commands.list_workers, "list the workers that are alive")
     listing.add_argument("--here", action="store_true", help="those of this machine only")
     verb("migrate", commands.migrate, "bring the database up to date, and end")
-    _add_key_flags(verb("keys", commands.manage_keys, "make, list, rotate or revoke API keys"))
+    managing = "make, list, rotate or revoke API keys"
+    _add_key_flags(verb("keys", commands.manage_keys, managing, "ACTION [ID]"))
+    writing = "back up the embedded database and its blobs, while the service goes on"
+    _add_backup_flags(verb("backup", backup_commands.write_backup, writing, "FILE.tar"))
+    reading = verb(
+        "restore",
+        backup_commands.read_backup,
+        "restore a backup into an empty data directory",
+        "FILE.tar",
+    )
+    reading.add_argument("file", help="that `backup` has written")
     return parser
 
 
@@ -106,6 +116,14 @@ def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
         help=f"to take from, may be given twice; by default {QUEUES[0]}, and both with a GPU",
     )
     worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
+
+
+def _add_backup_flags(backup: argparse.ArgumentParser) -> None:
+    backup.add_argument("file", help="to write")
+    backup.add_argument("--force", action="store_true", help="replace the file if it is there")
+    backup.add_argument(
+        "--keep-going", action="store_true", help="leave out what is damaged, and say so"
+    )
 
 
 def _add_key_flags(keys: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -73,7 +74,7 @@ class Blobs:
         """Whether clients can be given URLs to write to."""
         return self._signer is not None
 
-    def put(self, key: str, content: bytes | Path) -> None:
+    def put(self, key: str, content: bytes | Path | IO[bytes]) -> None:
         """Write a blob."""
         with _told():
             obstore.put(self._store, key, content, chunk_size=CHUNK, max_concurrency=2)

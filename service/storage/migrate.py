@@ -53,26 +53,42 @@ def alembic_config(database: Database) -> Config:
     return config
 
 
+def newest_revision() -> str:
+    """The revision that this program brings databases to."""
+    found = _scripts().get_current_head()
+    assert found is not None  # noqa: S101
+    return found
+
+
+def is_known(revision: str) -> bool:
+    """Whether a database of this revision can be brought up to date by this program."""
+    return revision in {one.revision for one in _scripts().walk_revisions()}
+
+
+def revision_of(database: Database) -> str | None:
+    """The revision of a database, None if it has no tables of ours."""
+    with database.unhurried.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        return context.get_current_revision()
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory(str(MIGRATIONS))
+
+
 def upgrade(database: Database) -> None:
     """Run the migrations that are missing; the caller holds the lock.
 
     Raises Invalid if the database was made by a newer version of the service.
     """
-    config, before = alembic_config(database), _revision(database)
-    scripts = ScriptDirectory.from_config(config)
-    if before not in (None, *(script.revision for script in scripts.walk_revisions())):
+    before = revision_of(database)
+    if before is not None and not is_known(before):
         raise Invalid(
             "newer_database",
             f"the database is at revision {before} and this version of the service knows only up "
-            f"to {scripts.get_current_head()}: start the version that made it, or a newer one",
+            f"to {newest_revision()}: start the version that made it, or a newer one",
         )
-    command.upgrade(config, "head")
-    after = _revision(database)
+    command.upgrade(alembic_config(database), "head")
+    after = revision_of(database)
     if after != before:
         logger.info("the database was migrated from %s to %s", before or "nothing", after)
-
-
-def _revision(database: Database) -> str | None:
-    with database.unhurried.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        return context.get_current_revision()

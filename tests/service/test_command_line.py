@@ -319,7 +319,7 @@ def test_help_names_every_command_and_setting(
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     whole = capsys.readouterr().out
-    for verb in ("serve", "worker", "workers", "migrate", "keys"):
+    for verb in ("serve", "worker", "workers", "migrate", "keys", "backup", "restore"):
         assert f"\n    {verb} " in whole
     with pytest.raises(SystemExit, match="0"):
         main(["serve", "--help"])

@@ -1,0 +1,36 @@
+"""What the command line does about backups."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from service.commands import say, say_note
+from service.core.backup import back_up, restore
+from service.core.backup_file import Manifest
+from service.settings import Settings
+
+
+def write_backup(settings: Settings, asked: argparse.Namespace) -> None:
+    """Back up the embedded database and its blobs, while the service goes on."""
+    began = time.monotonic()
+    target = Path(asked.file).absolute()
+    made = back_up(settings, target, force=asked.force, keep_going=asked.keep_going)
+    for one in made.damaged:
+        say_note(f"warning: left out: {one}")
+    say(f"backed up {_counts(made)} in {time.monotonic() - began:.1f} s: {asked.file}")
+
+
+def read_backup(settings: Settings, asked: argparse.Namespace) -> None:
+    """Restore a backup into an empty data directory."""
+    began = time.monotonic()
+    made = restore(settings, Path(asked.file))
+    for one in made.damaged:
+        say_note(f"warning: not in this backup: {one}")
+    say(f"restored {_counts(made)} in {time.monotonic() - began:.1f} s: {settings.data_dir}")
+
+
+def _counts(made: Manifest) -> str:
+    count = made.counts.get
+    return f"{count('map', 0)} versions, {count('dataset', 0)} datasets, {made.bytes} bytes"

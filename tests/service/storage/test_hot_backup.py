@@ -1,0 +1,152 @@
+"""A backup of a service under load, restored elsewhere: nothing acknowledged before it is lost."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from live_service import NPZ, npz, running, sample, wait_until
+
+from service.command_line import run
+
+NAME = "loaded"
+URL = f"/v1/calibrators/{NAME}"
+FINAL = ("succeeded", "failed", "cancelled")
+ROWS = {"logits": sample(20)[0].tolist()}
+LOAD_SECONDS = 1.0
+
+
+def fit(client: httpx.Client, seed: int, wait: int = 0, **query: Any) -> dict[str, Any]:
+    """A fit on new data sent with it."""
+    answer = client.post(
+        f"{URL}/fits",
+        params={"method": "temperature"} | query,
+        content=npz(*sample(800, seed=seed)),
+        headers=NPZ | ({"Prefer": f"wait={wait}"} if wait else {}),
+    )
+    assert answer.is_success, answer.text
+    done: dict[str, Any] = answer.json()
+    return done
+
+
+def state(client: httpx.Client, fit: str) -> tuple[str, int]:
+    found = client.get(f"/v1/fits/{fit}").json()
+    return found["status"], found["attempt"]
+
+
+def promote(client: httpx.Client, version: int) -> None:
+    move = {"version": version, "force": True, "reason": "load"}
+    assert client.put(f"{URL}/aliases/production", json=move).is_success
+
+
+def upload_and_delete(client: httpx.Client, seed: int) -> None:
+    """A dataset that comes and goes, and an upload in parts that is committed."""
+    body = npz(*sample(300, seed=seed))
+    gone = client.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    upload = client.post("/v1/datasets?upload=parts").json()["id"]
+    other = npz(*sample(310, seed=seed))
+    client.put(f"/v1/datasets/{upload}/parts/1", content=other)
+    assert client.delete(f"/v1/datasets/{gone}").status_code == 204
+    assert client.post(f"/v1/datasets/{upload}/commit").is_success
+
+
+@contextmanager
+def load(*tasks: Callable[[int], object]) -> Iterator[list[int]]:
+    """Each task again and again on a thread of its own; how often each was done."""
+    ended, done, failures = threading.Event(), [0] * len(tasks), []
+
+    def repeat(place: int, task: Callable[[int], object]) -> None:
+        try:
+            for seed in itertools.count(1000 * (place + 1)):
+                if ended.is_set():
+                    return
+                task(seed)
+                done[place] += 1
+        except Exception as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=repeat, args=pair) for pair in enumerate(tasks)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield done
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(60)
+    assert not failures, failures
+
+
+def everything(client: httpx.Client, path: str) -> list[dict[str, Any]]:
+    """All pages of a list."""
+    found, cursor = [], None
+    while True:
+        page = client.get(path, params={"limit": 200} | ({"cursor": cursor} if cursor else {}))
+        found += page.json()["items"]
+        cursor = page.json()["next"]
+        if cursor is None:
+            return found
+
+
+def predictions(client: httpx.Client, numbers: list[int]) -> dict[int, bytes]:
+    answers = {n: client.post(f"{URL}@{n}/predict", json=ROWS) for n in numbers}
+    assert {answer.status_code for answer in answers.values()} == {200}
+    return {n: answer.content for n, answer in answers.items()}
+
+
+def command(*arguments: object) -> None:
+    """A command in this process, which is none of the service's."""
+    assert run([*map(str, arguments)]) == 0
+
+
+def test_a_hot_backup_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    with running(tmp_path / "old", CALIBRD_WORKERS="2") as old, old.client() as client:
+        made = client.post("/v1/keys", json={"name": "first", "scopes": ["admin"]}).json()
+        client.headers["Authorization"] = f"Bearer {made['token']}"
+        assert fit(client, 1, wait=60, method="smart")["status"] == "succeeded"
+        assert fit(client, 2, wait=60)["status"] == "succeeded"
+        endless = fit(client, 3, method="smart", params='{"steps": 100000}')["id"]
+        wait_until(lambda: state(client, endless) == ("running", 1))
+        with load(
+            lambda seed: fit(client, seed, delete_after_fit="true") and time.sleep(0.3),
+            lambda seed: upload_and_delete(client, seed),
+            lambda seed: promote(client, 1 + seed % 2),
+            lambda _: predictions(client, [1, 2]),
+        ) as done:
+            time.sleep(LOAD_SECONDS)
+            versions = everything(client, f"{URL}/versions")
+            history = everything(client, f"{URL}/aliases/production/history")
+            fits = everything(client, "/v1/fits")
+            before = done.copy()
+            command("backup", tmp_path / "backup.tar", "--data-dir", tmp_path / "old")
+            during = [after - earlier for after, earlier in zip(done, before, strict=True)]
+        assert all(during[1:]), during
+        numbers = [version["number"] for version in versions]
+        expected = predictions(client, numbers)
+
+    command("restore", tmp_path / "backup.tar", "--data-dir", tmp_path / "new")
+    with running(tmp_path / "new") as new, new.client(made["token"]) as client:
+        assert predictions(client, numbers) == expected
+        there = everything(client, f"{URL}/versions")
+        assert [one for one in there if one["number"] in numbers] == versions
+        moves = everything(client, f"{URL}/aliases/production/history")
+        assert moves[-len(history) :] == history
+        alias = client.get(f"{URL}/aliases/production").json()
+        assert alias["version"] == moves[0]["to_version"]
+        known = {one["id"]: one for one in everything(client, "/v1/fits")}
+        assert {one["id"] for one in fits} <= known.keys()
+        # what a worker that is not here was at is taken over, and what waited goes on
+        wait_until(lambda: state(client, endless) == ("running", 2), 60)
+        assert client.delete(f"/v1/fits/{endless}").is_success
+        wait_until(lambda: all(one["status"] in FINAL for one in everything(client, "/v1/fits")))
+        ends = {one["id"]: one["status"] for one in everything(client, "/v1/fits")}
+        assert ends.pop(endless) == "cancelled"
+        assert set(ends.values()) == {"succeeded"}
+        assert fit(client, 4, wait=60)["status"] == "succeeded"
+        assert client.get("/v1/calibrators", headers={"Authorization": ""}).status_code == 401
