@@ -23,7 +23,7 @@ from service.core.fitting import begin, conclude, run
 from service.core.retention import forget_spent_datasets
 from service.errors import Invalid
 from service.jobs.identity import new_worker_id
-from service.jobs.patience import patiently
+from service.jobs.patience import PASSING, patiently
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
 from service.jobs.running import RunningFit
@@ -120,11 +120,19 @@ class Worker:
 
     def start(self) -> None:
         """Take fits from now on."""
-        prepare_database(self._database)
-        self._upkeep.start()
+        patiently(lambda: prepare_database(self._database), self._pace.patience)
+        patiently(self._upkeep.start, self._pace.patience)
         _warm_up(self._device)
         if self._leaving.is_set():
             return
+
+        @DBOS.workflow(name=WORKFLOW)
+        def work(id: str) -> None:
+            self._work(id)
+
+        patiently(self._launch, self._pace.patience)
+
+    def _launch(self) -> None:
         url = self._database.url
         DBOS(
             config={
@@ -141,13 +149,12 @@ class Worker:
                 "log_level": QUIET,
             }
         )
-
-        @DBOS.workflow(name=WORKFLOW)
-        def work(id: str) -> None:
-            self._work(id)
-
         DBOS.listen_queues(self._queues)
-        DBOS.launch()
+        try:
+            DBOS.launch()
+        except PASSING:
+            DBOS.destroy()  # what was launched by half cannot be launched again
+            raise
 
     def stop(self) -> None:
         """Take no more fits, and give those at hand to other workers."""

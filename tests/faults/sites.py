@@ -40,6 +40,11 @@ class Worker:
             )
         self.mark = f"-{self.process.pid}-"
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said that it takes fits."""
+        return "takes from" in self.log.read_text()
+
     def runs(self, fit: Fit) -> bool:
         """Whether a fit names it as its worker."""
         return self.mark in (fit.worker or "")
@@ -89,11 +94,11 @@ class Site:
         return self._replicas.enter_context(made)
 
     def staff(self, count: int) -> None:
-        """See that so many workers beat."""
+        """See that so many workers take fits."""
         self.hire(count - len(self.workers))
         deadline = time.monotonic() + START_SECONDS
         for worker in self.workers:
-            while not self._is_known(worker):
+            while not worker.is_ready:
                 assert worker.process.poll() is None, worker.log.read_text()
                 assert time.monotonic() < deadline, worker.log.read_text()
                 time.sleep(0.1)
@@ -126,7 +131,3 @@ class Site:
         client = self.place.queue._client
         found = client.list_workflows(load_input=False, load_output=False)
         return sum(1 for one in found if one.status not in DONE)
-
-    def _is_known(self, worker: Worker) -> bool:
-        with self.place.database.read() as store:
-            return any(worker.mark in one.id for one in store.workers.alive(START_SECONDS))
