@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
+import pytest
 from live_service import wait_until
 from rounds import on_both, on_both_if_full, times
 from sites import ENDLESS, QUICK, SOME_SECONDS, Site, Worker
+from sqlalchemy.exc import DBAPIError
 
 from service.storage.records import Fit, FitStatus
 
@@ -58,14 +61,16 @@ def runs_for_the_second_time(site: Site, fit: Fit) -> bool:
 def test_a_paused_worker_that_wakes_changes_nothing(site: Site, note: Callable[..., None]) -> None:
     count = times(5, 1) if site.is_fleet else 2
     site.staff(CREW)
-    for _ in range(count):
+    for number in range(count):
         fit = site.place.order(site.place.dataset(), SOME_SECONDS)
         sleeper = site.under_way(fit)
-        sleeper.process.send_signal(signal.SIGSTOP)
-        try:
-            done = site.place.wait(fit, seconds=60)
-        finally:
-            sleeper.process.send_signal(signal.SIGCONT)
+        in_a_transaction = site.is_fleet and number == 0
+        with row_held(site, fit) if in_a_transaction else nullcontext():
+            sleeper.process.send_signal(signal.SIGSTOP)
+            try:
+                done = site.place.wait(fit, seconds=60)
+            finally:
+                sleeper.process.send_signal(signal.SIGCONT)
         assert (done.status, done.attempt) == (FitStatus.SUCCEEDED, 2), done
         assert not sleeper.runs(done)
         give_it_work(site, sleeper)
@@ -73,6 +78,17 @@ def test_a_paused_worker_that_wakes_changes_nothing(site: Site, note: Callable[.
         assert site.place.versions_of(fit) == done.versions
         assert len(done.versions) == 1
     note(f"SIGSTOP a worker until taken for dead ({site.kind})", count)
+
+
+@contextmanager
+def row_held(site: Site, fit: Fit) -> Iterator[None]:
+    """Hold the fit's row, as a worker does that is paused in the middle of a transaction.
+
+    PostgreSQL ends such a transaction; with SQLite, which has one lock, all would have to wait.
+    """
+    with pytest.raises(DBAPIError), site.place.database.write() as store:  # noqa: PT012
+        assert store.fits.advance(fit.id, 1, {}) is False
+        yield
 
 
 def give_it_work(site: Site, worker: Worker) -> None:
