@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 from live_service import NPZ, Running, npz, sample
+from load import every
 from rounds import on_both, times
 from sites import Site
 
@@ -135,16 +136,9 @@ def check(site: Site, sent: Sent, restarted: Running, other: Running) -> None:
         assert len(named) == 1
         if is_order:
             name = sent.path.split("/")[3]
-            (fit,) = every(client, f"/v1/fits?calibrator={name}")
+            (fit,) = every(client, "/v1/fits", calibrator=name)
             assert fit["id"] == again.answer["id"]
             assert fit["dataset"] == named[0]["id"]
-
-
-def every(client: httpx.Client, path: str) -> list[dict]:
-    found = client.get(path, params={"limit": 200} if "?" not in path else None).json()
-    assert found.get("next") is None
-    items: list[dict] = found["items"]
-    return items
 
 
 def assert_datasets_are_whole(site: Site) -> None:
