@@ -62,7 +62,7 @@ Backend = Embedded | Fleet
 
 @contextmanager
 def fleet(*options: str) -> Iterator[Fleet]:
-    """The servers, PostgreSQL with these options, and the environment by which this process and its children find S3."""
+    """The servers, and the environment by which this process and its children find S3."""
     with postgres(*options) as database, s3() as blobs:
         before = dict(os.environ)
         os.environ.update(blobs.environment)
