@@ -33,6 +33,7 @@ from service.api.parts import Parts
 from service.api.probe import OK, Probe
 from service.api.problems import LastResort, install_problems
 from service.core.access import Principal
+from service.core.damage import log_damage
 from service.core.datasets import Datasets
 from service.core.formats import Limits
 from service.core.keys import KeyRing
@@ -40,6 +41,7 @@ from service.core.landing import remove_left_behind
 from service.core.part_uploads import PartUploads
 from service.core.serving import Maps, Served
 from service.core.watching import FitWatcher
+from service.errors import BlobMissing, Damaged
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import DbosQueue
 from service.jobs.supervisor import Workers
@@ -89,11 +91,17 @@ def create_app(settings: Settings) -> FastAPI:
 
 def join(settings: Settings) -> Parts:
     """The parts of a service with these settings."""
+    metrics = Metrics()
+
+    def note_damage(key: str, error: Damaged) -> None:
+        is_missing = isinstance(error, BlobMissing)
+        (metrics.blob_missing if is_missing else metrics.blob_corrupt)()
+        log_damage(key, error)
+
     database = Database(settings.database)
-    blobs = Blobs(settings.blobs, sign_endpoint=settings.sign_endpoint)
+    blobs = Blobs(settings.blobs, on_damage=note_damage, sign_endpoint=settings.sign_endpoint)
     limits = Limits(settings.max_upload_bytes, settings.max_json_bytes, settings.max_classes)
     datasets = Datasets(database, blobs, limits)
-    metrics = Metrics()
     maps = Maps(database, blobs, settings.cached_maps)
     metrics.watch_map_cache(lambda: len(maps))
     metrics.add_collector(functools.partial(operations.fit_metrics, database))

@@ -60,7 +60,7 @@ def serve(settings: Settings, asked: argparse.Namespace) -> None:
     listening = _listen(settings)
     port = listening.getsockname()[1]
     _check_writable(settings.data_dir)  # uploads lie there, wherever the rest does
-    with closing(_prepared(settings)) as database:
+    with closing(prepared(settings)) as database:
         _check_open(settings, database, asked)
     # no other command needs the web framework
     from service.app import create_app
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
 
 def work(settings: Settings, asked: argparse.Namespace) -> None:
     """Run a worker until it is interrupted."""
-    _prepared(settings).close()
+    prepared(settings).close()
     from service.jobs.worker import run_worker  # loads torch
 
     run_worker(settings, asked.queues, asked.device)
@@ -119,7 +119,7 @@ def work(settings: Settings, asked: argparse.Namespace) -> None:
 
 def migrate(settings: Settings, _asked: argparse.Namespace) -> None:
     """Bring the database up to date."""
-    _prepared(settings).close()
+    prepared(settings).close()
     say("the database is up to date")
 
 
@@ -144,7 +144,7 @@ def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
     """Make, list, rotate or revoke keys."""
     if asked.action in ("rotate", "revoke") and asked.id is None:
         raise Invalid("no_id", f"name the key: {_command(asked, f'keys {asked.action} ID')}")
-    with closing(_prepared(settings)) as database, database.write() as store:
+    with closing(prepared(settings)) as database, database.write() as store:
         made = asked.action == "create"
         workspace = keys.workspace_named(store, asked.workspace, make=made).id
         match asked.action:
@@ -192,7 +192,7 @@ def _scope(name: str) -> Scope:
         raise Invalid("bad_scope", f"{name!r} is not a scope: {', '.join(Scope)}") from error
 
 
-def _prepared(settings: Settings) -> Database:
+def prepared(settings: Settings) -> Database:
     """The database, up to date; what is wrong with it or with the folders in use is told."""
     if not (settings.database_url and settings.blobs_url):
         _check_writable(settings.data_dir)

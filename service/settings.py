@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     """Starts of a fit before it is given up as worker_lost."""
     dataset_days: float = Field(0.0, ge=0)
     """Days after which datasets are deleted; 0 keeps them."""
+    sweep_hours: float = Field(24.0, ge=0)
+    """Hours, at least 2, after which stored bytes that nothing names are deleted; 0 keeps them."""
     idempotency_hours: float = Field(24.0, gt=0)
     """Hours that an Idempotency-Key is remembered."""
     refresh_seconds: float = Field(1.0, gt=0, le=60)
@@ -92,6 +94,13 @@ class Settings(BaseSettings):
         if url and not re.match(r"https?://[^/]", url):
             raise ValueError("must be http://host:port or https://host")
         return url
+
+    @field_validator("sweep_hours")
+    @classmethod
+    def _leaves_time_to_name_them(cls, hours: float) -> float:
+        if 0 < hours < 2:
+            raise ValueError(f"must be 0 or at least 2, got {hours:g}")
+        return hours
 
     @cached_property
     def database(self) -> str:

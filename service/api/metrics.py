@@ -49,6 +49,14 @@ class Metrics:
         )
         self.map_cache_hit = lookups.labels("hit").inc
         self.map_cache_miss = lookups.labels("miss").inc
+        damaged = Counter(
+            "calibrd_damaged_blobs",
+            "Reads of stored bytes that were gone or not those that were written.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.blob_missing = damaged.labels("missing").inc
+        self.blob_corrupt = damaged.labels("corrupt").inc
         ProcessCollector(namespace="calibrd", registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)

@@ -67,6 +67,7 @@ def fit_metrics(database: Database) -> Iterable[Metric]:
     try:
         with database.read() as store:
             counts = store.fits.counts()
+            failures = store.fits.failures()
             alive = len(store.workers.alive(WORKER_IS_ALIVE))
     except (SQLAlchemyError, ServiceError):
         return
@@ -78,7 +79,13 @@ def fit_metrics(database: Database) -> Iterable[Metric]:
         number.add_metric((status, queue), count)
         seconds.add_metric((status, queue), total)
     waiting = sum(count for (status, _), (count, _) in counts.items() if status == "queued")
+    failed = GaugeMetricFamily(
+        "calibrd_failed_fits", "Failed fits by the code of their error.", labels=("code",)
+    )
+    for code, count in failures.items():
+        failed.add_metric((code,), count)
     yield number
     yield seconds
+    yield failed
     yield GaugeMetricFamily("calibrd_queue_depth", "Fits that wait for a worker.", value=waiting)
     yield GaugeMetricFamily("calibrd_workers", "Workers that are alive.", value=alive)

@@ -21,11 +21,11 @@ _KEY = re.compile(
 
 
 class BlobKind(StrEnum):
-    """What a blob holds."""
+    """What a blob holds: the folder of its key."""
 
-    DATASET = "dataset"
-    PART = "part"
-    MAP = "map"
+    DATASET = "datasets"
+    PART = "parts"
+    MAP = "maps"
     ONNX = "onnx"
 
 
@@ -71,7 +71,7 @@ def parse_key(key: str) -> ParsedKey | None:
     """What a key of today's shape says; None if it has another.
 
     >>> parse_key(map_key("ws_" + 20 * "0", "ver_" + 20 * "1", 64 * "f")).kind
-    <BlobKind.MAP: 'map'>
+    <BlobKind.MAP: 'maps'>
     >>> parse_key("ws_" + 20 * "0" + "/maps/" + 64 * "f") is None
     True
     """
@@ -82,3 +82,14 @@ def parse_key(key: str) -> ParsedKey | None:
     pairs = zip(BlobKind, rest[::2], rest[1::2], strict=True)
     kind, id, sha256 = next(pair for pair in pairs if pair[1] is not None)
     return ParsedKey(workspace, kind, id, sha256)
+
+
+def kind_of(key: str) -> str:
+    """What a blob holds by its key, also of an older shape.
+
+    >>> kind_of("ws_1/maps/0f1e")
+    'maps'
+    """
+    _, _, rest = key.partition("/")
+    kind = rest.partition("/")[0]
+    return kind if kind in set(BlobKind) else "unknown"

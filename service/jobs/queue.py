@@ -18,6 +18,7 @@ APPLICATION = "calibrd"
 VERSION = "1"
 WORKFLOW = "fit"
 POLL_SECONDS = 0.2
+OPEN = ["ENQUEUED", "PENDING", "DELAYED"]
 DONE = ["SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"]
 
 
@@ -65,6 +66,13 @@ class DbosQueue:
             status="PENDING", executor_id=worker, load_input=False, load_output=False
         )
         return [Entry(one.workflow_id, one.workflow_id.partition(".")[0]) for one in found]
+
+    def waiting(self, fits: Collection[str]) -> set[str]:
+        """Those of the fits that have an entry which is not done."""
+        found = self._client.list_workflows(
+            status=OPEN, workflow_id_prefix=list(fits), load_input=False, load_output=False
+        )
+        return {one.workflow_id.partition(".")[0] for one in found}
 
     def forget(self, ids: Collection[str]) -> None:
         """Delete entries."""

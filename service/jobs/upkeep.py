@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from service.core.fits import WORKER_IS_ALIVE
 from service.core.fitting import failed
 from service.core.retention import forget_dataset
+from service.core.sweeping import sweep
 from service.jobs.patience import PASSING
 from service.jobs.queue import DbosQueue, Entry
 from service.settings import Settings
@@ -115,8 +116,10 @@ class Upkeep:
 
     def keep_house(self) -> None:
         """Delete what has served its time, and find entries that were taken and then forgotten."""
+        grace = self._settings.sweep_hours * HOUR
         with self._database.write() as store:
             store.idempotency.forget(self._settings.idempotency_hours * HOUR)
+            sweeps = grace > 0 and store.chores.claim("sweep", HOUR)
             old = store.datasets.expired() + store.fits.spent_datasets()
         for dataset in old:
             if self._ended.is_set():
@@ -129,6 +132,9 @@ class Upkeep:
             self._put_back(store, taken & self._stray)
         self._queue.forget([entry.id for entry in taken & self._stray])
         self._stray = taken - self._stray
+        if sweeps:
+            swept = sweep(self._database, self._blobs, older_than=grace, stop=self._ended.is_set)
+            logger.info("blobs were swept: %s", swept.summary())
 
     def _thread(self, name: str, task: Callable[[], None], every: float) -> threading.Thread:
         return threading.Thread(

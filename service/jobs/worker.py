@@ -18,6 +18,7 @@ from calibrators.devices import available_devices, torch_device
 from calibrators.methods.smart import Smart
 from calibrators.onnx import export
 from service import logs
+from service.core.damage import log_damage
 from service.core.fits import CPU, QUEUES
 from service.core.fitting import begin, conclude, run
 from service.core.retention import forget_spent_datasets
@@ -104,7 +105,7 @@ class Worker:
         self._at_work: set[str] = set()
         self._turn = threading.Lock()
         self._database = Database(settings.database)
-        self._blobs = Blobs(settings.blobs)
+        self._blobs = Blobs(settings.blobs, on_damage=log_damage)
         self._queue = DbosQueue(self._database)
         self._upkeep = Upkeep(
             self._database,

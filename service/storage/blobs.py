@@ -45,15 +45,16 @@ class Blob:
 class Blobs:
     """Bytes under keys such as ``ws_1/maps/<sha256>``; a key is written whole or not at all.
 
-    ``on_damage`` is told of every blob that turns out to be gone or to hold other bytes than those
-    that were written. ``sign_endpoint`` is where clients reach the S3 server, if not where we do.
+    ``on_damage`` is told the key of every blob that turns out to be gone or to hold other bytes
+    than those that were written. ``sign_endpoint`` is where clients reach the S3 server, if not
+    where we do.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        on_damage: Callable[[Damaged], None] | None = None,
+        on_damage: Callable[[str, Damaged], None] | None = None,
         sign_endpoint: str = "",
     ) -> None:
         parts = urlsplit(url)
@@ -83,7 +84,7 @@ class Blobs:
 
     def get(self, key: str, sha256: str) -> bytes:
         """The bytes of a blob, which must have this SHA-256."""
-        with self._noting_damage():
+        with self._noting_damage(key):
             with _told():
                 content = bytes(obstore.get(self._store, key).bytes())
             if hashlib.sha256(content).hexdigest() != sha256:
@@ -97,7 +98,7 @@ class Blobs:
         no damage of ours if a client may have written them.
         """
         digest = hashlib.sha256()
-        with nullcontext() if by_client else self._noting_damage():
+        with nullcontext() if by_client else self._noting_damage(key):
             with _told():
                 for piece in obstore.get(self._store, key).stream(min_chunk_size=CHUNK):
                     digest.update(piece)
@@ -110,7 +111,7 @@ class Blobs:
         """A blob as a file to read, which must have this SHA-256."""
         if self._folder is not None:
             path = self._folder / key
-            with self._noting_damage():
+            with self._noting_damage(key):
                 if not path.exists():
                     raise BlobMissing("blob_missing", "the stored bytes are gone")
                 with path.open("rb") as file:
@@ -136,6 +137,23 @@ class Blobs:
         with suppress(BlobMissing), _told():
             obstore.delete(self._store, key)
 
+    def unfinished(self) -> Iterator[Blob]:
+        """Files of a folder that a writer began and, if they are old, died over; not in ``list``.
+
+        S3 keeps parts of unfinished uploads where only a lifecycle rule of the bucket ends them.
+        """
+        if self._folder is None:
+            return
+        for path in self._folder.rglob("*#*"):
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                yield Blob(str(path.relative_to(self._folder)), found.st_size, found.st_mtime)
+
+    def delete_unfinished(self, key: str) -> None:
+        """Remove what ``unfinished`` has named."""
+        assert self._folder is not None  # noqa: S101
+        (self._folder / key).unlink(missing_ok=True)
+
     def sign_put(self, key: str, seconds: float) -> str:
         """A URL that takes a blob by PUT, without any other key, for so long."""
         assert self._signer is not None  # noqa: S101 - ask can_sign first
@@ -150,12 +168,12 @@ class Blobs:
             obstore.list(self._store, "none/").collect()
 
     @contextmanager
-    def _noting_damage(self) -> Iterator[None]:
+    def _noting_damage(self, key: str) -> Iterator[None]:
         try:
             yield
         except Damaged as error:
             if self._on_damage is not None:
-                self._on_damage(error)
+                self._on_damage(key, error)
             raise
 
 

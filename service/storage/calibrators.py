@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import insert, select, update
@@ -64,6 +65,12 @@ class Calibrators(Repository):
     def version(self, calibrator: str, number: int) -> Version | None:
         """A version by its number."""
         return self._one(Version, select(versions).where(self._is(versions, calibrator, number)))
+
+    def hashes(self, ids: Collection[str]) -> dict[str, tuple[str, str | None]]:
+        """The SHA-256 of the map and the ONNX form of each of these versions that is there."""
+        columns = (versions.c.id, versions.c.map_sha256, versions.c.onnx_sha256)
+        rows = self.session.execute(select(*columns).where(versions.c.id.in_(ids)))
+        return {id: (map_sha256, onnx_sha256) for id, map_sha256, onnx_sha256 in rows}
 
     def versions(self, calibrator: str, limit: int, before: int | None) -> list[Version]:
         """A page of versions, newest first."""

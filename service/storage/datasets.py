@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import case, delete, insert, or_, select, tuple_, update
@@ -84,6 +84,11 @@ class Datasets(Repository):
         return self._one(
             Dataset, update(datasets).where(mine).values(**values).returning(*datasets.c)
         )
+
+    def hashes(self, ids: Collection[str]) -> dict[str, str | None]:
+        """The SHA-256 of each of these datasets that is there, None while it is uploaded."""
+        chosen = select(datasets.c.id, datasets.c.sha256).where(datasets.c.id.in_(ids))
+        return {row.id: row.sha256 for row in self.session.execute(chosen)}
 
     def remove(self, id: str) -> None:
         """Forget a dataset and its parts."""

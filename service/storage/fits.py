@@ -147,6 +147,13 @@ class Fits(Repository):
         rows = self.session.execute(chosen.group_by(fits.c.status, fits.c.queue)).all()
         return {(status, queue): (count, total) for status, queue, count, total in rows}
 
+    def failures(self) -> dict[str, int]:
+        """How many fits have failed, by the code of their error."""
+        failed = fits.c.status == FitStatus.FAILED
+        codes = select(fits.c.error["code"].as_string().label("code")).where(failed).subquery()
+        chosen = select(codes.c.code, func.count()).group_by(codes.c.code)
+        return dict(self.session.execute(chosen).tuples().all())
+
     @staticmethod
     def _running(id: str, attempt: int) -> ColumnElement[bool]:
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import func, insert, select, update
 
@@ -18,6 +18,10 @@ class Keys(Repository):
     def workspace_named(self, name: str) -> Workspace | None:
         """The workspace of this name."""
         return self._one(Workspace, select(workspaces).where(workspaces.c.name == name))
+
+    def workspaces_among(self, ids: Collection[str]) -> set[str]:
+        """Those of the ids that are workspaces."""
+        return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
 
     def add_workspace(self, name: str) -> Workspace:
         """A new workspace."""

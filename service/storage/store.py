@@ -10,6 +10,7 @@ from service.storage.chores import Chores
 from service.storage.datasets import Datasets
 from service.storage.fits import Fits, Workers
 from service.storage.idempotency import Idempotency
+from service.storage.inventory import Inventory
 from service.storage.keys import Keys
 
 
@@ -26,3 +27,4 @@ class Store:
         self.workers = Workers(session)
         self.idempotency = Idempotency(session)
         self.chores = Chores(session)
+        self.inventory = Inventory(session)

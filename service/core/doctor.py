@@ -1,0 +1,243 @@
+"""The doctor: looks at all that is stored, while the service runs, and changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from calibrators import CalibrationError, Report, archive
+from service.core.blob_keys import dataset_key, map_key, onnx_key
+from service.core.sweeping import sweep
+from service.errors import BlobMissing, Damaged
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+from service.storage.inventory import FoundAlias, FoundVersion
+from service.storage.records import Dataset, Fit, FitStatus, Version
+
+Waiting = Callable[[Collection[str]], set[str]]
+"""Those of some fits that have an entry on a queue."""
+
+
+class Finding(NamedTuple):
+    """What is amiss, with what, and what to do about it."""
+
+    code: str
+    subject: str
+    problem: str
+    advice: str
+
+
+class Doctor:
+    """``findings`` looks at everything once; what it saw is counted in ``seen``.
+
+    ``progress`` hears how many things were looked at. ``orphans`` are blobs that nothing names
+    for so many seconds: no fault, the sweeper comes.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        waiting: Waiting,
+        *,
+        orphan_seconds: float,
+        progress: Callable[[int], None] = lambda seen: None,
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._waiting = waiting
+        self._orphan_seconds = orphan_seconds
+        self._progress = progress
+        self.seen: Counter[str] = Counter()
+        self.orphans = 0
+
+    def findings(self) -> Iterator[Finding]:
+        """All that is amiss, as it is found."""
+        yield from self._versions()
+        yield from self._aliases()
+        yield from self._datasets()
+        yield from self._succeeded_fits()
+        yield from self._queued_fits()
+        found = sweep(self._database, self._blobs, older_than=self._orphan_seconds, dry_run=True)
+        self.orphans = found.orphans.total()
+
+    def _versions(self) -> Iterator[Finding]:
+        after = ("", 0)
+        while True:
+            with self._database.read() as store:
+                page = store.inventory.versions(after)
+            for found in page:
+                self._see("versions")
+                yield from self._map(found)
+                yield from self._onnx(found)
+                yield from self._report(found)
+            if not page:
+                return
+            after = (page[-1].version.calibrator, page[-1].version.number)
+
+    def _map(self, found: FoundVersion) -> Iterator[Finding]:
+        version, subject = found.version, _named(found)
+        key = map_key(found.workspace, version.id, version.map_sha256)
+        advice = f"restore the blob {key} from a backup; point aliases at another version till then"
+        try:
+            fitted = archive.load(self._blobs.get(key, version.map_sha256))
+        except Damaged as error:
+            yield Finding(f"map_{_how(error)}", subject, error.message, advice)
+        except CalibrationError as error:
+            yield Finding("map_unreadable", subject, str(error), "upgrade this installation")
+        else:
+            if (fitted.k, fitted.kind) != (version.classes, version.kind):
+                yield Finding(
+                    "map_differs",
+                    subject,
+                    f"the map takes {fitted.kind} of {fitted.k} classes, its row says "
+                    f"{version.kind} of {version.classes}",
+                    "restore the database from a backup: the row was changed",
+                )
+
+    def _onnx(self, found: FoundVersion) -> Iterator[Finding]:
+        version = found.version
+        if version.onnx_sha256 is None:
+            return
+        key = onnx_key(found.workspace, version.id, version.onnx_sha256)
+        damage = self._damage(key, version.onnx_sha256)
+        if damage is not None:
+            advice = f"restore the blob {key} from a backup, or fit again; the map is not affected"
+            yield Finding(f"onnx_{_how(damage)}", _named(found), damage.message, advice)
+
+    def _report(self, found: FoundVersion) -> Iterator[Finding]:
+        version: Version = found.version
+        advice = "restore the database from a backup, or fit again"
+        try:
+            with self._database.read() as store:
+                document = store.calibrators.report(version.calibrator, version.number)
+            if document is not None:
+                Report.from_dict(document)
+            elif version.fit is not None or version.verdict is not None:
+                yield Finding("report_missing", _named(found), "its report is gone", advice)
+        except (CalibrationError, ValueError) as error:
+            yield Finding("report_unreadable", _named(found), f"its report: {error}", advice)
+
+    def _aliases(self) -> Iterator[Finding]:
+        after = ("", "")
+        while True:
+            with self._database.read() as store:
+                page = store.inventory.aliases(after)
+            for found in page:
+                self._see("aliases")
+                yield from _alias(found)
+            if not page:
+                return
+            after = (page[-1].calibrator, page[-1].alias)
+
+    def _datasets(self) -> Iterator[Finding]:
+        after = ""
+        while True:
+            with self._database.read() as store:
+                page = store.inventory.datasets(after)
+            for dataset in page:
+                self._see("datasets")
+                yield from self._dataset(dataset)
+            if not page:
+                return
+            after = page[-1].id
+
+    def _dataset(self, dataset: Dataset) -> Iterator[Finding]:
+        assert dataset.sha256 is not None  # noqa: S101
+        key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
+        damage = self._damage(key, dataset.sha256)
+        if damage is None:
+            return
+        with self._database.read() as store:
+            is_there = bool(store.datasets.hashes([dataset.id]))
+        if is_there:  # and was not deleted meanwhile
+            advice = f"send the same bytes again, which mends it, or restore the blob {key}"
+            subject = f"dataset {dataset.id}"
+            yield Finding(f"dataset_{_how(damage)}", subject, damage.message, advice)
+
+    def _succeeded_fits(self) -> Iterator[Finding]:
+        for page in self._fits(FitStatus.SUCCEEDED):
+            numbers = {(fit.calibrator, number) for fit in page for number in fit.versions}
+            with self._database.read() as store:
+                named = store.inventory.fits_of_versions(numbers)
+            for fit in page:
+                for number in fit.versions:
+                    if named.get((fit.calibrator, number)) != fit.id:
+                        yield Finding(
+                            "fit_without_version",
+                            f"fit {fit.id}",
+                            f"its version {fit.calibrator_name}@{number} is not there",
+                            "restore the database from a backup, or order the fit again",
+                        )
+
+    def _queued_fits(self) -> Iterator[Finding]:
+        for page in self._fits(FitStatus.QUEUED):
+            without = self._without_entry(page)
+            if without:  # a fit may have been started, or handed back, between the two looks
+                with self._database.read() as store:
+                    again = store.fits.several([fit.id for fit in without])
+                without = self._without_entry([f for f in again if f.status is FitStatus.QUEUED])
+            for fit in without:
+                yield Finding(
+                    "fit_without_entry",
+                    f"fit {fit.id}",
+                    "it waits, but stands on no queue",
+                    "cancel it and order it again",
+                )
+
+    def _without_entry(self, fits: list[Fit]) -> list[Fit]:
+        waiting = self._waiting([fit.id for fit in fits]) if fits else set()
+        return [fit for fit in fits if fit.id not in waiting]
+
+    def _fits(self, status: FitStatus) -> Iterator[list[Fit]]:
+        after = ""
+        while True:
+            with self._database.read() as store:
+                page = store.inventory.fits(status, after)
+            if not page:
+                return
+            self._see("fits", len(page))
+            yield page
+            after = page[-1].id
+
+    def _see(self, what: str, number: int = 1) -> None:
+        self.seen[what] += number
+        self._progress(self.seen.total())
+
+    def _damage(self, key: str, sha256: str) -> Damaged | None:
+        try:
+            for _ in self._blobs.chunks(key, sha256):
+                pass
+        except Damaged as error:
+            return error
+        return None
+
+
+def _alias(found: FoundAlias) -> Iterator[Finding]:
+    subject = f"alias {found.name}@{found.alias}"
+    if found.points_at is None:
+        yield Finding(
+            "alias_dangling",
+            subject,
+            f"it points at version {found.version}, which is not there",
+            "move it to a version that is there",
+        )
+    told = (found.moves, found.last_revision, found.last_version)
+    if told != (found.revision, found.revision, found.version):
+        yield Finding(
+            "alias_history",
+            subject,
+            f"it was moved {found.revision} times, to version {found.version} at last; its "
+            f"history has {found.moves} moves up to revision {found.last_revision or 0}, "
+            f"to version {found.last_version or 'unknown'}",
+            "look who wrote to the database by hand, or restore it from a backup",
+        )
+
+
+def _named(found: FoundVersion) -> str:
+    return f"version {found.name}@{found.version.number}"
+
+
+def _how(damage: Damaged) -> str:
+    return "missing" if isinstance(damage, BlobMissing) else "corrupt"

@@ -1,0 +1,122 @@
+"""Orphans: blobs that no row names and none will.
+
+What makes it safe to delete one, whatever else goes on meanwhile:
+
+- A key holds the id of its row, new for each writer (``blob_keys``), and a writer that has not
+  written the row within an hour of the blob never does (``naming``). Transactions do not stay open
+  for long: PostgreSQL ends those that are idle, and a writer of SQLite keeps ours from starting.
+  So a blob much older than that, of whose id there is no row, has lost its writer.
+- While a dataset is uploaded, its parts and what commits make of them are its own, row or not.
+- The bytes of a known dataset that is sent again are put under the key that its row names.
+- Blobs of workspaces that this database does not know belong to somebody else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from service.core.blob_keys import BlobKind, ParsedKey, parse_key
+from service.storage.blobs import Blob, Blobs
+from service.storage.database import Database
+from service.storage.store import Store
+
+BATCH = 500
+
+
+@dataclass
+class Swept:
+    """What a sweep has seen; in a dry run the orphans are still there."""
+
+    orphans: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    kept: int = 0
+    unknown: int = 0
+
+    def summary(self) -> str:
+        """All of it in a line."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.orphans.items()))
+        return (
+            f"{self.orphans.total()} orphans ({kinds or 'none'}; {self.bytes} bytes), "
+            f"{self.kept} kept, {self.unknown} of other shapes or owners left alone"
+        )
+
+
+def sweep(
+    database: Database,
+    blobs: Blobs,
+    *,
+    older_than: float,
+    dry_run: bool = False,
+    tell: Callable[[str], None] = lambda key: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Swept:
+    """Delete the orphans that are older than so many seconds; ``tell`` hears the key of each."""
+    swept = Swept()
+    before = time.time() - older_than
+    for some in _batches(blobs.list()):
+        if stop():
+            return swept
+        for blob, kind in _orphans(database, some, before, swept):
+            tell(blob.key)
+            if not dry_run:
+                blobs.delete(blob.key)
+            swept.orphans[kind] += 1
+            swept.bytes += blob.bytes
+    for blob in blobs.unfinished():
+        if blob.modified_at < before and parse_key(blob.key.rpartition("#")[0]):
+            tell(blob.key)
+            if not dry_run:
+                blobs.delete_unfinished(blob.key)
+            swept.orphans["unfinished"] += 1
+            swept.bytes += blob.bytes
+    return swept
+
+
+def _batches(blobs: Iterator[Blob]) -> Iterator[tuple[Blob, ...]]:
+    while some := tuple(itertools.islice(blobs, BATCH)):
+        yield some
+
+
+def _orphans(
+    database: Database, some: Iterable[Blob], before: float, swept: Swept
+) -> list[tuple[Blob, BlobKind]]:
+    """Those of the blobs that are old enough and have no row; the others are counted."""
+    parsed = [(blob, parse_key(blob.key)) for blob in some]
+    ours = [(blob, key) for blob, key in parsed if key is not None]
+    old = [(blob, key) for blob, key in ours if blob.modified_at < before]
+    with database.write() as store:  # which on SQLite waits for all writers that have begun
+        rows = _Rows(store, [key for _, key in old])
+    orphans = [(blob, key.kind) for blob, key in old if rows.lack(key)]
+    foreign = sum(key.workspace not in rows.workspaces for _, key in old)
+    swept.unknown += len(parsed) - len(ours) + foreign
+    swept.kept += len(ours) - foreign - len(orphans)
+    return orphans
+
+
+class _Rows:
+    """What the database says of the ids in some keys."""
+
+    def __init__(self, store: Store, keys: list[ParsedKey]) -> None:
+        self.workspaces = store.keys.workspaces_among({key.workspace for key in keys})
+        of_versions = {key.id for key in keys if key.kind in (BlobKind.MAP, BlobKind.ONNX)}
+        self._versions = store.calibrators.hashes(of_versions)
+        self._datasets = store.datasets.hashes({key.id for key in keys} - of_versions)
+
+    def lack(self, key: ParsedKey) -> bool:
+        """Whether there is no row for a key of a workspace that is there."""
+        return key.workspace in self.workspaces and not self._name(key)
+
+    def _name(self, key: ParsedKey) -> bool:
+        is_uploaded_now = self._datasets.get(key.id, "") is None
+        match key.kind:
+            case BlobKind.DATASET:
+                return is_uploaded_now or self._datasets.get(key.id) == key.sha256
+            case BlobKind.PART:
+                return is_uploaded_now
+            case BlobKind.MAP | BlobKind.ONNX:
+                hashes = self._versions.get(key.id, (None, None))
+                return hashes[key.kind is BlobKind.ONNX] == key.sha256

@@ -1,0 +1,77 @@
+"""What the command line does for what is stored: look after it, and sweep."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+
+from service.commands import prepared, say, say_note
+from service.core.doctor import Doctor, Finding
+from service.core.sweeping import sweep
+from service.errors import Invalid
+from service.jobs.queue import DbosQueue
+from service.settings import Settings
+from service.storage.blobs import Blobs
+
+HOUR = 3600.0
+UNHEALTHY = 1
+TOLD_EVERY = 100
+
+
+def sweep_up(settings: Settings, asked: argparse.Namespace) -> None:
+    """Delete orphans, or only name them."""
+    if not settings.sweep_hours:
+        raise Invalid(
+            "no_grace", "--sweep-hours is 0, which keeps all: say from what age on to delete"
+        )
+    with closing(prepared(settings)) as database:
+        swept = sweep(
+            database,
+            Blobs(settings.blobs),
+            older_than=settings.sweep_hours * HOUR,
+            dry_run=asked.dry_run,
+            tell=lambda key: say(f"{'would delete' if asked.dry_run else 'deletes'} {key}"),
+        )
+    say(swept.summary())
+
+
+def doctor(settings: Settings, asked: argparse.Namespace) -> int:
+    """Check all that is stored; the exit code says whether all is well."""
+    with closing(prepared(settings)) as database, closing(DbosQueue(database)) as queue:
+        looking = Doctor(
+            database,
+            Blobs(settings.blobs),
+            queue.waiting,
+            orphan_seconds=(settings.sweep_hours or 24) * HOUR,
+            progress=_Progress(),
+        )
+        count = 0
+        for finding in looking.findings():
+            count += 1
+            say(json.dumps(finding._asdict()) if asked.json else _line(finding))
+    seen = {**looking.seen, "orphan_blobs": looking.orphans, "findings": count}
+    if asked.json:
+        say(json.dumps({"code": "summary", **seen}))
+    else:
+        say(", ".join(f"{number} {what.replace('_', ' ')}" for what, number in seen.items()))
+        if looking.orphans:
+            say_note("orphan blobs harm nothing; `sweep` deletes them, as workers do every hour")
+    return UNHEALTHY if count else 0
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.code}: {finding.subject}: {finding.problem}; {finding.advice}"
+
+
+class _Progress:
+    """Lets a person at a terminal see that it goes on."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def __call__(self, seen: int) -> None:
+        if seen >= self._told + TOLD_EVERY and sys.stderr.isatty():
+            self._told = seen
+            say_note(f"{seen} looked at")

@@ -1,0 +1,112 @@
+"""SQL for whoever looks at everything: all workspaces, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import and_, func, select, tuple_
+
+from service.storage.records import Dataset, Fit, FitStatus, Version
+from service.storage.rows import Repository
+from service.storage.tables import alias_moves, aliases, calibrators, datasets, fits, versions
+
+PAGE = 500
+
+Number = tuple[str, int]
+"""A calibrator's id and the number of one of its versions."""
+
+
+@dataclass(frozen=True)
+class FoundVersion:
+    """A version and whose it is."""
+
+    workspace: str
+    name: str
+    version: Version
+
+
+@dataclass(frozen=True)
+class FoundAlias:
+    """An alias beside what its history says; ``points_at`` is None if there is no such version."""
+
+    calibrator: str
+    alias: str
+    name: str
+    version: int
+    revision: int
+    points_at: int | None
+    moves: int
+    last_revision: int | None
+    last_version: int | None
+
+
+class Inventory(Repository):
+    """Pages in the order of their ids; ``after`` is the last of the page before."""
+
+    def versions(self, after: Number) -> list[FoundVersion]:
+        """Versions, by calibrator and number."""
+        place = tuple_(versions.c.calibrator, versions.c.number)
+        chosen = (
+            select(calibrators.c.workspace, calibrators.c.name, *versions.c)
+            .join_from(versions, calibrators)
+            .where(place > tuple_(*after))
+            .order_by(versions.c.calibrator, versions.c.number)
+        )
+        found = []
+        for row in self.session.execute(chosen.limit(PAGE)).mappings():
+            facts = {column.name: row[column] for column in versions.c}
+            owner = (row[calibrators.c.workspace], row[calibrators.c.name])
+            found.append(FoundVersion(*owner, Version(**facts)))
+        return found
+
+    def datasets(self, after: str) -> list[Dataset]:
+        """Datasets that are complete."""
+        chosen = select(datasets).where(datasets.c.id > after, datasets.c.sha256.is_not(None))
+        return self._all(Dataset, chosen.order_by(datasets.c.id).limit(PAGE))
+
+    def aliases(self, after: tuple[str, str]) -> list[FoundAlias]:
+        """Aliases, by calibrator and name."""
+        its_moves = and_(
+            alias_moves.c.calibrator == aliases.c.calibrator, alias_moves.c.alias == aliases.c.name
+        )
+        last = and_(its_moves, alias_moves.c.revision == aliases.c.revision)
+        target = and_(
+            versions.c.calibrator == aliases.c.calibrator, versions.c.number == aliases.c.version
+        )
+        chosen = (
+            select(
+                aliases.c.calibrator,
+                aliases.c.name.label("alias"),
+                calibrators.c.name,
+                aliases.c.version,
+                aliases.c.revision,
+                select(versions.c.number).where(target).scalar_subquery().label("points_at"),
+                select(func.count()).where(its_moves).scalar_subquery().label("moves"),
+                select(func.max(alias_moves.c.revision))
+                .where(its_moves)
+                .scalar_subquery()
+                .label("last_revision"),
+                select(alias_moves.c.to_version)
+                .where(last)
+                .scalar_subquery()
+                .label("last_version"),
+            )
+            .join_from(aliases, calibrators)
+            .where(tuple_(aliases.c.calibrator, aliases.c.name) > tuple_(*after))
+            .order_by(aliases.c.calibrator, aliases.c.name)
+        )
+        return self._all(FoundAlias, chosen.limit(PAGE))
+
+    def fits(self, status: FitStatus, after: str) -> list[Fit]:
+        """Fits of a status."""
+        chosen = select(fits).where(fits.c.status == status, fits.c.id > after)
+        rows = self.session.execute(chosen.order_by(fits.c.id).limit(PAGE)).mappings()
+        return [Fit(**{**row, "status": FitStatus(row["status"])}) for row in rows]
+
+    def fits_of_versions(self, numbers: Collection[Number]) -> dict[Number, str | None]:
+        """The fit that each of these versions names, as far as they are there."""
+        place = tuple_(versions.c.calibrator, versions.c.number)
+        chosen = select(versions.c.calibrator, versions.c.number, versions.c.fit)
+        rows = self.session.execute(chosen.where(place.in_(numbers))).tuples()
+        return {(calibrator, number): fit for calibrator, number, fit in rows}
