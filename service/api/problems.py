@@ -65,7 +65,9 @@ class Problem:
 def problem_response(scope: Scope, error: Exception) -> Response:
     """The answer to a request that ended in ``error``; what nobody expected is logged."""
     problem = _problem_of(scope, error)
-    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    if isinstance(error, errors.Damaged):
+        pass  # who met it has logged which blob it is
+    elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log_unexpected(scope, error)
     elif isinstance(error, AWAY):
         _log_database(scope, error)

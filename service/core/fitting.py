@@ -195,8 +195,8 @@ def _load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
         with _named(name), blobs.file(key, dataset.sha256) as path:
             return formats.load(path, Format(dataset.format), dataset.kind)
     except BlobMissing as error:
-        raise NotFound(
-            "dataset_gone", f"the stored bytes of the {name} of this fit are gone: send it again"
+        raise BlobMissing(
+            "blob_missing", f"the stored bytes of the {name} are gone: send it again"
         ) from error
     except BlobCorrupt as error:
         raise BlobCorrupt(

@@ -151,8 +151,8 @@ class Fits(Repository):
         """How many fits have failed, by the code of their error."""
         failed = fits.c.status == FitStatus.FAILED
         codes = select(fits.c.error["code"].as_string().label("code")).where(failed).subquery()
-        chosen = select(codes.c.code, func.count()).group_by(codes.c.code)
-        return dict(self.session.execute(chosen).tuples().all())
+        chosen = select(codes.c.code, func.count().label("fits")).group_by(codes.c.code)
+        return {row.code: row.fits for row in self.session.execute(chosen)}
 
     @staticmethod
     def _running(id: str, attempt: int) -> ColumnElement[bool]:

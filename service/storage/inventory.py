@@ -108,5 +108,5 @@ class Inventory(Repository):
         """The fit that each of these versions names, as far as they are there."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = select(versions.c.calibrator, versions.c.number, versions.c.fit)
-        rows = self.session.execute(chosen.where(place.in_(numbers))).tuples()
-        return {(calibrator, number): fit for calibrator, number, fit in rows}
+        rows = self.session.execute(chosen.where(place.in_(numbers)))
+        return {(row.calibrator, row.number): row.fit for row in rows}

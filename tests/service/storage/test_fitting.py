@@ -168,7 +168,7 @@ def test_a_dataset_that_is_gone_or_damaged(place: Place) -> None:
     place.blobs.put(key, b"other bytes")
     assert error_of(ended(place, place.order(data, ("temperature", {}))))["code"] == "blob_corrupt"
     place.blobs.delete(key)
-    assert error_of(ended(place, place.order(data, ("temperature", {}))))["code"] == "dataset_gone"
+    assert error_of(ended(place, place.order(data, ("temperature", {}))))["code"] == "blob_missing"
     with place.database.write() as store:
         store.datasets.remove(data.id)
     error = error_of(ended(place, place.order(data, ("temperature", {}))))

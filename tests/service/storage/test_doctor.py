@@ -1,0 +1,228 @@
+"""The doctor names every fault that is planted, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+import stored
+from backends import Backend
+from fit_jobs import Place
+from one_of_each import fitted_elsewhere
+from sqlalchemy import delete, insert, select, update
+from test_command_line import here
+
+from service.core.access import Principal, Scope
+from service.core.blob_keys import dataset_key, map_key, onnx_key, parse_key
+from service.core.doctor import Doctor, Finding
+from service.core.registering import Registration, register
+from service.storage.records import FitStatus
+from service.storage.tables import alias_moves, aliases, fits, reports, versions
+
+
+class Patient(Place):
+    """A place with one of each thing, and a fit that waits."""
+
+    def fill(self) -> None:
+        self.data = self.dataset()
+        body = fitted_elsewhere()
+        made = register(
+            self.database,
+            self.blobs,
+            Principal(self.workspace, "tests", frozenset(Scope)),
+            Registration("digits", base64.b64decode(body["map"]), body["report"]),
+        )
+        self.done = self.order(self.data, ("temperature", {}))
+        self.waiting = self.order(self.data, ("temperature", {}))
+        onnx = hashlib.sha256(b"onnx").hexdigest()
+        self.blobs.put(onnx_key(self.workspace, made.id, onnx), b"onnx")
+        named = {"onnx_sha256": onnx, "fit": self.done.id}
+        self.change(update(versions).where(versions.c.id == made.id).values(**named))
+        with self.database.write() as store:
+            assert store.fits.start(self.done.id, worker="w", device="cpu") is not None
+            store.fits.finish(self.done.id, 1, FitStatus.SUCCEEDED, versions=[1])
+            version = store.calibrators.version(self.calibrator.id, 1)
+            assert version is not None
+            self.version = version
+            alias = None
+            for _ in range(2):
+                alias = store.aliases.move(
+                    self.calibrator.id,
+                    "production",
+                    version=1,
+                    expected=alias,
+                    by="tests",
+                    reason="",
+                )
+
+    def findings(self) -> list[Finding]:
+        looking = Doctor(self.database, self.blobs, self.queue.waiting, orphan_seconds=3600)
+        return list(looking.findings())
+
+    def change(self, statement) -> None:
+        with self.database.write() as store:
+            store.session.execute(statement)
+
+    @property
+    def map(self) -> str:
+        return map_key(self.workspace, self.version.id, self.version.map_sha256)
+
+    @property
+    def onnx(self) -> str:
+        return onnx_key(self.workspace, self.version.id, str(self.version.onnx_sha256))
+
+    @property
+    def bytes(self) -> str:
+        return dataset_key(self.workspace, self.data.id, str(self.data.sha256))
+
+
+TABLES = (versions, reports, aliases, alias_moves, fits)
+
+
+@contextmanager
+def healed_after(place: Patient) -> Iterator[Patient]:
+    """At the end all rows and blobs are as they were."""
+    blobs = {key: stored.content(place.blobs, key) for key in stored.keys(place.blobs)}
+    with place.database.read() as store:
+        rows = {table: store.session.execute(select(table)).mappings().all() for table in TABLES}
+    yield place
+    for key, content in blobs.items():
+        stored.overwrite(place.blobs, key, content)
+    stands = place.queue.waiting([place.waiting.id])
+    with place.database.write() as store:
+        for table in reversed(TABLES):
+            store.session.execute(delete(table))
+        for table in TABLES:
+            store.session.execute(insert(table), [dict(row) for row in rows[table]])
+        if not stands:
+            place.queue.enqueue_again(store, place.waiting.id, place.waiting.queue)
+
+
+@pytest.fixture(scope="module")
+def filled(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+    with closing(Patient(**backend.settings(tmp_path_factory.mktemp("patient")))) as made:
+        made.fill()
+        yield made
+
+
+@pytest.fixture
+def patient(filled: Patient) -> Iterator[Patient]:
+    with healed_after(filled) as made:
+        yield made
+
+
+SECOND = alias_moves.c.revision == 2
+Fault = Callable[[Patient], None]
+FAULTS: dict[str, Fault] = {
+    "map_missing": lambda it: stored.remove(it.blobs, it.map),
+    "map_corrupt": lambda it: stored.overwrite(it.blobs, it.map, b"other"),
+    "map_differs": lambda it: it.change(
+        update(versions).where(versions.c.id == it.version.id).values(classes=7)
+    ),
+    "onnx_missing": lambda it: stored.remove(it.blobs, it.onnx),
+    "onnx_corrupt": lambda it: stored.overwrite(it.blobs, it.onnx, b"other"),
+    "report_missing": lambda it: it.change(
+        delete(reports).where(reports.c.calibrator == it.calibrator.id)
+    ),
+    "report_unreadable": lambda it: it.change(
+        update(reports)
+        .where(reports.c.calibrator == it.calibrator.id)
+        .values(document={"format": 0})
+    ),
+    "dataset_missing": lambda it: stored.remove(it.blobs, it.bytes),
+    "dataset_corrupt": lambda it: stored.overwrite(it.blobs, it.bytes, b"other"),
+    "fit_without_version": lambda it: it.change(
+        update(fits).where(fits.c.id == it.done.id).values(versions=[1, 2])
+    ),
+    "fit_without_entry": lambda it: it.queue.forget([it.waiting.id]),
+}
+HISTORIES: dict[str, Fault] = {
+    "a move is gone": lambda it: it.change(
+        delete(alias_moves).where(
+            alias_moves.c.calibrator == it.calibrator.id, alias_moves.c.revision == 1
+        )
+    ),
+    "the last move says other": lambda it: it.change(
+        update(alias_moves)
+        .where(alias_moves.c.calibrator == it.calibrator.id, SECOND)
+        .values(to_version=9)
+    ),
+    "a move was not counted": lambda it: it.change(
+        update(aliases).where(aliases.c.calibrator == it.calibrator.id).values(revision=1)
+    ),
+}
+
+
+def test_all_is_well(patient: Patient) -> None:
+    looking = Doctor(patient.database, patient.blobs, patient.queue.waiting, orphan_seconds=-60)
+    assert list(looking.findings()) == []
+    assert looking.seen == {"versions": 1, "aliases": 1, "datasets": 1, "fits": 2}
+    assert looking.orphans == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_what_to_do_about_it(patient: Patient, fault: str) -> None:
+    FAULTS[fault](patient)
+    (found,) = patient.findings()
+    assert found.code == fault
+    assert found.problem
+    assert found.advice
+    subject = {"d": f"dataset {patient.data.id}", "f": "fit fit_"}.get(fault[0], "version digits@1")
+    assert found.subject.startswith(subject)
+
+
+@pytest.mark.parametrize("fault", HISTORIES)
+def test_a_history_that_does_not_lead_where_the_alias_points(patient: Patient, fault: str) -> None:
+    HISTORIES[fault](patient)
+    (found,) = patient.findings()
+    assert (found.code, found.subject) == ("alias_history", "alias digits@production")
+
+
+def test_an_alias_of_a_version_that_is_gone(patient: Patient) -> None:
+    mine = patient.calibrator.id
+    patient.change(update(aliases).where(aliases.c.calibrator == mine).values(version=9))
+    moved = update(alias_moves).where(alias_moves.c.calibrator == mine, SECOND)
+    patient.change(moved.values(to_version=9))
+    (found,) = patient.findings()
+    assert (found.code, found.subject) == ("alias_dangling", "alias digits@production")
+
+
+def test_the_command_says_it_and_its_exit_code_too(patient: Patient) -> None:
+    chosen = [
+        f"--{name.replace('_', '-')}={getattr(patient.settings, name)}"
+        for name in ("data_dir", "database_url", "blobs_url")
+    ]
+    well = here("doctor", *chosen)
+    assert (well.returncode, well.stdout) == (
+        0,
+        "1 versions, 1 aliases, 1 datasets, 2 fits, 0 orphan blobs, 0 findings\n",
+    )
+    stored.remove(patient.blobs, patient.map)
+    ill = here("doctor", "--json", *chosen)
+    finding, summary = map(json.loads, ill.stdout.splitlines())
+    assert (ill.returncode, finding["code"], summary["findings"]) == (1, "map_missing", 1)
+    line = here("doctor", *chosen).stdout.splitlines()[0]
+    assert line.startswith("map_missing: version digits@1: the stored bytes are gone; restore")
+    assert patient.map in line
+
+
+def test_sweep_says_what_it_does(patient: Patient) -> None:
+    chosen = [
+        f"--{name.replace('_', '-')}={getattr(patient.settings, name)}"
+        for name in ("data_dir", "database_url", "blobs_url")
+    ]
+    kept = len([key for key in stored.keys(patient.blobs) if parse_key(key)])
+    for flags in ((), ("--dry-run",)):
+        done = here("sweep", *flags, *chosen)
+        assert done.returncode == 0
+        assert done.stdout == (
+            f"0 orphans (none; 0 bytes), {kept} kept, 0 of other shapes or owners left alone\n"
+        )
+    refused = here("sweep", "--sweep-hours=0", *chosen)
+    assert (refused.returncode, "--sweep-hours is 0" in refused.stderr) == (2, True)
+    early = here("sweep", "--sweep-hours=1", *chosen)
+    assert (early.returncode, "must be 0 or at least 2" in early.stderr) == (2, True)
