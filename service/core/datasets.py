@@ -13,7 +13,7 @@ from service.core.formats import Format
 from service.core.landing import Landing
 from service.core.naming import Unnamed
 from service.core.retention import forget_dataset
-from service.errors import Conflict, Invalid, Malformed, NotFound
+from service.errors import BlobMissing, Conflict, Invalid, Malformed, NotFound
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Kind
@@ -68,7 +68,10 @@ class Datasets:
             known = self.known(principal, facts, keeping)
             if known is not None:
                 # should the stored bytes be damaged, these are the cure
-                self._blobs.put(_key(known), arrived.path)
+                try:
+                    self._blobs.put(_key(known), arrived.path)
+                except BlobMissing:  # it was deleted while they were written
+                    continue
                 return Added(known, is_new=False)
             id, unnamed = new_id("ds"), Unnamed()
             key = dataset_key(principal.workspace, id, arrived.sha256)
