@@ -21,6 +21,7 @@ from service.core.blob_keys import dataset_key, map_key, onnx_key, parse_key
 from service.core.doctor import Doctor, Finding
 from service.core.registering import Registration, register
 from service.storage.records import FitStatus
+from service.storage.rows import new_id
 from service.storage.tables import alias_moves, aliases, fits, reports, versions
 
 
@@ -62,6 +63,13 @@ class Patient(Place):
     def findings(self) -> list[Finding]:
         looking = Doctor(self.database, self.blobs, self.queue.waiting, orphan_seconds=3600)
         return list(looking.findings())
+
+    def replace_map(self, content: bytes) -> None:
+        """Let the row name a blob that has its hash, and is no map."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.blobs.put(map_key(self.workspace, self.version.id, sha256), content)
+        mine = versions.c.id == self.version.id
+        self.change(update(versions).where(mine).values(map_sha256=sha256))
 
     def change(self, statement) -> None:
         with self.database.write() as store:
@@ -120,6 +128,7 @@ Fault = Callable[[Patient], None]
 FAULTS: dict[str, Fault] = {
     "map_missing": lambda it: stored.remove(it.blobs, it.map),
     "map_corrupt": lambda it: stored.overwrite(it.blobs, it.map, b"other"),
+    "map_unreadable": lambda it: it.replace_map(b"no map"),
     "map_differs": lambda it: it.change(
         update(versions).where(versions.c.id == it.version.id).values(classes=7)
     ),
@@ -162,6 +171,11 @@ def test_all_is_well(patient: Patient) -> None:
     assert list(looking.findings()) == []
     assert looking.seen == {"versions": 1, "aliases": 1, "datasets": 1, "fits": 2}
     assert looking.orphans == 0
+    orphan = map_key(patient.workspace, new_id("ver"), patient.version.map_sha256)
+    patient.blobs.put(orphan, b"orphan")
+    assert list(looking.findings()) == []
+    assert looking.orphans == 1
+    patient.blobs.delete(orphan)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
