@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import apply, calibration_error, memory, ours, serving, smart, temperature
+from benchmarks import apply, calibration_error, capacity, memory, ours, serving, smart, temperature
 from benchmarks.output import Results, Topic, machine, write, write_topic
 from benchmarks.timing import ForeignLoad
 
@@ -19,6 +19,7 @@ FULL: dict[str, list[Size]] = {
     "apply": [(10_000, 1000)],
     "memory": [(50_000, 1000)],
     "serving": [(1, 1000)],
+    "capacity": [(2_000, 10), (10_000, 100)],
 }
 QUICK: dict[str, list[Size]] = {
     "temperature": [(500, 100), (2_000, 20), (10_000, 10)],
@@ -27,6 +28,7 @@ QUICK: dict[str, list[Size]] = {
     "apply": [(500, 1000)],
     "memory": [(2_000, 1000)],
     "serving": [(1, 1000)],
+    "capacity": [(500, 10)],
 }
 
 
@@ -68,6 +70,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
         "apply": lambda at: apply.run(at, rounds(41), budget),
         "memory": memory.run,
         "serving": lambda at: serving.run(at, rounds(7), 0.5 if options.quick else 3.0),
+        "capacity": lambda at: capacity.run(at, options.quick),
     }
     for name in options.topics or FULL:
         yield from runs[name](options.sizes or sizes[name])

@@ -57,6 +57,7 @@ class Topic:
     rows: list[Row]
     targets: list[Target]
     note: str = ""
+    markdown: bool = False
 
 
 @dataclass
@@ -117,8 +118,10 @@ def write_topic(topic: Topic, foreign_cores: float) -> None:
         write(topic.note)
     warning = ": NOT A QUIET MACHINE, repeat" if foreign_cores > QUIET_CORES else ""
     write(f"other processes kept {foreign_cores:.2f} cores busy meanwhile{warning}")
-    for line in _table(topic.rows):
-        write("  " + line)
+    if topic.markdown:
+        write()
+    for line in _markdown(topic.rows) if topic.markdown else _table(topic.rows):
+        write(line if topic.markdown else f"  {line}")
     for row in topic.rows:
         if failure := row.get("failure"):
             write(f"  {next(iter(row.values()))} failed: {failure}")
@@ -127,14 +130,25 @@ def write_topic(topic: Topic, foreign_cores: float) -> None:
 
 
 def _table(rows: Sequence[Row]) -> Iterable[str]:
-    columns = [key for key in dict.fromkeys(k for row in rows for k in row) if key != "failure"]
-    cells = [columns, *([show(row.get(column)) for column in columns] for row in rows)]
+    cells = _cells(rows)
+    columns = cells[0]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for number, line in enumerate(cells):
         first, *rest = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         yield "  ".join([first, *(c.strip().rjust(len(c)) for c in rest)]).rstrip()
         if number == 0:
             yield "  ".join("-" * width for width in widths)
+
+
+def _markdown(rows: Sequence[Row]) -> Iterable[str]:
+    names, *others = _cells(rows)
+    for cells in (names, ["---", *("---:" for _ in names[1:])], *others):
+        yield f"| {' | '.join(cells)} |"
+
+
+def _cells(rows: Sequence[Row]) -> list[list[str]]:
+    columns = [key for key in dict.fromkeys(k for row in rows for k in row) if key != "failure"]
+    return [columns, *([show(row.get(column)) for column in columns] for row in rows)]
 
 
 def machine(threads: int) -> Row:

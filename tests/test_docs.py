@@ -54,6 +54,16 @@ def test_links_and_figures_are_there() -> None:
     assert not re.search(r"\b(RESULT|SUMMARY|METHODS|VERDICTS)\b", README)
 
 
+@pytest.mark.parametrize("name", ["deploying", "scaling"])
+def test_guides_name_files_and_metrics_that_exist(name: str) -> None:
+    guide = (ROOT / f"docs/{name}.md").read_text()
+    for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", guide):
+        assert (ROOT / "docs" / link).exists(), link
+    sources = "".join(path.read_text() for path in (ROOT / "service/api").glob("*.py"))
+    for metric in re.findall(r"\bcalibrd_[a-z_]+", guide):
+        assert f'"{metric}"' in sources
+
+
 def test_code_runs_as_pasted(tmp_path: Path) -> None:
     maths = README[README.index("## The maths in Python") :]
     code = "\n".join(re.findall(r"```python\n(.*?)```", maths, flags=re.S))
