@@ -71,6 +71,14 @@ def store(request: pytest.FixtureRequest, shared_fleet: Fleet, tmp_path: Path) -
         yield made
 
 
+@pytest.fixture(scope="module")
+def limited(shared_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """The app with small limits."""
+    settings = shared_fleet.settings(tmp_path_factory.mktemp("limited"))
+    with in_process(**settings, max_part_bytes=4096, max_upload_bytes=10_000) as made:
+        yield made
+
+
 def test_a_folder_says_what_to_do_instead(tmp_path: Path) -> None:
     with in_process(tmp_path) as local:
         url = opened(local)
@@ -191,17 +199,15 @@ def test_a_url_says_until_when_it_is_good(store: Local) -> None:
     ],
 )
 def test_promises_that_break_a_rule(
-    shared_fleet: Fleet, tmp_path: Path, parts: list[dict[str, Any]], status: int, code: str
+    limited: Local, parts: list[dict[str, Any]], status: int, code: str
 ) -> None:
-    limits = {"max_part_bytes": 4096, "max_upload_bytes": 10_000}
-    with in_process(**shared_fleet.settings(tmp_path), **limits) as local:
-        url = opened(local)
-        usual = {"number": 1, "bytes": 1, "sha256": "0" * 64}
-        asked = {"parts": [usual | part for part in parts]}
-        answer = local.post(f"{url}/parts/presigned", json=asked)
-        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-        with local.app.state.parts.database.read() as rows:
-            assert rows.datasets.parts_of(url.rpartition("/")[2]) == []
+    url = opened(limited)
+    usual = {"number": 1, "bytes": 1, "sha256": "0" * 64}
+    asked = {"parts": [usual | part for part in parts]}
+    answer = limited.post(f"{url}/parts/presigned", json=asked)
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    with limited.app.state.parts.database.read() as rows:
+        assert rows.datasets.parts_of(url.rpartition("/")[2]) == []
 
 
 def test_another_workspace_gets_no_url_and_changes_nothing(store: Local) -> None:
