@@ -24,14 +24,13 @@ from service.core.fitting import begin, conclude, run
 from service.core.retention import forget_spent_datasets
 from service.errors import Invalid
 from service.jobs.identity import new_worker_id
-from service.jobs.patience import PASSING, patiently
+from service.jobs.patience import PASSING, PatientBlobs, patiently
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
 from service.jobs.running import RunningFit
 from service.jobs.supervisor import SLOT, SUPERVISOR
 from service.jobs.upkeep import Pace, Upkeep
 from service.settings import Settings
-from service.storage.blobs import Blobs
 from service.storage.database import Database, connection_arguments
 from service.storage.records import Fit
 
@@ -105,7 +104,7 @@ class Worker:
         self._at_work: set[str] = set()
         self._turn = threading.Lock()
         self._database = Database(settings.database)
-        self._blobs = Blobs(settings.blobs, on_damage=log_damage)
+        self._blobs = PatientBlobs(settings.blobs, seconds=pace.patience, on_damage=log_damage)
         self._queue = DbosQueue(self._database)
         self._upkeep = Upkeep(
             self._database,

@@ -20,6 +20,7 @@ class Line:
     def __init__(self, port: int, refused: bytes | None = None) -> None:
         self._server = port
         self._refused = refused
+        self._is_down = False
         self._whole = threading.Event()
         self._whole.set()
         self._sockets: list[socket.socket] = []
@@ -31,22 +32,35 @@ class Line:
         """Let nothing pass."""
         self._whole.clear()
 
+    def hang_up(self) -> None:
+        """Close all connections, and every new one, as if the server were down."""
+        self._is_down = True
+        self._close(*self._sockets)
+
     def mend(self) -> None:
         """Let everything pass again."""
+        self._is_down = False
         self._whole.set()
 
     def close(self) -> None:
         """Break all connections, and take no more."""
-        for one in (self._listening, *self._sockets):
+        self._close(self._listening, *self._sockets)
+        self.mend()
+
+    @staticmethod
+    def _close(*ends: socket.socket) -> None:
+        for one in ends:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
-        self.mend()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
+                if self._is_down:
+                    client.close()
+                    continue
                 self._sockets.append(client)
                 threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 

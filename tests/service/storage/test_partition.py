@@ -1,8 +1,9 @@
-"""A worker whose line to the database is cut: others do its work, and it changes nothing later."""
+"""Workers whose line to a store is cut or down: nothing is lost, and nothing is done twice."""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from line import Line, line
 from live_service import wait_until
 from sqlalchemy import make_url, text
 
+from service.core.fitting import begin, run
+from service.jobs.patience import PatientBlobs
 from service.storage.records import FitStatus
 
 LATE = re.compile("ends: by another worker|attempt 1, is left to others")
@@ -72,3 +75,32 @@ def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> 
     assert place.fit(fit.id) == done
     assert place.versions_of(fit) == done.versions
     assert len(done.versions) == 1
+
+
+class Nothing:
+    """Hooks of a fit that nobody watches."""
+
+    def progress(self, told: dict[str, object]) -> None:
+        pass
+
+    def stop(self) -> None:
+        return None
+
+
+def test_a_fit_outlasts_an_outage_of_the_blob_store(
+    shared_fleet: Fleet, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    job = begin(place.database, fit.id, worker="w1", device="cpu")
+    assert job is not None
+    with line(make_url(shared_fleet.blobs.url).port or 0) as its_line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{its_line.port}")
+        its_line.hang_up()
+        for seconds, mended_after, status in ((0, 60, "failed"), (30, 2, "succeeded")):
+            blobs = PatientBlobs(place.settings.blobs, seconds=seconds)
+            timer = threading.Timer(mended_after, its_line.mend)
+            timer.start()
+            ending = run(job, blobs, Nothing(), device="cpu", time_limit=60)
+            timer.cancel()
+            assert ending is not None
+            assert ending.status == status
