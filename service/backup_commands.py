@@ -9,6 +9,7 @@ from pathlib import Path
 from service.commands import say, say_note
 from service.core.backup import back_up, restore
 from service.core.backup_file import Manifest
+from service.core.blob_keys import BlobKind
 from service.settings import Settings
 
 
@@ -32,5 +33,5 @@ def read_backup(settings: Settings, asked: argparse.Namespace) -> None:
 
 
 def _counts(made: Manifest) -> str:
-    count = made.counts.get
-    return f"{count('map', 0)} versions, {count('dataset', 0)} datasets, {made.bytes} bytes"
+    versions, datasets = (made.counts.get(kind, 0) for kind in (BlobKind.MAP, BlobKind.DATASET))
+    return f"{versions} versions, {datasets} datasets, {made.bytes} bytes"

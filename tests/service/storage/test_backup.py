@@ -29,6 +29,7 @@ from one_of_each import ALIAS, CALIBRATOR, Things, fitted_elsewhere, make_one_of
 from service.command_line import run
 from service.core import backup
 from service.core.backup_file import MANIFEST, MANIFEST_HASH, BackupWriter
+from service.core.blob_keys import BlobKind
 
 BACKUP = (sys.executable, "-m", "service", "backup")
 LOGITS = sample(20)[0]
@@ -125,7 +126,7 @@ def test_the_file_is_plain_tar_with_a_manifest(kept: Kept) -> None:
             assert len(content) == member["bytes"]
             assert hashlib.sha256(content).hexdigest() == member["sha256"]
     assert (manifest["format"], manifest["damaged"]) == (1, [])
-    assert manifest["counts"] == {"map": 2, "dataset": 2, "part": 1}
+    assert manifest["counts"] == {BlobKind.MAP: 2, BlobKind.DATASET: 2, BlobKind.PART: 1}
 
 
 def test_a_backup_is_private_and_replaces_nothing_unasked(kept: Kept, tmp_path: Path) -> None:
