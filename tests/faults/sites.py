@@ -18,7 +18,7 @@ from service.jobs.queue import DONE
 from service.storage.records import Fit, FitStatus
 
 WORK = (sys.executable, "-m", "service", "worker")
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 SOME_SECONDS = ("smart", {"steps": 500})
 QUICK = ("temperature", {})
 ENDLESS = ("smart", {"steps": 100_000})
