@@ -27,9 +27,9 @@ def test_a_killed_workers_fit_runs_again_and_is_written_once(
     site: Site, note: Callable[..., None]
 ) -> None:
     count = times(20, 2) if site.is_fleet else 4
-    site.staff(CREW)
     seconds: list[float] = []
     for _ in range(count // AT_ONCE):
+        site.staff(CREW)
         fits = [site.place.order(site.place.dataset(), SOME_SECONDS) for _ in range(AT_ONCE)]
         with ThreadPoolExecutor(AT_ONCE) as threads:
             seconds += threads.map(lambda fit: kill_its_worker(site, fit), fits)
