@@ -1,4 +1,4 @@
-"""``python -m service serve | worker | workers | migrate | keys | backup | restore``."""
+"""The commands of ``python -m service``, such as serve, worker, keys and backup."""
 
 from __future__ import annotations
 

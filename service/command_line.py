@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
-from service import backup_commands, commands, maintenance
+from service import backup_commands, commands, maintenance_commands
 from service.core.fits import QUEUES
 from service.errors import ServiceError
 from service.jobs.supervisor import SUPERVISOR
@@ -83,9 +83,13 @@ def command_parser() -> argparse.ArgumentParser:
         "FILE.tar",
     )
     reading.add_argument("file", help="that `backup` has written")
-    doctor = verb("doctor", maintenance.doctor, "check all that is stored, and say what is amiss")
+    doctor = verb(
+        "doctor", maintenance_commands.doctor, "check all that is stored, and say what is amiss"
+    )
     doctor.add_argument("--json", action="store_true", help="one JSON object a line")
-    sweeping = verb("sweep", maintenance.sweep_up, "delete stored bytes that nothing names")
+    sweeping = verb(
+        "sweep", maintenance_commands.sweep_up, "delete stored bytes that nothing names"
+    )
     sweeping.add_argument("--dry-run", action="store_true", help="only name them")
     return parser
 

@@ -1,4 +1,4 @@
-"""What the command line does: serve, work, migrate, manage keys."""
+"""What the command line does: serve, work, list workers, migrate, manage keys."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from service.jobs.identity import is_of_this_machine
 from service.jobs.prepare import prepare_database
 from service.settings import Settings
 from service.storage.database import Database
+from service.storage.migrate import open_current
 from service.storage.records import Key
 from service.storage.store import Store
 from service.welcome import welcome
@@ -202,6 +203,12 @@ def prepared(settings: Settings) -> Database:
         database = Database(settings.database)
         prepare_database(database)
     return database
+
+
+def existing(settings: Settings) -> Database:
+    """The database as it is; what is wrong with it is told."""
+    with _database_explained():
+        return open_current(settings.database)
 
 
 @contextmanager

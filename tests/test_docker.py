@@ -283,6 +283,16 @@ def test_the_proxy_passes_on_to_the_api_and_lets_its_limits_hold() -> None:
     assert set(re.findall(r"(?:_temp_path|pid) (/\w+)/", text)) == {"/tmp"}  # noqa: S108
 
 
+def test_the_proxy_logs_no_signature_of_a_presigned_url() -> None:
+    text = (ROOT / "docker/nginx.conf").read_text()
+    written = re.search(r"log_format without_query '([^']+)'", text)
+    assert written
+    assert not {"$request", "$request_uri", "$args"} & set(re.findall(r"\$\w+", written[1]))
+    to_the_store = text[text.index("listen 8081;") :]
+    assert "access_log /dev/stdout without_query;" in to_the_store
+    assert "error_log /dev/stderr crit;" in to_the_store  # below it, errors quote the request
+
+
 def test_the_guide_names_commands_and_paths_that_exist() -> None:
     guide = (ROOT / "docs/deploying.md").read_text()
     texts = guide + (ROOT / "docker-compose.yml").read_text()

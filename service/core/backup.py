@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib import metadata
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +28,10 @@ from service.core.blob_keys import BlobKind, dataset_key, map_key, onnx_key, par
 from service.errors import BlobMissing, Damaged, Invalid, NoSpace, Unavailable
 from service.settings import Settings
 from service.storage.blobs import FULL, Blobs
-from service.storage.database import Database
-from service.storage.migrate import is_known, migration_lock, newest_revision, revision_of
-from service.storage.snapshot import Inventory, copy_database, embedded_file, read_copy
+from service.storage.database import Database, embedded_file
+from service.storage.inventory import Inventory, pages
+from service.storage.migrate import is_known, migration_lock, newest_revision, open_current
+from service.storage.snapshot import copy_database, read_copy
 
 MOST_ROUNDS = 20
 
@@ -46,8 +49,10 @@ def back_up(
     settings: Settings, target: Path, *, force: bool = False, keep_going: bool = False
 ) -> Manifest:
     """Write a backup, while the service goes on; ``keep_going`` leaves out what is damaged."""
-    database = _database_of(settings)
-    _check_current(settings)
+    database = embedded_file(settings.database)
+    if database is None:
+        raise _only_embedded()
+    open_current(settings.database).close()
     _check_free(target, force=force)
     with (
         _room_in(target.parent),
@@ -91,7 +96,7 @@ class _Copying:
             copy.unlink(missing_ok=True)
             copy_database(self._database, copy)
             with read_copy(copy) as store:
-                named = list(named_blobs(Inventory(store.session)))
+                named = list(named_blobs(store.inventory))
             absent = {blob.key for blob in named if not self._copy(blob)}
             if not absent:
                 break
@@ -121,10 +126,8 @@ class _Copying:
         try:
             self._writer.add(BLOBS + blob.key, self._blobs.chunks(blob.key, blob.sha256))
         except Damaged as error:
-            if (
-                blob.kind is BlobKind.PART
-            ):  # it was never sent, or wrongly, or its upload was committed
-                return True
+            if blob.kind is BlobKind.PART:
+                return True  # it was never sent, or wrongly, or its upload was committed
             if isinstance(error, BlobMissing) and blob.key not in self._absent:
                 return False
             self._note_damage(blob, error)
@@ -143,21 +146,20 @@ class _Copying:
 
 def named_blobs(inventory: Inventory) -> Iterator[NamedBlob]:
     """Every blob that a row names."""
-    for version in inventory.versions():
-        what = f"version {version.number} of {version.calibrator}"
-        sha256 = version.map_sha256
-        key = map_key(version.workspace, version.id, sha256)
-        yield NamedBlob(key, sha256, BlobKind.MAP, f"the map of {what}")
+    for found in chain.from_iterable(pages(inventory.versions, ("", 0), attrgetter("place"))):
+        version, what = found.version, f"version {found.version.number} of {found.name}"
+        key = map_key(found.workspace, version.id, version.map_sha256)
+        yield NamedBlob(key, version.map_sha256, BlobKind.MAP, f"the map of {what}")
         if version.onnx_sha256 is not None:
-            sha256 = version.onnx_sha256
-            key = onnx_key(version.workspace, version.id, sha256)
-            yield NamedBlob(key, sha256, BlobKind.ONNX, f"the ONNX form of {what}")
-    for dataset in inventory.datasets():
+            key = onnx_key(found.workspace, version.id, version.onnx_sha256)
+            yield NamedBlob(key, version.onnx_sha256, BlobKind.ONNX, f"the ONNX form of {what}")
+    for dataset in chain.from_iterable(pages(inventory.datasets, "", attrgetter("id"))):
         sha256 = dataset.sha256 or ""
         key = dataset_key(dataset.workspace, dataset.id, sha256)
         yield NamedBlob(key, sha256, BlobKind.DATASET, f"dataset {dataset.id}")
-    for workspace, part in inventory.parts():
-        key = part_key(workspace, part.dataset, part.number, part.sha256)
+    for one in chain.from_iterable(pages(inventory.parts, ("", 0), attrgetter("place"))):
+        part = one.part
+        key = part_key(one.workspace, part.dataset, part.number, part.sha256)
         what = f"part {part.number} of {part.dataset}"
         yield NamedBlob(key, part.sha256, BlobKind.PART, what)
 
@@ -210,32 +212,12 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
             copy.unlink(missing_ok=True)
 
 
-def _database_of(settings: Settings) -> Path:
-    file = embedded_file(settings.database)
-    if file is None:
-        raise _only_embedded()
-    if not file.is_file():
-        raise Invalid("no_database", f"there is no database at {file}: check --data-dir")
-    return file
-
-
 def _only_embedded() -> Invalid:
     return Invalid(
         "not_embedded",
         "this is for the embedded database: back PostgreSQL up with pg_dump first and the blobs "
         "after it, as docs/service.md says under Backup",
     )
-
-
-def _check_current(settings: Settings) -> None:
-    with closing(Database(settings.database)) as database:
-        found = revision_of(database)
-    if found != newest_revision():
-        raise Invalid(
-            "other_schema",
-            f"the database has the schema {found} and this program {newest_revision()}: "
-            "back it up with the program that serves it, or run `python -m service migrate` first",
-        )
 
 
 def _check_free(target: Path, *, force: bool) -> None:
@@ -251,8 +233,10 @@ def _check_empty(folder: Path, database: Path) -> None:
     there = folder.iterdir() if folder.is_dir() else ()
     # starters leave a lock, and so does a restore that had no room
     found = sorted(one.name for one in there if one.suffix != ".lock")
-    if database.exists():
-        found.append(database.name)
+    if database.parent.resolve() != folder.resolve():
+        # what another database has left would be taken for changes of this one
+        beside = [database, *(Path(f"{database}-{one}") for one in ("wal", "shm", "journal"))]
+        found += [one.name for one in beside if one.exists()]
     if found:
         raise Invalid(
             "not_empty",

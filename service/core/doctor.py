@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from calibrators import CalibrationError, Report, archive
@@ -12,7 +14,7 @@ from service.core.sweeping import sweep
 from service.errors import BlobMissing, Damaged
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.inventory import FoundAlias, FoundVersion
+from service.storage.inventory import FoundAlias, FoundVersion, Inventory, Place, Row, pages
 from service.storage.records import Dataset, Fit, FitStatus, Version
 
 Waiting = Callable[[Collection[str]], set[str]]
@@ -63,18 +65,10 @@ class Doctor:
         self.orphans = found.orphans.total()
 
     def _versions(self) -> Iterator[Finding]:
-        after = ("", 0)
-        while True:
-            with self._database.read() as store:
-                page = store.inventory.versions(after)
-            for found in page:
-                self._see("versions")
-                yield from self._map(found)
-                yield from self._onnx(found)
-                yield from self._report(found)
-            if not page:
-                return
-            after = (page[-1].version.calibrator, page[-1].version.number)
+        for found in self._each("versions", Inventory.versions, ("", 0), attrgetter("place")):
+            yield from self._map(found)
+            yield from self._onnx(found)
+            yield from self._report(found)
 
     def _map(self, found: FoundVersion) -> Iterator[Finding]:
         version, subject = found.version, _named(found)
@@ -120,28 +114,12 @@ class Doctor:
             yield Finding("report_unreadable", _named(found), f"its report: {error}", advice)
 
     def _aliases(self) -> Iterator[Finding]:
-        after = ("", "")
-        while True:
-            with self._database.read() as store:
-                page = store.inventory.aliases(after)
-            for found in page:
-                self._see("aliases")
-                yield from _alias(found)
-            if not page:
-                return
-            after = (page[-1].calibrator, page[-1].alias)
+        for found in self._each("aliases", Inventory.aliases, ("", ""), attrgetter("place")):
+            yield from _alias(found)
 
     def _datasets(self) -> Iterator[Finding]:
-        after = ""
-        while True:
-            with self._database.read() as store:
-                page = store.inventory.datasets(after)
-            for dataset in page:
-                self._see("datasets")
-                yield from self._dataset(dataset)
-            if not page:
-                return
-            after = page[-1].id
+        for dataset in self._each("datasets", Inventory.datasets, "", attrgetter("id")):
+            yield from self._dataset(dataset)
 
     def _dataset(self, dataset: Dataset) -> Iterator[Finding]:
         assert dataset.sha256 is not None  # noqa: S101
@@ -191,15 +169,37 @@ class Doctor:
         return [fit for fit in fits if fit.id not in waiting]
 
     def _fits(self, status: FitStatus) -> Iterator[list[Fit]]:
-        after = ""
-        while True:
-            with self._database.read() as store:
-                page = store.inventory.fits(status, after)
-            if not page:
-                return
+        def read(inventory: Inventory, after: str) -> list[Fit]:
+            return inventory.fits(status, after)
+
+        for page in self._pages(read, "", attrgetter("id")):
             self._see("fits", len(page))
             yield page
-            after = page[-1].id
+
+    def _each(
+        self,
+        what: str,
+        read: Callable[[Inventory, Place], list[Row]],
+        first: Place,
+        place: Callable[[Row], Place],
+    ) -> Iterator[Row]:
+        for one in chain.from_iterable(self._pages(read, first, place)):
+            self._see(what)
+            yield one
+
+    def _pages(
+        self,
+        read: Callable[[Inventory, Place], list[Row]],
+        first: Place,
+        place: Callable[[Row], Place],
+    ) -> Iterator[list[Row]]:
+        """Each page in a transaction of its own, because looking at what is on it takes long."""
+
+        def read_one(after: Place) -> list[Row]:
+            with self._database.read() as store:
+                return read(store.inventory, after)
+
+        return pages(read_one, first, place)
 
     def _see(self, what: str, number: int = 1) -> None:
         self.seen[what] += number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -31,6 +32,8 @@ CLIENT = {
     "timeout": timedelta(seconds=60),
     "allow_http": True,  # whoever names an endpoint without TLS means it
 }
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,12 @@ class Blobs:
                         raise _corrupt()
             yield path
             return
-        with tempfile.NamedTemporaryFile(prefix="calibrd-") as target:
-            for piece in self.chunks(key, sha256):
-                target.write(piece)
-            target.flush()
-            yield Path(target.name)
+        with tempfile.TemporaryDirectory(prefix="calibrd-") as folder:
+            path = Path(folder) / "blob"
+            with _told(), path.open("wb") as target:
+                for piece in self.chunks(key, sha256):
+                    target.write(piece)
+            yield path
 
     def list(self, prefix: str = "") -> Iterator[Blob]:
         """All blobs whose key begins with the prefix, which ends with a slash or is empty."""
@@ -203,6 +207,9 @@ def _told() -> Iterator[None]:
     except FileNotFoundError as error:
         raise BlobMissing("blob_missing", "the stored bytes are gone") from error
     except (BaseError, OSError) as error:
-        if any(f"(os error {number})" in str(error) for number in FULL):
+        told = str(error)
+        is_full = any(f"(os error {number})" in told for number in FULL)
+        if is_full or getattr(error, "errno", None) in FULL:
             raise NoSpace("no_space", "the blob store has no room: try later") from error
+        logger.warning("the blob store does not serve: %s", told.partition("\n")[0])
         raise Unavailable("blobs_unavailable", "the blob store does not answer") from error

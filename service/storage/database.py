@@ -9,16 +9,17 @@ from typing import Any
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 from service.errors import NoSpace, Unavailable
 from service.storage.store import Store
 
-AWAY = (OperationalError, InterfaceError, TimeoutError)  # what a database that is away raises
-# the errors of a full disk, and of statements that took too long, by the databases' own names
+# what a database raises that is away, or that for a while is a copy which takes no writes
+AWAY = (OperationalError, InternalError, InterfaceError, TimeoutError)
+# the errors of a full disk, and of what took too long, by the databases' own names
 FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100")
-SLOW = ("57014", "55P03")
+SLOW = ("57014", "55P03", "25P03")
 BUSY_SECONDS = 10
 # at most this many connections of an API replica or a worker, and those beyond the first
 # ten only while they are needed
@@ -83,12 +84,18 @@ class Database:
         self.engine.dispose()
 
 
+def embedded_file(url: str) -> Path | None:
+    """The file of a SQLite database, None for another database."""
+    parsed = make_url(url)
+    return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+
+
 @contextmanager
 def _told() -> Iterator[None]:
     """Tell a full disk and a slow statement from a database that is away."""
     try:
         yield
-    except OperationalError as error:
+    except (OperationalError, InternalError) as error:
         name = getattr(error.orig, "sqlite_errorname", getattr(error.orig, "sqlstate", None))
         if name in FULL:
             raise NoSpace("no_space", "the database has no room: try later") from error

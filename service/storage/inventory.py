@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import and_, func, select, tuple_
 
-from service.storage.records import Dataset, Fit, FitStatus, Version
+from service.storage.records import Dataset, Fit, FitStatus, Part, Version
 from service.storage.rows import Repository
-from service.storage.tables import alias_moves, aliases, calibrators, datasets, fits, versions
+from service.storage.tables import (
+    alias_moves,
+    aliases,
+    calibrators,
+    datasets,
+    fits,
+    parts,
+    versions,
+)
 
 PAGE = 500
 
+Row = TypeVar("Row")
+Place = TypeVar("Place")
 Number = tuple[str, int]
 """A calibrator's id and the number of one of its versions."""
 
@@ -24,6 +35,11 @@ class FoundVersion:
     workspace: str
     name: str
     version: Version
+
+    @property
+    def place(self) -> Number:
+        """Where the next page begins, if it is the last of one."""
+        return self.version.calibrator, self.version.number
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,34 @@ class FoundAlias:
     moves: int
     last_revision: int | None
     last_version: int | None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where the next page begins, if it is the last of one."""
+        return self.calibrator, self.alias
+
+
+@dataclass(frozen=True)
+class FoundPart:
+    """A part of an upload that is open, and whose it is."""
+
+    workspace: str
+    part: Part
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where the next page begins, if it is the last of one."""
+        return self.part.dataset, self.part.number
+
+
+def pages(
+    read: Callable[[Place], list[Row]], first: Place, place: Callable[[Row], Place]
+) -> Iterator[list[Row]]:
+    """All pages; ``place`` is where the next begins after a row that is the last of one."""
+    after = first
+    while page := read(after):
+        yield page
+        after = place(page[-1])
 
 
 class Inventory(Repository):
@@ -64,6 +108,18 @@ class Inventory(Repository):
         """Datasets that are complete."""
         chosen = select(datasets).where(datasets.c.id > after, datasets.c.sha256.is_not(None))
         return self._all(Dataset, chosen.order_by(datasets.c.id).limit(PAGE))
+
+    def parts(self, after: tuple[str, int]) -> list[FoundPart]:
+        """Parts of uploads that are open, by dataset and number."""
+        chosen = (
+            select(datasets.c.workspace, *parts.c)
+            .join_from(parts, datasets)
+            .where(datasets.c.sha256.is_(None))
+            .where(tuple_(parts.c.dataset, parts.c.number) > tuple_(*after))
+            .order_by(parts.c.dataset, parts.c.number)
+        )
+        rows = self.session.execute(chosen.limit(PAGE))
+        return [FoundPart(workspace, Part(*part)) for workspace, *part in rows]
 
     def aliases(self, after: tuple[str, str]) -> list[FoundAlias]:
         """Aliases, by calibrator and name."""

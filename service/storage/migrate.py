@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from service.errors import Invalid
-from service.storage.database import Database
+from service.storage.database import Database, embedded_file
 
 LOCK = 0x63616C6962726400
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -70,6 +70,28 @@ def revision_of(database: Database) -> str | None:
     with database.unhurried.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         return context.get_current_revision()
+
+
+def open_current(url: str) -> Database:
+    """A database as it is, for who only looks: neither made nor brought up to date.
+
+    Raises Invalid if it is not there, or not at the revision of this program.
+    """
+    file = embedded_file(url)
+    if file is not None and not file.is_file():
+        raise Invalid(
+            "no_database", f"there is no database at {file}: check --data-dir and --database-url"
+        )
+    database = Database(url)
+    found = revision_of(database)
+    if found != newest_revision():
+        database.close()
+        raise Invalid(
+            "other_schema",
+            f"the database has the schema {found} and this program {newest_revision()}: use the "
+            "program that serves it, or run `python -m service migrate` first",
+        )
+    return database
 
 
 def _scripts() -> ScriptDirectory:

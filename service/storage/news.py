@@ -7,7 +7,7 @@ listens must look for changes now and then as well. With SQLite there are none.
 from __future__ import annotations
 
 import logging
-import select
+import selectors
 import socket
 import threading
 from collections.abc import Callable
@@ -74,7 +74,10 @@ class Listener:
             assert isinstance(line, psycopg.Connection)  # noqa: S101
             connection.exec_driver_sql(f"LISTEN {CHANNEL}")
             self._pause = FIRST_PAUSE
-            while not self._ended.is_set():
-                self._heard()
-                select.select([line.fileno(), self._woken.fileno()], [], [])
-                list(line.notifies(timeout=0))
+            with selectors.DefaultSelector() as either:
+                either.register(line, selectors.EVENT_READ)
+                either.register(self._woken, selectors.EVENT_READ)
+                while not self._ended.is_set():
+                    self._heard()
+                    either.select()
+                    list(line.notifies(timeout=0))

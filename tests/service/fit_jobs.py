@@ -16,6 +16,7 @@ from stored import keys
 
 from service.core.blob_keys import dataset_key
 from service.core.fits import CPU
+from service.core.fitting import Stop
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import DbosQueue
 from service.settings import Settings
@@ -33,6 +34,23 @@ def logits_and_labels(n: int = 2000, k: int = 5, seed: int = 0) -> dict[str, Any
     logits = rng.normal(size=(n, k)) * 2
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
     return {"logits": (3 * logits).astype(np.float32), "labels": labels}
+
+
+class Hooks:
+    """Keeps what it is told; stops for a reason, or breaks."""
+
+    def __init__(self, stop: Stop | None = None, error: BaseException | None = None) -> None:
+        self.told: list[dict[str, Any]] = []
+        self._stop = stop
+        self._error = error
+
+    def progress(self, told: dict[str, Any]) -> None:
+        self.told.append(told)
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> Stop | None:
+        return self._stop
 
 
 class Place:

@@ -163,6 +163,15 @@ def test_misuse_is_told_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_another_database_has_left_is_not_taken_for_changes(
+    kept: Kept, tmp_path: Path
+) -> None:
+    (tmp_path / "other.db-wal").write_bytes(b"changes")
+    url = f"--database-url=sqlite:///{tmp_path}/other.db"
+    said = refusal(command("restore", kept.file, "--data-dir", tmp_path / "new", url))
+    assert "is not empty (other.db-wal)" in said
+
+
 def changed(kept: Kept, file: Path, change: Callable[[bytearray], Any]) -> None:
     content = bytearray(kept.file.read_bytes())
     change(content)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import stored
 from backends import Backend
-from fit_jobs import Place
+from fit_jobs import Hooks, Place
 from live_service import Local, in_process, npz, sample
 from structlog.testing import capture_logs
 
@@ -26,16 +26,6 @@ from service.storage.records import FitStatus, Version
 MAPS, OTHERS = 40, 20
 ONE = "/v1/calibrators/digits/versions/1"
 PREDICT = "/v1/calibrators/digits@{}/predict?logits=3,1,0,0,0"
-
-
-class Hooks:
-    """Of a fit that nobody watches."""
-
-    def progress(self, told: object) -> None:
-        pass
-
-    def stop(self) -> None:
-        return None
 
 
 class Damager:

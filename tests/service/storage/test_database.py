@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from live_service import Local
 from sqlalchemy import Engine, event, make_url, text
 
 from service.errors import Unavailable
-from service.storage.database import Database, connection_arguments
+from service.storage.database import AWAY, Database, connection_arguments
 
 REFUSING = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
@@ -110,3 +111,18 @@ def test_slow_statements_are_told_apart(postgresql: Database, limit: str) -> Non
         with pytest.raises(Unavailable) as told:
             wait()
     assert told.value.code == "database_busy"
+
+
+def test_a_transaction_that_stood_still_too_long_can_be_tried_again(postgresql: Database) -> None:
+    with pytest.raises((Unavailable, *AWAY)), postgresql.write() as store:  # noqa: PT012
+        store.session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 100"))
+        time.sleep(0.5)
+        store.keys.count()
+    with postgresql.read() as store:
+        assert store.keys.count() == 0
+
+
+def test_a_database_that_takes_no_writes_is_one_that_is_away(postgresql: Database) -> None:
+    with pytest.raises(AWAY), postgresql.write() as store:  # noqa: PT012
+        store.session.execute(text("SET TRANSACTION READ ONLY"))  # as a standby is
+        store.keys.add_workspace("new")

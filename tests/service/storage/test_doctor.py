@@ -7,9 +7,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 import stored
+from alembic import command
 from backends import Backend
 from fit_jobs import Place
 from one_of_each import fitted_elsewhere
@@ -20,6 +22,8 @@ from service.core.access import Principal, Scope
 from service.core.blob_keys import dataset_key, map_key, onnx_key, parse_key
 from service.core.doctor import Doctor, Finding
 from service.core.registering import Registration, register
+from service.storage.database import Database
+from service.storage.migrate import alembic_config, revision_of
 from service.storage.records import FitStatus
 from service.storage.rows import new_id
 from service.storage.tables import alias_moves, aliases, fits, reports, versions
@@ -240,3 +244,19 @@ def test_sweep_says_what_it_does(patient: Patient) -> None:
     assert (refused.returncode, "--sweep-hours is 0" in refused.stderr) == (2, True)
     early = here("sweep", "--sweep-hours=1", *chosen)
     assert (early.returncode, "must be 0 or at least 2" in early.stderr) == (2, True)
+
+
+def test_who_looks_in_the_wrong_place_is_told_so_and_makes_nothing(tmp_path: Path) -> None:
+    for verb in ("doctor", "sweep"):
+        done = here(verb, f"--data-dir={tmp_path / 'none'}")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "there is no database at" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_from_before_is_not_changed_by_a_look(tmp_path: Path) -> None:
+    with closing(Database(f"sqlite:///{tmp_path}/calibrd.db")) as database:
+        command.upgrade(alembic_config(database), "0001")
+        done = here("doctor", f"--data-dir={tmp_path}")
+        assert (done.returncode, "run `python -m service migrate`" in done.stderr) == (2, True)
+        assert revision_of(database) == "0001"

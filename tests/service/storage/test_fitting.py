@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import Backend
-from fit_jobs import FINAL, Place
+from fit_jobs import FINAL, Hooks, Place
 
 from calibrators import Report, archive
 from service.core.blob_keys import dataset_key, map_key, onnx_key
@@ -20,23 +20,6 @@ from service.core.naming import Unnamed
 from service.core.retention import forget_spent_datasets
 from service.errors import BlobMissing
 from service.storage.records import Fit, FitStatus
-
-
-class Hooks:
-    """Keeps what it is told; stops for a reason, or breaks."""
-
-    def __init__(self, stop: Stop | None = None, error: BaseException | None = None) -> None:
-        self.told: list[dict[str, Any]] = []
-        self._stop = stop
-        self._error = error
-
-    def progress(self, told: dict[str, Any]) -> None:
-        self.told.append(told)
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> Stop | None:
-        return self._stop
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 from pathlib import Path
 
 import numpy as np
+import pytest
+from backends import Fleet
 from fit_jobs import Place
 
-from service.storage.blobs import CHUNK
+from service.errors import NoSpace
+from service.storage.blobs import CHUNK, Blobs
 
 
 def test_a_blob_of_several_pieces_comes_back_whole(place: Place, tmp_path: Path) -> None:
@@ -19,3 +23,19 @@ def test_a_blob_of_several_pieces_comes_back_whole(place: Place, tmp_path: Path)
     for number, form in enumerate((content, sent)):
         place.blobs.put(f"large/{number}", form)
         assert b"".join(place.blobs.chunks(f"large/{number}", sha256)) == content
+
+
+def test_a_blob_that_has_no_room_here_to_be_read(shared_fleet: Fleet, tmp_path: Path) -> None:
+    blobs = Blobs(shared_fleet.settings(tmp_path)["blobs_url"])
+    content = bytes(1 << 20)
+    blobs.put("large/blob", content)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
+    try:
+        with (
+            pytest.raises(NoSpace),
+            blobs.file("large/blob", hashlib.sha256(content).hexdigest()),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

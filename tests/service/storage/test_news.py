@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from sqlalchemy import make_url
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
+from service.storage.database import Database
+from service.storage.news import Listener, announce
 
 ALIAS = "/v1/calibrators/c/aliases/production"
 RARELY = 30.0
@@ -102,3 +106,19 @@ def test_who_cannot_listen_looks(settings: dict[str, object]) -> None:
             assert len(listeners(settings)) == 1
             move(one, 2)
             wait_until(lambda: serves(other, 2), 2)
+
+
+def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, object]) -> None:
+    taken = [os.dup(0) for _ in range(1100)]
+    database, news = Database(str(settings["database_url"])), threading.Event()
+    try:
+        with Listener(database.unhurried, news.set):
+            assert news.wait(10)  # it looks once when it begins to listen
+            news.clear()
+            with database.write() as store:
+                announce(store.session)
+            assert news.wait(10)
+    finally:
+        database.close()
+        for one in taken:
+            os.close(one)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from backends import Fleet
 from crew import Crew
-from fit_jobs import Place
+from fit_jobs import Hooks, Place
 from line import Line, line
 from live_service import wait_until
 from sqlalchemy import make_url, text
@@ -77,16 +77,6 @@ def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> 
     assert len(done.versions) == 1
 
 
-class Nothing:
-    """Hooks of a fit that nobody watches."""
-
-    def progress(self, told: dict[str, object]) -> None:
-        pass
-
-    def stop(self) -> None:
-        return None
-
-
 def test_a_fit_outlasts_an_outage_of_the_blob_store(
     shared_fleet: Fleet, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +90,7 @@ def test_a_fit_outlasts_an_outage_of_the_blob_store(
             blobs = PatientBlobs(place.settings.blobs, seconds=seconds)
             timer = threading.Timer(mended_after, its_line.mend)
             timer.start()
-            ending = run(job, blobs, Nothing(), device="cpu", time_limit=60)
+            ending = run(job, blobs, Hooks(), device="cpu", time_limit=60)
             timer.cancel()
             assert ending is not None
             assert ending.status == status

@@ -1,4 +1,4 @@
-"""What the command line does for what is stored: look after it, and sweep."""
+"""What the command line does about what is stored: check it, and sweep orphans away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from contextlib import closing
 
-from service.commands import prepared, say, say_note
+from service.commands import existing, say, say_note
 from service.core.doctor import Doctor, Finding
 from service.core.sweeping import sweep
 from service.errors import Invalid
@@ -26,7 +26,7 @@ def sweep_up(settings: Settings, asked: argparse.Namespace) -> None:
         raise Invalid(
             "no_grace", "--sweep-hours is 0, which keeps all: say from what age on to delete"
         )
-    with closing(prepared(settings)) as database:
+    with closing(existing(settings)) as database:
         swept = sweep(
             database,
             Blobs(settings.blobs),
@@ -39,7 +39,7 @@ def sweep_up(settings: Settings, asked: argparse.Namespace) -> None:
 
 def doctor(settings: Settings, asked: argparse.Namespace) -> int:
     """Check all that is stored; the exit code says whether all is well."""
-    with closing(prepared(settings)) as database, closing(DbosQueue(database)) as queue:
+    with closing(existing(settings)) as database, closing(DbosQueue(database)) as queue:
         looking = Doctor(
             database,
             Blobs(settings.blobs),
