@@ -67,6 +67,11 @@ class DbosQueue:
         )
         return [Entry(one.workflow_id, one.workflow_id.partition(".")[0]) for one in found]
 
+    def takers(self) -> set[str]:
+        """The workers that have taken entries and not finished them."""
+        found = self._client.list_workflows(status="PENDING", load_input=False, load_output=False)
+        return {one.executor_id for one in found if one.executor_id}
+
     def waiting(self, fits: Collection[str]) -> set[str]:
         """Those of the fits that have an entry which is not done."""
         found = self._client.list_workflows(

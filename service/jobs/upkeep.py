@@ -64,6 +64,7 @@ class Upkeep:
         self._at_work = at_work
         self._last_beat = self._steady_since = -math.inf
         self._stray: set[Entry] = set()
+        self._strangers: set[str] = set()
         self._ended = threading.Event()
         # housekeeping may take long, and a worker that does not beat is taken for dead
         self._threads = [
@@ -107,10 +108,10 @@ class Upkeep:
         """Let the fits of this worker wait for another one, and sign off."""
         entries = self._queue.taken_by(self._worker)
         with self._database.write() as store:
+            self._put_back(store, entries)
             for fit in store.fits.running_on(self._worker):
                 if store.fits.hand_back(fit.id, fit.attempt):
                     self._queue.enqueue_again(store, fit.id, fit.queue)
-            self._put_back(store, entries)
             store.workers.remove(self._worker)
         self._queue.forget([entry.id for entry in entries])
 
@@ -132,6 +133,7 @@ class Upkeep:
             self._put_back(store, taken & self._stray)
         self._queue.forget([entry.id for entry in taken & self._stray])
         self._stray = taken - self._stray
+        self._look_for_strangers()
         if sweeps:
             swept = sweep(self._database, self._blobs, older_than=grace, stop=self._ended.is_set)
             logger.info("blobs were swept: %s", swept.summary())
@@ -153,10 +155,23 @@ class Upkeep:
     def _take_over(self, dead: str) -> None:
         entries = self._queue.taken_by(dead)
         with self._database.write() as store:
+            self._put_back(store, entries)  # first, or what starts again would get two entries
             self._start_again(store, store.fits.running_on(dead))
-            self._put_back(store, entries)
             store.workers.remove(dead)
         self._queue.forget([entry.id for entry in entries])
+
+    def _look_for_strangers(self) -> None:
+        """Take over from who was taken for dead, woke, took a fit, and died before its next beat.
+
+        One that lives has beaten by the second look.
+        """
+        takers = self._queue.takers()
+        with self._database.read() as store:
+            strangers = takers - store.workers.ids() - {self._worker}
+        for lost in strangers & self._strangers:
+            logger.warning("worker %s is not known: its fits are taken over", lost)
+            self._take_over(lost)
+        self._strangers = strangers - self._strangers
 
     def _start_again(self, store: Store, lost: list[Fit]) -> None:
         """Fits whose attempt will never end: they wait again, or have failed too often."""

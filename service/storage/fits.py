@@ -183,6 +183,10 @@ class Workers(Repository):
         """A worker is gone."""
         self._changed(delete(workers).where(workers.c.id == id))
 
+    def ids(self) -> set[str]:
+        """All workers that are known, silent or not."""
+        return set(self.session.scalars(select(workers.c.id)))
+
     def alive(self, within: float) -> list[Worker]:
         """Workers seen in the last so many seconds."""
         return self._all(Worker, select(workers).where(workers.c.seen_at > now() - within))

@@ -182,6 +182,24 @@ def test_an_entry_that_its_worker_forgot_is_put_back_by_the_second_housekeeping(
     assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_worker_that_woke_took_a_fit_and_died_unknown_is_taken_over_from(
+    place: Place, has_begun: bool
+) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    take(place, fit, "unknown")
+    if has_begun:
+        with place.database.write() as store:
+            store.fits.start(fit.id, worker="unknown", device="cpu")
+    alive = upkeep(place, "alive", silence=60)
+    alive.keep_house()
+    assert entries(place) == [(fit.id, "PENDING")]
+    alive.keep_house()
+    ((id, status),) = entries(place)
+    assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
+    assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, has_begun)
+
+
 def test_ordering_is_all_or_nothing(place: Place) -> None:
     with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
         place.queue.enqueue(store, "fit_1", "fit.cpu")
