@@ -27,8 +27,9 @@ from service.core.backup_file import (
 from service.core.blob_keys import BlobKind, dataset_key, map_key, onnx_key, part_key
 from service.errors import BlobMissing, Damaged, Invalid, NoSpace, Unavailable
 from service.settings import Settings
-from service.storage.blobs import FULL, Blobs
+from service.storage.blobs import Blobs
 from service.storage.database import Database, embedded_file
+from service.storage.disk import FULL, see_to_disk
 from service.storage.inventory import Inventory, pages
 from service.storage.migrate import is_known, migration_lock, newest_revision, open_current
 from service.storage.snapshot import copy_database, read_copy
@@ -67,7 +68,7 @@ def back_up(
             os.fsync(file.fileno())
         _check_free(target, force=force)
         whole.replace(target)
-        _see_to_disk(target.parent)
+        see_to_disk(target.parent)
     return manifest
 
 
@@ -205,9 +206,9 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
                 os.fsync(target.fileno())
             if not settings.blobs_url:
                 new.rename(home / "blobs")
-                _see_to_disk(home)
+                see_to_disk(home)
             copy.rename(place)
-            _see_to_disk(place.parent)
+            see_to_disk(place.parent)
         finally:
             copy.unlink(missing_ok=True)
 
@@ -254,11 +255,3 @@ def _room_in(folder: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         kind = NoSpace if error.errno in FULL else Invalid
         raise kind("cannot_write", f"cannot write to {folder} ({reason})") from error
-
-
-def _see_to_disk(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

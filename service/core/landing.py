@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from service.errors import NoSpace
-from service.storage.blobs import FULL
+from service.storage.disk import FULL
 
 HEAD = 512
 PREFIX = "upload-"

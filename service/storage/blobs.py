@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
@@ -21,10 +19,10 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
 from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, Unavailable
+from service.storage.disk import FULL, see_to_disk
 
 CHUNK = 8 << 20  # S3 refuses parts under 5 MiB
 LEAST_FREE = 16 << 20
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # by default a store that is away is tried for three minutes, and who waits has gone
 RETRY = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 CLIENT = {
@@ -83,7 +81,9 @@ class Blobs:
         with _told():
             obstore.put(self._store, key, content, chunk_size=CHUNK, max_concurrency=2)
             if self._folder is not None:
-                _see_to_disk(self._folder / key)
+                # a row that names these bytes must not outlive them
+                parents = (self._folder / one for one in PurePosixPath(key).parents)
+                see_to_disk(self._folder / key, *parents)
 
     def get(self, key: str, sha256: str) -> bytes:
         """The bytes of a blob, which must have this SHA-256."""
@@ -183,16 +183,6 @@ class Blobs:
 
 def _s3(url: str, **config: str) -> S3Store:
     return S3Store.from_url(url, retry_config=RETRY, client_options=CLIENT, **config)  # type: ignore[arg-type]
-
-
-def _see_to_disk(path: Path) -> None:
-    """A row that names these bytes must not outlive them when the power fails."""
-    for one in (path, path.parent):
-        descriptor = os.open(one, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _corrupt() -> BlobCorrupt:

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 from live_service import NPZ, Running, npz, sample
@@ -152,14 +151,3 @@ class Load:
             self.told.predicted.append(said.status_code)
             took = time.monotonic() - began
             self.told.slowest_predict = max(self.told.slowest_predict, took)
-
-
-def every(client: httpx.Client, path: str, **asked: Any) -> list[dict[str, Any]]:
-    """All items of a list, page by page."""
-    found: list[dict[str, Any]] = []
-    while True:
-        page = client.get(path, params={"limit": 200, **asked}).json()
-        found += page["items"]
-        if page["next"] is None:
-            return found
-        asked["cursor"] = page["next"]

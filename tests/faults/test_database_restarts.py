@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 from backends import Fleet, fleet
-from load import ALIAS, CALIBRATOR, Load, Told, every
+from live_service import every
+from load import ALIAS, CALIBRATOR, Load, Told
 from rounds import times
 from sites import Site
 

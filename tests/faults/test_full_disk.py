@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from live_service import NPZ, Running, npz, running, sample, wait_until
-from load import ALIAS, CALIBRATOR, every, registration
+from live_service import NPZ, Running, every, npz, running, sample, wait_until
+from load import ALIAS, CALIBRATOR, registration
 from rounds import IS_FULL
 
 MEGABYTES = 64

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
-from live_service import NPZ, Running, npz, sample
-from load import every
+from live_service import NPZ, Running, every, npz, sample
 from rounds import on_both, times
 from sites import Site
 

@@ -8,12 +8,12 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
-from live_service import Running
+from live_service import Running, every
 from rounds import on_both, times
 from sites import Site
 
@@ -120,7 +120,7 @@ def test_promotes_that_race_are_linearizable(own_site: Site, note: Callable[...,
         with ThreadPoolExecutor(RACERS) as threads:
             list(threads.map(race.racer, range(RACERS)))
         seconds = time.monotonic() - began
-        history = list(moves(client))
+        history = every(client, f"{ALIAS}/history")[::-1]
     winners = check_history(race.seen, history)
     check_times(race.seen)
     for alias, statuses in race.created.items():
@@ -131,18 +131,6 @@ def test_promotes_that_race_are_linearizable(own_site: Site, note: Callable[...,
         winners=str(winners),
         operations_per_second=operations / seconds,
     )
-
-
-def moves(client: httpx.Client) -> Iterator[dict]:
-    """The whole history, oldest first."""
-    found: list[dict] = []
-    cursor = {}
-    while True:
-        page = client.get(f"{ALIAS}/history", params={"limit": 200, **cursor}).json()
-        found += page["items"]
-        if page["next"] is None:
-            return iter(reversed(found))
-        cursor = {"cursor": page["next"]}
 
 
 def check_history(seen: list[Seen], history: list[dict]) -> int:

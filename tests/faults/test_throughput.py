@@ -11,8 +11,7 @@ from pathlib import Path
 import httpx
 import psycopg
 from backends import Fleet
-from live_service import NPZ, Running, npz, sample
-from load import every
+from live_service import NPZ, Running, every, npz, sample
 from rounds import times
 from sites import Site
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -160,3 +161,14 @@ def npz(logits: np.ndarray, labels: np.ndarray, name: str = "logits") -> bytes:
 
 
 NPZ = {"Content-Type": "application/x-npz"}
+
+
+def every(client: httpx.Client, path: str, **asked: Any) -> list[dict[str, Any]]:
+    """All items of a list, page by page."""
+    found: list[dict[str, Any]] = []
+    while True:
+        page = client.get(path, params={"limit": 200, **asked}).json()
+        found += page["items"]
+        if page["next"] is None:
+            return found
+        asked["cursor"] = page["next"]

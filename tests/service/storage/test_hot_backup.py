@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from live_service import NPZ, npz, running, sample, wait_until
+from live_service import NPZ, every, npz, running, sample, wait_until
 
 from service.command_line import run
 
@@ -83,17 +83,6 @@ def load(*tasks: Callable[[int], object]) -> Iterator[list[int]]:
     assert not failures, failures
 
 
-def everything(client: httpx.Client, path: str) -> list[dict[str, Any]]:
-    """All pages of a list."""
-    found, cursor = [], None
-    while True:
-        page = client.get(path, params={"limit": 200} | ({"cursor": cursor} if cursor else {}))
-        found += page.json()["items"]
-        cursor = page.json()["next"]
-        if cursor is None:
-            return found
-
-
 def predictions(client: httpx.Client, numbers: list[int]) -> dict[int, bytes]:
     answers = {n: client.post(f"{URL}@{n}/predict", json=ROWS) for n in numbers}
     assert {answer.status_code for answer in answers.values()} == {200}
@@ -121,9 +110,9 @@ def test_a_hot_backup_loses_nothing_that_was_acknowledged(tmp_path: Path) -> Non
             lambda _: predictions(client, [1, 2]),
         ) as done:
             time.sleep(LOAD_SECONDS)
-            versions = everything(client, f"{URL}/versions")
-            history = everything(client, f"{URL}/aliases/production/history")
-            fits = everything(client, "/v1/fits")
+            versions = every(client, f"{URL}/versions")
+            history = every(client, f"{URL}/aliases/production/history")
+            fits = every(client, "/v1/fits")
             before, end = done.copy(), time.monotonic() + 60
             # one takes a moment only: again until all kinds of load were there meanwhile
             while any(after == earlier for after, earlier in zip(done, before, strict=True)):
@@ -135,19 +124,19 @@ def test_a_hot_backup_loses_nothing_that_was_acknowledged(tmp_path: Path) -> Non
     command("restore", backup, "--data-dir", tmp_path / "new")
     with running(tmp_path / "new") as new, new.client(made["token"]) as client:
         assert predictions(client, numbers) == expected
-        there = everything(client, f"{URL}/versions")
+        there = every(client, f"{URL}/versions")
         assert [one for one in there if one["number"] in numbers] == versions
-        moves = everything(client, f"{URL}/aliases/production/history")
+        moves = every(client, f"{URL}/aliases/production/history")
         assert moves[-len(history) :] == history
         alias = client.get(f"{URL}/aliases/production").json()
         assert alias["version"] == moves[0]["to_version"]
-        known = {one["id"]: one for one in everything(client, "/v1/fits")}
+        known = {one["id"]: one for one in every(client, "/v1/fits")}
         assert {one["id"] for one in fits} <= known.keys()
         # what a worker that is not here was at is taken over, and what waited goes on
         wait_until(lambda: state(client, endless) == ("running", 2), 60)
         assert client.delete(f"/v1/fits/{endless}").is_success
-        wait_until(lambda: all(one["status"] in FINAL for one in everything(client, "/v1/fits")))
-        ends = {one["id"]: one["status"] for one in everything(client, "/v1/fits")}
+        wait_until(lambda: all(one["status"] in FINAL for one in every(client, "/v1/fits")))
+        ends = {one["id"]: one["status"] for one in every(client, "/v1/fits")}
         assert ends.pop(endless) == "cancelled"
         assert set(ends.values()) == {"succeeded"}
         assert fit(client, 4, wait=60)["status"] == "succeeded"
