@@ -101,7 +101,7 @@ def run(job: Job, blobs: Blobs, hooks: Hooks, *, device: str, time_limit: float)
         written = tuple(_written(job, blobs, *one) for one in judged)
         return Ending(FitStatus.SUCCEEDED, written, unnamed=unnamed)
     except FitCancelled:
-        return _stopped(watch.reason, time_limit)
+        return None if watch.reason is None else ending_of(watch.reason, time_limit)
     except ServiceError as error:
         return failed(error.code, error.message)
     except Exception as error:  # whatever happens, the fit must get an end
@@ -275,7 +275,8 @@ def _written_onnx(
     return sha256, []
 
 
-def _stopped(reason: Stop | None, time_limit: float) -> Ending | None:
+def ending_of(reason: Stop, time_limit: float) -> Ending | None:
+    """How a fit that was stopped ends; None if that is for others to say."""
     match reason:
         case Stop.CANCEL:
             return Ending(FitStatus.CANCELLED)

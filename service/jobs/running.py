@@ -4,30 +4,47 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
-from service.core.fitting import Stop
+from service.core.fitting import Job, Stop, conclude, ending_of
 from service.jobs.patience import PASSING
 from service.storage.database import Database
-from service.storage.records import Fit
+
+HEED_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class RunningFit:
-    """The hooks of a fit; a thread of its own speaks with the database, a few times a second."""
+    """The hooks of a fit; a thread of its own speaks with the database, a few times a second.
+
+    A fit that is told to stop and does not heed it, because it is in the middle of something long,
+    is ended here: who waits for it hears so at once, and what it makes later is not written.
+    """
 
     def __init__(
-        self, database: Database, fit: Fit, *, every: float, leaving: threading.Event
+        self,
+        database: Database,
+        job: Job,
+        *,
+        every: float,
+        leaving: threading.Event,
+        time_limit: float,
     ) -> None:
         self._database = database
-        self._fit = fit
+        self._fit = job.fit
         self._every = every
         self._leaving = leaving
-        self.told: dict[str, Any] = fit.progress or {}
+        self._time_limit = time_limit
+        self._deadline = time.monotonic() + time_limit - job.seconds_running
+        self.told: dict[str, Any] = job.fit.progress or {}
         self._stop: Stop | None = None
+        self._stopped_at = 0.0
         self._ended = threading.Event()
-        self._reporter = threading.Thread(target=self._report, name=f"report-{fit.id}", daemon=True)
+        self._reporter = threading.Thread(
+            target=self._report, name=f"report-{job.fit.id}", daemon=True
+        )
 
     def __enter__(self) -> RunningFit:
         self._reporter.start()
@@ -49,18 +66,29 @@ class RunningFit:
         met: set[type[Exception]] = set()
         while not self._ended.wait(self._every):
             try:
-                with self._database.write() as store:
-                    asked = store.fits.advance(self._fit.id, self._fit.attempt, self.told)
+                self._look()
             except Exception as error:  # noqa: BLE001 - a fit whose reporter ended cannot be cancelled
                 if type(error) not in met:
                     self._complain(error)
                 met.add(type(error))
-                continue
-            if asked is None:
-                self._stop = Stop.ABANDON
+            if self._stop is Stop.ABANDON:
                 return
-            if asked:
-                self._stop = Stop.CANCEL
+
+    def _look(self) -> None:
+        """Write the progress, see whether the fit has to stop, and whether it heeds that."""
+        with self._database.write() as store:
+            asked = store.fits.advance(self._fit.id, self._fit.attempt, self.told)
+        now = time.monotonic()
+        if asked is None:
+            self._stop = Stop.ABANDON
+        elif self._stop is None and (asked or now > self._deadline):
+            self._stop = Stop.CANCEL if asked else Stop.TIME_LIMIT
+            self._stopped_at = now
+        elif self._stop is not None and now - self._stopped_at > HEED_SECONDS:
+            ending = ending_of(self._stop, self._time_limit)
+            if ending is not None and conclude(self._database, self._fit, ending, self.told):
+                logger.warning("fit %s is ended while it is still busy", self._fit.id)
+            self._stop = Stop.ABANDON
 
     def _complain(self, error: Exception) -> None:
         logger.warning(

@@ -185,7 +185,9 @@ class Worker:
             return
         logger.info("fit %s starts, attempt %d", id, job.fit.attempt)
         limit = self._settings.fit_seconds
-        hooks = RunningFit(self._database, job.fit, every=self._pace.report, leaving=self._leaving)
+        hooks = RunningFit(
+            self._database, job, every=self._pace.report, leaving=self._leaving, time_limit=limit
+        )
         with hooks:
             ending = run(job, self._blobs, hooks, device=self._device, time_limit=limit)
         if ending is None:

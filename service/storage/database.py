@@ -50,7 +50,7 @@ LIMITS = {
 class Database:
     """Transactions on SQLite or PostgreSQL.
 
-    SQLite runs in WAL mode; its write transactions take the write lock at once (a plain BEGIN that
+    SQLite runs in WAL mode, on disk at every commit; its write transactions take the write lock at once (a plain BEGIN that
     writes later fails under concurrency), and its read transactions never wait for a writer.
     ``unhurried`` is an engine for what may take its time, such as migrations.
     """
@@ -124,7 +124,7 @@ def _sqlite(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

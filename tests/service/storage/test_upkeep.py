@@ -11,7 +11,7 @@ from fit_jobs import Place
 from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from service.core.fitting import Stop
+from service.core.fitting import Ending, Job, Stop, begin, conclude
 from service.errors import NoSpace
 from service.jobs.patience import patiently
 from service.jobs.running import RunningFit
@@ -98,15 +98,44 @@ def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
     assert beats > 10
 
 
+def begun(place: Place) -> Job:
+    """A fit that a worker has taken."""
+    order = place.order(place.dataset(), ("temperature", {}))
+    job = begin(place.database, order.id, worker="w", device="cpu")
+    assert job is not None
+    return job
+
+
+def hooks(place: Place, job: Job, time_limit: float = 60.0) -> RunningFit:
+    return RunningFit(
+        place.database, job, every=0.02, leaving=threading.Event(), time_limit=time_limit
+    )
+
+
+@pytest.mark.parametrize("why", ["cancel", "time limit"])
+def test_a_fit_that_is_too_busy_to_stop_is_ended_within_two_seconds(place: Place, why: str) -> None:
+    job = begun(place)
+    with hooks(place, job, 60.0 if why == "cancel" else 0.0) as running:
+        told = time.monotonic()
+        if why == "cancel":
+            with place.database.write() as store:
+                store.fits.cancel(job.fit.id)
+        done = place.wait(job.fit)
+        assert time.monotonic() - told < 2
+        assert running.stop() is Stop.ABANDON
+    assert done.status is (FitStatus.CANCELLED if why == "cancel" else FitStatus.FAILED)
+    assert (done.error or {}).get("code") == (None if why == "cancel" else "time_limit")
+    assert conclude(place.database, job.fit, Ending(FitStatus.SUCCEEDED)) is None
+    assert place.fit(job.fit.id) == done
+
+
 def test_a_fit_hears_of_its_cancellation_after_an_error(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    order = place.order(place.dataset(), ("temperature", {}))
-    with place.database.write() as store:
-        fit = store.fits.start(order.id, worker="w", device="cpu")
-    assert fit is not None
+    job = begun(place)
+    fit = job.fit
     caplog.set_level(logging.WARNING)
-    with RunningFit(place.database, fit, every=0.02, leaving=threading.Event()) as running:
+    with hooks(place, job) as running:
         running.progress({"loss": object()})  # which is no JSON
         time.sleep(0.3)
         assert place.fit(fit.id).progress is None
