@@ -50,8 +50,9 @@ LIMITS = {
 class Database:
     """Transactions on SQLite or PostgreSQL.
 
-    SQLite runs in WAL mode, on disk at every commit; its write transactions take the write lock at once (a plain BEGIN that
-    writes later fails under concurrency), and its read transactions never wait for a writer.
+    SQLite runs in WAL mode, and is on disk at every commit. Its write transactions take the write
+    lock at once (a plain BEGIN that writes later fails under concurrency), and its read
+    transactions never wait for a writer.
     ``unhurried`` is an engine for what may take its time, such as migrations.
     """
 
