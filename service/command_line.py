@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
-from service import backup_commands, commands, maintenance_commands
+from service.commands.backup import read_backup, write_backup
+from service.commands.doctor import doctor
+from service.commands.keys import manage_keys
+from service.commands.migrate import migrate
+from service.commands.output import say_error, say_note
+from service.commands.serve import serve
+from service.commands.sweep import sweep_up
+from service.commands.worker import work
+from service.commands.workers import list_workers
 from service.core.fits import QUEUES
 from service.errors import ServiceError
 from service.jobs.supervisor import SUPERVISOR
@@ -30,10 +38,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         for one in error.errors(include_url=False, include_input=False):
             name = str(one["loc"][0])
             rule = one["msg"].removeprefix("Value error, ")
-            commands.say_error(f"{_flag(name)} ({PREFIX}{name.upper()}): {rule}")
+            say_error(f"{_flag(name)} ({PREFIX}{name.upper()}): {rule}")
         return MISUSED
     except ServiceError as error:
-        commands.say_error(error.message)
+        say_error(error.message)
         return MISUSED
     return code
 
@@ -43,7 +51,7 @@ def _warn_of_unknown_variables() -> None:
         return  # whoever started this worker has said it
     for name, meant in unknown_variables(os.environ).items():
         hint = f": did you mean {meant}?" if meant else ", and is ignored"
-        commands.say_note(f"warning: {name} is not a setting{hint}")
+        say_note(f"warning: {name} is not a setting{hint}")
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -67,29 +75,22 @@ def command_parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
-    verb("serve", commands.serve, "run the API, with workers beside it")
-    _add_worker_flags(verb("worker", commands.work, "run a worker that takes fits from the queues"))
-    listing = verb("workers", commands.list_workers, "list the workers that are alive")
+    verb("serve", serve, "run the API, with workers beside it")
+    _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queues"))
+    listing = verb("workers", list_workers, "list the workers that are alive")
     listing.add_argument("--here", action="store_true", help="those of this machine only")
-    verb("migrate", commands.migrate, "bring the database up to date, and end")
+    verb("migrate", migrate, "bring the database up to date, and end")
     managing = "make, list, rotate or revoke API keys"
-    _add_key_flags(verb("keys", commands.manage_keys, managing, "ACTION [ID]"))
+    _add_key_flags(verb("keys", manage_keys, managing, "ACTION [ID]"))
     writing = "back up the embedded database and its blobs, while the service goes on"
-    _add_backup_flags(verb("backup", backup_commands.write_backup, writing, "FILE.tar"))
+    _add_backup_flags(verb("backup", write_backup, writing, "FILE.tar"))
     reading = verb(
-        "restore",
-        backup_commands.read_backup,
-        "restore a backup into an empty data directory",
-        "FILE.tar",
+        "restore", read_backup, "restore a backup into an empty data directory", "FILE.tar"
     )
     reading.add_argument("file", help="that `backup` has written")
-    doctor = verb(
-        "doctor", maintenance_commands.doctor, "check all that is stored, and say what is amiss"
-    )
-    doctor.add_argument("--json", action="store_true", help="one JSON object a line")
-    sweeping = verb(
-        "sweep", maintenance_commands.sweep_up, "delete stored bytes that nothing names"
-    )
+    checking = verb("doctor", doctor, "check all that is stored, and say what is amiss")
+    checking.add_argument("--json", action="store_true", help="one JSON object a line")
+    sweeping = verb("sweep", sweep_up, "delete stored bytes that nothing names")
     sweeping.add_argument("--dry-run", action="store_true", help="only name them")
     return parser
 

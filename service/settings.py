@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEGABYTE = 1 << 20
+HOUR, DAY = 3600.0, 86400.0
 PREFIX = "CALIBRD_"
 # read by others: the supervisor's workers, the SDK and the tests
 OTHER_VARIABLES = re.compile(r"CALIBRD_(SUPERVISOR|SLOT|URL|API_KEY|TEST_.*)")

@@ -276,9 +276,9 @@ def test_the_proxy_passes_on_to_the_api_and_lets_its_limits_hold() -> None:
         "proxy_next_upstream error timeout;",
     ):
         assert line in text
-    predict = re.search(r"client_max_body_size (\d+)m;", text)
-    assert predict
-    assert int(predict[1]) * MEGABYTE > Settings.model_fields["max_predict_bytes"].default
+    predict, part = (int(one) * MEGABYTE for one in re.findall(r"max_body_size (\d+)m;", text))
+    assert predict > Settings.model_fields["max_predict_bytes"].default
+    assert part == Settings.model_fields["max_part_bytes"].default
     # all that it writes lies where a read-only container can be written to
     assert set(re.findall(r"(?:_temp_path|pid) (/\w+)/", text)) == {"/tmp"}  # noqa: S108
 

@@ -14,13 +14,12 @@ from service.core.landing import Landing
 from service.core.naming import Unnamed
 from service.core.retention import forget_dataset
 from service.errors import BlobMissing, Conflict, Invalid, Malformed, NotFound
+from service.settings import DAY
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Kind
 from service.storage.rows import new_id
 from service.storage.store import Store
-
-DAY = 86400.0
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from service.core.access import Principal, Scope
 from service.core.names import check_name
 from service.errors import Invalid, NotFound, Unauthenticated, Unavailable
+from service.settings import DAY, HOUR
 from service.storage.database import Database
 from service.storage.records import Key, Workspace
 from service.storage.store import Store
 
 TOKEN = re.compile(r"cal_([0-9a-f]{12})_([0-9a-f]{48})")
 DEFAULT_WORKSPACE = "default"
-DAY = 86400.0
 MOST_DAYS = 36500
 MOST_GRACE_HOURS = 8760
 LONGEST_NAME = 100
@@ -91,7 +91,7 @@ def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewK
     days = None if old.expires_at is None else (old.expires_at - old.created_at) / DAY
     scopes = [Scope(one) for one in old.scopes]
     made = create(store, workspace, name=old.name, scopes=scopes, days=days)
-    store.keys.end_at(id, grace_hours * 3600)
+    store.keys.end_at(id, grace_hours * HOUR)
     return made
 
 

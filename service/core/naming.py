@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from service.errors import Unavailable
+from service.settings import HOUR
 
-HOUR = 3600.0
 NAMED_WITHIN = HOUR
 
 # unlike the monotonic one it goes on while the machine sleeps

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from service.core.access import Principal
 from service.core.blob_keys import dataset_key, part_key, parts_prefix
-from service.core.datasets import DAY, Added, Datasets, Keeping, find
+from service.core.datasets import Added, Datasets, Keeping, find
 from service.core.formats.bodies import check_size
 from service.core.landing import Landing, landing
 from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid
+from service.settings import DAY
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Kind, Part

@@ -15,13 +15,11 @@ from service.core.retention import forget_dataset
 from service.core.sweeping import sweep
 from service.jobs.patience import PASSING
 from service.jobs.queue import DbosQueue, Entry
-from service.settings import Settings
+from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Fit, FitStatus
 from service.storage.store import Store
-
-HOUR = 3600.0
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from service.jobs.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
 from service.jobs.running import RunningFit
 from service.jobs.supervisor import SLOT, SUPERVISOR
 from service.jobs.upkeep import Pace, Upkeep
-from service.settings import Settings
+from service.settings import DAY, Settings
 from service.storage.database import Database, connection_arguments
 from service.storage.records import Fit
 
@@ -38,7 +38,7 @@ from service.storage.records import Fit
 QUIET = "ERROR"
 LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 4.0
-FOREVER = 10 * 365 * 86400.0
+FOREVER = 10 * 365 * DAY
 
 logger = logging.getLogger(__name__)
 

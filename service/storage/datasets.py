@@ -7,11 +7,12 @@ from typing import Any
 
 from sqlalchemy import case, delete, insert, or_, select, tuple_, update
 
+from service.settings import DAY
 from service.storage.records import OPEN, Dataset, Kind, Part
 from service.storage.rows import After, Repository, now
 from service.storage.tables import datasets, fits, parts
 
-UPLOAD_SECONDS = 7 * 86400.0  # from the opening of an upload in parts to its commit
+UPLOAD_SECONDS = 7 * DAY  # from the opening of an upload in parts to its commit
 
 
 class Datasets(Repository):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import itertools
 import threading
@@ -13,19 +12,11 @@ from dataclasses import dataclass, field
 
 import httpx
 from live_service import NPZ, Running, npz, sample
-
-from calibrators import archive
-from calibrators.methods.temperature import TemperatureMap
+from registering import temperature_registration
 
 CALIBRATOR = "/v1/calibrators/loaded"
 ALIAS = f"{CALIBRATOR}/aliases/production"
 PAUSE = 0.05
-
-
-def registration(temperature: float) -> dict[str, str]:
-    """The body that registers a map."""
-    content = archive.dump(TemperatureMap(k=5, temperature=temperature))
-    return {"map": base64.b64encode(content).decode()}
 
 
 @dataclass
@@ -85,7 +76,9 @@ class Load:
         """Two versions, the first of them promoted and in the memory of every replica."""
         client = self._clients[0]
         for temperature in (2.0, 3.0):
-            made = client.post(f"{CALIBRATOR}/versions", json=registration(temperature))
+            made = client.post(
+                f"{CALIBRATOR}/versions", json=temperature_registration(temperature, k=5)
+            )
             assert made.status_code == 201, made.text
         body = {"version": 1, "force": True, "reason": "load"}
         assert client.put(ALIAS, json=body).status_code == 200
@@ -120,7 +113,8 @@ class Load:
             self.told.moves[moved.json()["revision"]] = moved.json()["version"]
 
     def _register(self, client: httpx.Client) -> None:
-        made = client.post(f"{CALIBRATOR}/versions", json=registration(2.0 + next(self._numbers)))
+        body = temperature_registration(2.0 + next(self._numbers), k=5)
+        made = client.post(f"{CALIBRATOR}/versions", json=body)
         if self._note("register", made):
             self.told.versions[made.json()["number"]] = made.json()["map_sha256"]
 

@@ -15,7 +15,8 @@ import httpx
 import psutil
 import pytest
 from live_service import NPZ, Running, every, npz, running, sample, wait_until
-from load import ALIAS, CALIBRATOR, registration
+from load import ALIAS, CALIBRATOR
+from registering import temperature_registration
 from rounds import IS_FULL
 
 MEGABYTES = 64
@@ -130,7 +131,9 @@ def prepare(client: httpx.Client) -> str:
     made = client.post("/v1/datasets", content=npz(*sample(2000)), headers=NPZ)
     assert made.status_code == 201, made.text
     for temperature in (2.0, 3.0):
-        said = client.post(f"{CALIBRATOR}/versions", json=registration(temperature))
+        said = client.post(
+            f"{CALIBRATOR}/versions", json=temperature_registration(temperature, k=5)
+        )
         assert said.status_code == 201, said.text
     assert client.put(ALIAS, json=move_to(1)).status_code == 200
     assert predict(client).status_code == 200
@@ -167,7 +170,7 @@ def refused(client: httpx.Client, dataset: str, fill: Callable[[], None]) -> lis
         lambda: client.post(f"{fits}?method=temperature", content=big, headers=NPZ),
         lambda: client.post(fits, json=plain),
         lambda: client.put(ALIAS, json=move_to(2)),
-        lambda: client.post(f"{CALIBRATOR}/versions", json=registration(4.0)),
+        lambda: client.post(f"{CALIBRATOR}/versions", json=temperature_registration(4.0, k=5)),
     ]
     answers = []
     for call in calls * 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import itertools
 import random
@@ -14,11 +13,9 @@ from dataclasses import dataclass
 
 import httpx
 from live_service import Running, every
+from registering import temperature_registration
 from rounds import on_both, times
 from sites import Site
-
-from calibrators import archive
-from calibrators.methods.temperature import TemperatureMap
 
 RACERS = 32
 VERSIONS = 5
@@ -111,9 +108,8 @@ def test_promotes_that_race_are_linearizable(own_site: Site, note: Callable[...,
     replicas = [own_site.replica(), own_site.replica(apart)]
     with replicas[0].client() as client:
         for number in range(VERSIONS):
-            fitted = archive.dump(TemperatureMap(k=3, temperature=1.0 + number))
-            content = base64.b64encode(fitted).decode()
-            assert client.post(f"{CALIBRATOR}/versions", json={"map": content}).status_code == 201
+            body = temperature_registration(1.0 + number)
+            assert client.post(f"{CALIBRATOR}/versions", json=body).status_code == 201
         assert client.put(ALIAS, json=move_to(1)).status_code == 200
         race = Race(replicas, operations)
         began = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import Any
 
 import httpx
 from live_service import NPZ, npz, sample
+from registering import registration
 
-from calibrators import CalibrationSet, archive
+from calibrators import CalibrationSet
 from calibrators.judging import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
 
@@ -42,8 +42,7 @@ def dataset_body() -> bytes:
 def fitted_elsewhere() -> dict[str, Any]:
     """The body that registers a map, with the report that was made on it."""
     fitted, report = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(1200, CLASSES)))
-    content = base64.b64encode(archive.dump(fitted)).decode()
-    return {"map": content, "report": report.to_dict(), "model": "sha256:0f1e"}
+    return registration(fitted, report=report.to_dict(), model="sha256:0f1e")
 
 
 def make_one_of_each(client: httpx.Client) -> Things:

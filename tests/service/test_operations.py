@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from live_service import NPZ, ROOT, in_process, npz, running, sample, wait_until
+from registering import temperature_registration
 
 MEGABYTE = 1 << 20
 
@@ -110,8 +111,8 @@ def _peak(pid: int, *, reset: bool = False) -> int:
 
 def test_predict_goes_on_while_the_database_and_the_blobs_are_gone(tmp_path):
     with in_process(tmp_path) as local:
-        register = {"map": _map(2.0)}
-        local.post("/v1/calibrators/c/versions", json=register)
+        body = temperature_registration(2.0, k=5)
+        local.post("/v1/calibrators/c/versions", json=body)
         moved = {"version": 1, "force": True, "reason": "test"}
         local.put("/v1/calibrators/c/aliases/production", json=moved)
         url = "/v1/calibrators/c@production/predict?logits=3,1,0,0,0"
@@ -128,15 +129,6 @@ def test_predict_goes_on_while_the_database_and_the_blobs_are_gone(tmp_path):
         assert (missing.status_code, missing.json()["code"]) == (503, "database_unavailable")
         assert local.get("/readyz").json()["database"] == "does not answer"
         assert local.get("/healthz").status_code == 200
-
-
-def _map(temperature: float) -> str:
-    import base64
-
-    from calibrators import archive
-    from calibrators.methods.temperature import TemperatureMap
-
-    return base64.b64encode(archive.dump(TemperatureMap(k=5, temperature=temperature))).decode()
 
 
 def test_stop_hands_a_running_fit_back_and_the_next_start_finishes_it(tmp_path):

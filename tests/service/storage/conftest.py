@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from backends import Backend, Embedded, environment
+from backups import Kept, backed_up
 from fit_jobs import Place
 from live_service import Running, running
 
@@ -33,3 +34,9 @@ def place(backend: Backend, tmp_path: Path) -> Iterator[Place]:
     made = Place(**backend.settings(tmp_path))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """A backup, for tests that change neither it nor what it was made of."""
+    return backed_up(tmp_path_factory.mktemp("kept"))

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import time
 
 import pytest
 from live_service import in_process, sample
+from registering import temperature_registration
 
-from calibrators import CalibrationSet, archive, fit_and_judge
-from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
+from calibrators import CalibrationSet, fit_and_judge
+from calibrators.methods.temperature import TemperatureScaling
 
 ALIAS = "/v1/calibrators/c/aliases/production"
 
 
 def register(client, temperature: float, verdict: str | None = "improved") -> int:
     """A version of the calibrator ``c`` with this temperature and verdict."""
-    fitted = TemperatureMap(k=5, temperature=temperature)
-    body = {"map": base64.b64encode(archive.dump(fitted)).decode()}
-    if verdict is not None:
-        body["report"] = report_with(verdict)
+    facts = {} if verdict is None else {"report": report_with(verdict)}
+    body = temperature_registration(temperature, k=5, **facts)
     answer = client.post("/v1/calibrators/c/versions", json=body)
     assert answer.status_code == 201, answer.text
     return answer.json()["number"]
@@ -135,8 +133,8 @@ def test_alias_of_a_version_that_is_not_there(local):
 
 def test_verdict_that_does_not_follow_is_refused(local):
     forged = report_with("worse") | {"verdict": "improved"}
-    content = base64.b64encode(archive.dump(TemperatureMap(k=5, temperature=2.0))).decode()
-    told = local.post("/v1/calibrators/c/versions", json={"map": content, "report": forged})
+    body = temperature_registration(2.0, k=5, report=forged)
+    told = local.post("/v1/calibrators/c/versions", json=body)
     assert (told.status_code, told.json()["code"]) == (422, "bad_report")
 
 

@@ -1,103 +1,29 @@
-"""Backup and restore: what is refused, damaged or without room; blobs in S3."""
+"""Backup and restore: what comes back, misuse, damaged blobs, no room; blobs in S3."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import random
 import re
 import resource
-import shutil
 import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
-import numpy as np
 import pytest
 from backends import BUCKET, Fleet
+from backups import Kept, command, filled, let_in, predicted, refusal
 from live_service import NPZ, ROOT, Local, in_process, npz, sample
-from one_of_each import ALIAS, CALIBRATOR, Things, fitted_elsewhere, make_one_of_each
+from one_of_each import ALIAS, CALIBRATOR
 
-from service.command_line import run
 from service.core import backup
-from service.core.backup_file import MANIFEST, MANIFEST_HASH, BackupWriter
+from service.core.backup_file import MANIFEST
 from service.core.blob_keys import BlobKind
 
 BACKUP = (sys.executable, "-m", "service", "backup")
-LOGITS = sample(20)[0]
-
-
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """What the command does, in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = run([*map(str, arguments)])
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
-
-
-def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line in which it refused."""
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
-def predicted(client: httpx.Client, ref: object) -> bytes:
-    """The bytes that a version answers with."""
-    file = io.BytesIO()
-    np.save(file, LOGITS)
-    answer = client.post(
-        f"/v1/calibrators/{CALIBRATOR}@{ref}/predict",
-        content=file.getvalue(),
-        headers={"Content-Type": "application/x-npy"},
-    )
-    assert answer.status_code == 200, answer.text
-    return answer.content
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A data directory that was served, what is in it, and its backup."""
-
-    folder: Path
-    file: Path
-    things: Things
-    key: str
-    answer: bytes
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
-    folder = tmp_path_factory.mktemp("kept")
-    with in_process(folder / "data") as local:
-        held = filled(local)
-    done = command("backup", folder / "backup.tar", "--data-dir", folder / "data")
-    assert done.returncode == 0, done.stderr
-    assert re.match(r"backed up 2 versions, 2 datasets, \d+ bytes in \d+\.\d s: ", done.stdout)
-    return Kept(folder / "data", folder / "backup.tar", *held)
-
-
-def filled(local: Local) -> tuple[Things, str, bytes]:
-    """One of each thing and some more; a key, and what the first version predicts."""
-    key = local.post("/v1/keys", json={"name": "first", "scopes": ["admin"]}).json()["token"]
-    let_in(local, key)
-    answer = local.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())
-    assert answer.status_code == 201
-    local.post("/v1/datasets", content=npz(*sample(30_000, 20)), headers=NPZ)
-    return make_one_of_each(local), key, predicted(local, 1)
-
-
-def let_in(local: Local, key: str) -> None:
-    local.headers["Authorization"] = f"Bearer {key}"
 
 
 def test_a_restored_service_has_all_that_was_backed_up(kept: Kept, tmp_path: Path) -> None:
@@ -172,128 +98,6 @@ def test_what_another_database_has_left_is_not_taken_for_changes(
     assert "is not empty (other.db-wal)" in said
 
 
-def changed(kept: Kept, file: Path, change: Callable[[bytearray], Any]) -> None:
-    content = bytearray(kept.file.read_bytes())
-    change(content)
-    file.write_bytes(content)
-
-
-def refused_without_a_trace(file: Path, folder: Path) -> str:
-    line = refusal(command("restore", file, "--data-dir", folder / "new"))
-    assert not (folder / "new").exists()
-    return line
-
-
-def test_a_truncated_backup_is_refused(kept: Kept, tmp_path: Path) -> None:
-    size = kept.file.stat().st_size
-    for length in (0, 1, 511, 512, 5000, size // 3, size // 2, size - 3000, size - 2048):
-
-        def cut(content: bytearray, length: int = length) -> None:
-            del content[length:]
-
-        changed(kept, tmp_path / "cut.tar", cut)
-        refused_without_a_trace(tmp_path / "cut.tar", tmp_path)
-
-
-def test_a_flipped_bit_is_seen_or_does_not_matter(kept: Kept, tmp_path: Path) -> None:
-    with tarfile.open(kept.file, "r:") as tar:
-        # headers, contents, and the zeros that fill the last block of each
-        infos = [(info.offset, info.offset_data + info.size) for info in tar.getmembers()]
-    choose = random.Random(0)  # noqa: S311
-    seen = 0
-    for turn in range(60):
-        start, end = infos[turn % len(infos)]
-        at, bit = choose.randrange(start, end), 1 << choose.randrange(8)
-
-        def flip(content: bytearray, at: int = at, bit: int = bit) -> None:
-            content[at] ^= bit
-
-        changed(kept, tmp_path / "flipped.tar", flip)
-        done = command("restore", tmp_path / "flipped.tar", "--data-dir", tmp_path / "new")
-        if done.returncode:
-            seen += 1
-            assert not (tmp_path / "new").exists()
-            continue
-        # one that nobody reads, such as the last of a checksum's field
-        restored = (tmp_path / "new" / "calibrd.db").read_bytes()
-        with tarfile.open(kept.file, "r:") as tar:
-            assert restored == tar.extractfile("calibrd.db").read()  # type: ignore[union-attr]
-        shutil.rmtree(tmp_path / "new")
-    assert seen > 55
-
-
-def forged(
-    kept: Kept, file: Path, forge: Callable[[dict[str, bytes], dict[str, Any]], None]
-) -> None:
-    """A backup with other members, and a manifest that is right about them."""
-    with tarfile.open(kept.file, "r:") as tar:
-        members = {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
-    manifest = json.loads(members.pop(MANIFEST))
-    del members[MANIFEST_HASH]
-    forge(members, manifest)
-    with file.open("wb") as target:
-        writer = BackupWriter(target, 0.0)
-        for name, content in members.items():
-            writer.add(name, [content])
-        manifest["members"] = [vars(member) for member in writer.members]
-        text = json.dumps(manifest).encode()
-        writer.add(MANIFEST, [text])
-        writer.add(MANIFEST_HASH, [hashlib.sha256(text).hexdigest().encode()])
-        target.write(bytes(1024))
-
-
-def test_a_forged_backup_that_keeps_to_the_rules_is_restored(kept: Kept, tmp_path: Path) -> None:
-    forged(kept, tmp_path / "same.tar", lambda members, manifest: None)
-    assert command("restore", tmp_path / "same.tar", "--data-dir", tmp_path / "new").returncode == 0
-
-
-@pytest.mark.parametrize(
-    "name", ["../evil", "blobs/../../evil", "/evil", "blobs/a/.hidden", "blobs", "evil", ""]
-)
-def test_members_of_other_names_are_refused(kept: Kept, tmp_path: Path, name: str) -> None:
-    def forge(members: dict[str, bytes], _manifest: dict[str, Any]) -> None:
-        members[name] = b"evil"
-
-    forged(kept, tmp_path / "evil.tar", forge)
-    assert "not a backup" in refused_without_a_trace(tmp_path / "evil.tar", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["evil.tar"]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("format", 2, "has the format 2, and this program reads 1"),
-        ("schema", "9999", "whose schema 9999 this program does not know"),
-        ("calibrd", None, None),
-        ("surprise", 1, "manifest cannot be read"),
-    ],
-)
-def test_backups_of_other_programs(
-    kept: Kept, tmp_path: Path, field: str, value: Any, said: str | None
-) -> None:
-    forged(kept, tmp_path / "x.tar", lambda _members, manifest: manifest.update({field: value}))
-    if said is None:
-        done = command("restore", tmp_path / "x.tar", "--data-dir", tmp_path / "new")
-        assert done.returncode == 0
-    else:
-        assert said in refused_without_a_trace(tmp_path / "x.tar", tmp_path)
-
-
-def test_other_files_are_refused(kept: Kept, tmp_path: Path) -> None:
-    text, foreign, links = (tmp_path / name for name in ("text", "foreign.tar", "links.tar"))
-    text.write_text("no tar at all" * 1000)
-    with tarfile.open(foreign, "w") as tar:
-        tar.add(Path(__file__), "README.md")
-    shutil.copy(kept.file, links)
-    with tarfile.open(links, "a") as tar:
-        link = tarfile.TarInfo("blobs/ws_1/link")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-    for file in (text, foreign, links, kept.folder / "calibrd.db"):
-        assert "not a backup" in refused_without_a_trace(file, tmp_path)
-    assert "cannot read" in refused_without_a_trace(kept.folder, tmp_path)
-
-
 @pytest.fixture
 def served(kept: Kept, tmp_path: Path) -> Iterator[Local]:
     """The same service, elsewhere."""
@@ -333,6 +137,23 @@ def test_a_damaged_map_is_named_and_the_rest_can_be_kept(
     with in_process(tmp_path / "new") as local:
         let_in(local, kept.key)
         assert predicted(local, 1)
+
+
+def test_one_blob_is_taken_out_of_the_file_as_the_guide_says(
+    served: Local, kept: Kept, tmp_path: Path
+) -> None:
+    data = ("--data-dir", tmp_path / "data")
+    assert command("doctor", *data).returncode == 0
+    lost = next(blob.key for blob in served.app.state.parts.blobs.list() if "/maps/" in blob.key)
+    (tmp_path / "data/blobs" / lost).unlink()
+    done = command("doctor", *data)
+    assert (done.returncode, f"restore the blob {lost} from a backup" in done.stdout) == (1, True)
+    (line,) = re.findall(r"^tar .*$", (ROOT / "docs/service.md").read_text(), re.M)
+    given = {"calibrd-2026-01-05.tar": kept.file, "calibrd-data": tmp_path / "data", "KEY": lost}
+    for word, meant in given.items():
+        line = line.replace(word, str(meant))
+    subprocess.run(line.split(), check=True)
+    assert command("doctor", *data).returncode == 0
 
 
 def test_a_dataset_deleted_meanwhile_is_no_damage(

@@ -9,8 +9,9 @@ import numpy as np
 import onnxruntime
 import pytest
 from live_service import NPZ, npz, sample, wait_until
+from registering import registration
 
-from calibrators import CalibrationSet, archive
+from calibrators import CalibrationSet, archive, fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
 
 WAIT = {"Prefer": "wait=60"}
@@ -173,18 +174,10 @@ def test_reports_in_every_form(client):
 
 
 def test_map_fitted_elsewhere_is_registered_and_served(client):
-    import base64
-
-    from calibrators import fit_and_judge
-
     logits, labels = sample(1500)
     fitted, report = fit_and_judge(TemperatureScaling(), CalibrationSet(logits, labels))
-    body = {
-        "map": base64.b64encode(archive.dump(fitted)).decode(),
-        "report": report.to_dict(),
-        "model": "m1",
-        "tags": {"team": "vision"},
-    }
+    facts = {"report": report.to_dict(), "model": "m1", "tags": {"team": "vision"}}
+    body = registration(fitted, **facts)
     made = client.post("/v1/calibrators/registered/versions", json=body)
     assert made.status_code == 201, made.text
     assert (made.json()["verdict"], made.json()["has_onnx"]) == ("improved", False)
@@ -192,7 +185,7 @@ def test_map_fitted_elsewhere_is_registered_and_served(client):
     row = logits[0].tolist()
     answer = client.post("/v1/calibrators/registered@1/predict", json={"logits": [row]}).json()
     assert answer["probabilities"] == pytest.approx(fitted.apply([row]), abs=1e-6)
-    broken = body | {"map": base64.b64encode(b"nonsense").decode()}
+    broken = body | {"map": "bm9uc2Vuc2U="}
     assert client.post("/v1/calibrators/registered/versions", json=broken).status_code == 422
 
 

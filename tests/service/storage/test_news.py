@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import threading
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ import pytest
 from backends import Fleet
 from line import line
 from live_service import Local, in_process, wait_until
+from registering import temperature_registration
 from sqlalchemy import make_url
 
-from calibrators import archive
-from calibrators.methods.temperature import TemperatureMap
 from service.storage.database import Database
 from service.storage.news import Listener, announce
 
@@ -52,8 +50,7 @@ def replicas(settings: dict[str, object]) -> Iterator[tuple[Local, Local]]:
 
 def prepare(one: Local, other: Local) -> None:
     for temperature in (1.0, 2.0):
-        content = archive.dump(TemperatureMap(k=3, temperature=temperature))
-        body = {"map": base64.b64encode(content).decode()}
+        body = temperature_registration(temperature)
         assert one.post("/v1/calibrators/c/versions", json=body).status_code == 201
     move(one, 1)
     assert serves(one, 1)

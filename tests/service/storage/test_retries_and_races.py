@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import stored
 from live_service import NPZ, npz, sample
+from registering import temperature_registration
 
-from calibrators import archive
-from calibrators.methods.temperature import TemperatureMap
 from service.core import keys
 from service.core.access import Scope
 from service.errors import Invalid
@@ -60,9 +58,8 @@ def test_replaced_part_leaves_no_bytes_behind(local):
 
 
 def test_one_of_many_movers_wins(local):
-    content = base64.b64encode(archive.dump(TemperatureMap(k=3, temperature=2.0))).decode()
     for _ in range(2):
-        local.post("/v1/calibrators/c/versions", json={"map": content})
+        local.post("/v1/calibrators/c/versions", json=temperature_registration(2.0))
     url = "/v1/calibrators/c/aliases/production"
     body = {"version": 1, "force": True, "reason": "test"}
     first = at_once(6, lambda _: local.put(url, json=body, headers={"If-None-Match": "*"}))

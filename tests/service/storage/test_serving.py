@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-
 import stored
 from live_service import in_process
-
-from calibrators import archive
-from calibrators.methods.temperature import TemperatureMap
+from registering import temperature_registration
 
 
 def register(client, name: str, temperature: float) -> None:
-    content = archive.dump(TemperatureMap(k=3, temperature=temperature))
-    body = {"map": base64.b64encode(content).decode()}
+    body = temperature_registration(temperature)
     assert client.post(f"/v1/calibrators/{name}/versions", json=body).status_code == 201
 
 
@@ -70,8 +65,8 @@ def test_missing_map_is_told(local):
 
 
 def test_fingerprints(local):
-    content = base64.b64encode(archive.dump(TemperatureMap(k=3, temperature=2.0))).decode()
-    local.post("/v1/calibrators/c/versions", json={"map": content, "model": "cnn-7"})
+    body = temperature_registration(2.0, model="cnn-7")
+    local.post("/v1/calibrators/c/versions", json=body)
     same = local.get("/v1/calibrators/c@1/predict?logits=3,1,0", headers={"Calibrd-Model": "cnn-7"})
     assert same.status_code == 200
     other = {"Calibrd-Model": "cnn-8"}

@@ -1,4 +1,4 @@
-"""What the command line does about backups."""
+"""``python -m service backup`` and ``restore``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from service.commands import say, say_note
+from service.commands.output import say, say_note
 from service.core.backup import back_up, restore
 from service.core.backup_file import Manifest
 from service.core.blob_keys import BlobKind

@@ -1,4 +1,4 @@
-"""What the command line does about what is stored: check it, and sweep orphans away."""
+"""``python -m service doctor``."""
 
 from __future__ import annotations
 
@@ -7,34 +7,15 @@ import json
 import sys
 from contextlib import closing
 
-from service.commands import existing, say, say_note
+from service.commands.opening import existing
+from service.commands.output import say, say_note
 from service.core.doctor import Doctor, Finding
-from service.core.sweeping import sweep
-from service.errors import Invalid
 from service.jobs.queue import DbosQueue
-from service.settings import Settings
+from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 
-HOUR = 3600.0
 UNHEALTHY = 1
 TOLD_EVERY = 100
-
-
-def sweep_up(settings: Settings, asked: argparse.Namespace) -> None:
-    """Delete orphans, or only name them."""
-    if not settings.sweep_hours:
-        raise Invalid(
-            "no_grace", "--sweep-hours is 0, which keeps all: say from what age on to delete"
-        )
-    with closing(existing(settings)) as database:
-        swept = sweep(
-            database,
-            Blobs(settings.blobs),
-            older_than=settings.sweep_hours * HOUR,
-            dry_run=asked.dry_run,
-            tell=lambda key: say(f"{'would delete' if asked.dry_run else 'deletes'} {key}"),
-        )
-    say(swept.summary())
 
 
 def doctor(settings: Settings, asked: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""What the command line does: each verb has its file."""

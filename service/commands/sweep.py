@@ -1,0 +1,30 @@
+"""``python -m service sweep``."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+
+from service.commands.opening import existing
+from service.commands.output import say
+from service.core.sweeping import sweep
+from service.errors import Invalid
+from service.settings import HOUR, Settings
+from service.storage.blobs import Blobs
+
+
+def sweep_up(settings: Settings, asked: argparse.Namespace) -> None:
+    """Delete orphans, or only name them."""
+    if not settings.sweep_hours:
+        raise Invalid(
+            "no_grace", "--sweep-hours is 0, which keeps all: say from what age on to delete"
+        )
+    with closing(existing(settings)) as database:
+        swept = sweep(
+            database,
+            Blobs(settings.blobs),
+            older_than=settings.sweep_hours * HOUR,
+            dry_run=asked.dry_run,
+            tell=lambda key: say(f"{'would delete' if asked.dry_run else 'deletes'} {key}"),
+        )
+    say(swept.summary())
