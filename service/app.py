@@ -175,7 +175,7 @@ def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
         return await asyncio.to_thread(parts.maps.load, principal, name, ref)
 
     async def is_ready() -> bool:
-        found = await asyncio.to_thread(parts.probe.read)
+        found = await parts.probe.look()
         return found.database == found.blobs == OK
 
     settings = parts.settings

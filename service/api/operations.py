@@ -31,8 +31,8 @@ class Health(BaseModel):
 
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", summary="Whether the process lives")
-def healthz() -> Health:
-    """Needs no key and touches nothing."""
+async def healthz() -> Health:
+    """Needs no key and touches nothing, not even a thread that a slow store may hold."""
     return Health(status="ok")
 
 
@@ -43,9 +43,9 @@ def healthz() -> Health:
     summary="Whether all parts work",
     responses=examples.READY_ANSWERS,
 )
-def readyz(joined: Joined) -> Response:
+async def readyz(joined: Joined) -> Response:
     """Database, blobs and a worker's heartbeat; 503 if one of them fails. Needs no key."""
-    found = joined.probe.read()
+    found = await joined.probe.look()
     return JSONResponse(found.model_dump(), 200 if found.status == OK else 503)
 
 

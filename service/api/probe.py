@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,6 +35,7 @@ class Probe:
         self._database = database
         self._blobs = blobs
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
         self._found: Readiness | None = None
         self._found_at = 0.0
 
@@ -43,6 +46,10 @@ class Probe:
                 self._found = self._try()
                 self._found_at = time.monotonic()
             return self._found
+
+    async def look(self) -> Readiness:
+        """The same, on a thread that slow stores cannot keep busy with other things."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
 
     def _try(self) -> Readiness:
         database = blobs = workers = OK

@@ -9,22 +9,28 @@ What makes it safe to delete one, whatever else goes on meanwhile:
 - While a dataset is uploaded, its parts and what commits make of them are its own, row or not.
 - The bytes of a known dataset that is sent again are put under the key that its row names.
 - Blobs of workspaces that this database does not know belong to somebody else.
+- A copy or an older state of a database does not know what the newer one names. So every sweep
+  leaves a new token in the store and in the database, and begins only if the store has the last.
 """
 
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from service.core.blob_keys import BlobKind, ParsedKey, parse_key
+from service.errors import Conflict
 from service.storage.blobs import Blob, Blobs
 from service.storage.database import Database
 from service.storage.store import Store
 
 BATCH = 500
+CHORE = "sweep"
+TOKEN = "swept-by"  # noqa: S105 - the key of the blob that holds the token
 
 
 @dataclass
@@ -51,10 +57,16 @@ def sweep(
     *,
     older_than: float,
     dry_run: bool = False,
+    adopt: bool = False,
     tell: Callable[[str], None] = lambda key: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
-    """Delete the orphans that are older than so many seconds; ``tell`` hears the key of each."""
+    """Delete the orphans that are older than so many seconds; ``tell`` hears the key of each.
+
+    ``adopt`` takes a store over from the database that it was swept for last.
+    """
+    if not dry_run:
+        _take_store(database, blobs, adopt=adopt)
     swept = Swept()
     before = time.time() - older_than
     for some in _batches(blobs.list()):
@@ -76,6 +88,24 @@ def sweep(
     return swept
 
 
+def _take_store(database: Database, blobs: Blobs, *, adopt: bool) -> None:
+    """Leave a new token; raise if the store does not have our last one, or the one before it."""
+    with database.read() as store:
+        ours = store.chores.note(CHORE).split()
+    there = (blobs.peek(TOKEN) or b"").decode()
+    if there and there not in ours and not adopt:
+        raise Conflict(
+            "swept_by_another",
+            "the blob store was last swept for another database, or for a later state of this one, "
+            "which may name what this one does not: nothing is deleted. If no other database uses "
+            "the store: python -m service sweep --adopt",
+        )
+    token = secrets.token_hex(16)
+    with database.write() as store:
+        store.chores.set_note(CHORE, f"{token} {there}")
+    blobs.put(TOKEN, token.encode())
+
+
 def _batches(blobs: Iterator[Blob]) -> Iterator[tuple[Blob, ...]]:
     while some := tuple(itertools.islice(blobs, BATCH)):
         yield some
@@ -85,7 +115,7 @@ def _orphans(
     database: Database, some: Iterable[Blob], before: float, swept: Swept
 ) -> list[tuple[Blob, BlobKind]]:
     """Those of the blobs that are old enough and have no row; the others are counted."""
-    parsed = [(blob, parse_key(blob.key)) for blob in some]
+    parsed = [(blob, parse_key(blob.key)) for blob in some if blob.key != TOKEN]
     ours = [(blob, key) for blob, key in parsed if key is not None]
     old = [(blob, key) for blob, key in ours if blob.modified_at < before]
     with database.write() as store:  # which on SQLite waits for all writers that have begun

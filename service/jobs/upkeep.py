@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from service.core.fits import WORKER_IS_ALIVE
 from service.core.fitting import failed
 from service.core.retention import forget_dataset
-from service.core.sweeping import sweep
+from service.core.sweeping import CHORE, sweep
+from service.errors import Conflict
 from service.jobs.patience import PASSING
 from service.jobs.queue import DbosQueue, Entry
 from service.settings import HOUR, Settings
@@ -118,7 +119,7 @@ class Upkeep:
         grace = self._settings.sweep_hours * HOUR
         with self._database.write() as store:
             store.idempotency.forget(self._settings.idempotency_hours * HOUR)
-            sweeps = grace > 0 and store.chores.claim("sweep", HOUR)
+            sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
             old = store.datasets.expired() + store.fits.spent_datasets()
         for dataset in old:
             if self._ended.is_set():
@@ -133,7 +134,14 @@ class Upkeep:
         self._stray = taken - self._stray
         self._look_for_strangers()
         if sweeps:
+            self._sweep(grace)
+
+    def _sweep(self, grace: float) -> None:
+        try:
             swept = sweep(self._database, self._blobs, older_than=grace, stop=self._ended.is_set)
+        except Conflict as error:
+            logger.error("blobs are not swept: %s", error.message)
+        else:
             logger.info("blobs were swept: %s", swept.summary())
 
     def _thread(self, name: str, task: Callable[[], None], every: float) -> threading.Thread:

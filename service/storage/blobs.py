@@ -23,13 +23,9 @@ from service.storage.disk import FULL, see_to_disk
 
 CHUNK = 8 << 20  # S3 refuses parts under 5 MiB
 LEAST_FREE = 16 << 20
-# by default a store that is away is tried for three minutes, and who waits has gone
-RETRY = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
-CLIENT = {
-    "connect_timeout": timedelta(seconds=5),
-    "timeout": timedelta(seconds=60),
-    "allow_http": True,  # whoever names an endpoint without TLS means it
-}
+# how long a call to S3 may take: to ask whether it answers, for a map or a list, for a dataset;
+# by default one that is away is tried for three minutes, and who waits has gone
+PING_SECONDS, SHORT_SECONDS, LONG_SECONDS = 2, 10, 600
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +62,14 @@ class Blobs:
             self._folder = Path(unquote(parts.path))
             self._folder.mkdir(parents=True, exist_ok=True)
             self._store: LocalStore | S3Store = LocalStore(self._folder)
+            self._bulk: LocalStore | S3Store = self._store
+            self._pinged: LocalStore | S3Store = self._store
         else:
-            self._store = self._signer = _s3(url)
+            self._store = self._signer = _s3(url, SHORT_SECONDS)
+            self._bulk = _s3(url, LONG_SECONDS)
+            self._pinged = _s3(url, PING_SECONDS, retries=0)
             if sign_endpoint:
-                self._signer = _s3(url, endpoint=sign_endpoint)
+                self._signer = _s3(url, SHORT_SECONDS, endpoint=sign_endpoint)
 
     @property
     def can_sign(self) -> bool:
@@ -79,7 +79,7 @@ class Blobs:
     def put(self, key: str, content: bytes | Path | IO[bytes]) -> None:
         """Write a blob."""
         with _told():
-            obstore.put(self._store, key, content, chunk_size=CHUNK, max_concurrency=2)
+            obstore.put(self._bulk, key, content, chunk_size=CHUNK, max_concurrency=2)
             if self._folder is not None:
                 # a row that names these bytes must not outlive them
                 parents = (self._folder / one for one in PurePosixPath(key).parents)
@@ -103,7 +103,7 @@ class Blobs:
         digest = hashlib.sha256()
         with nullcontext() if by_client else self._noting_damage(key):
             with _told():
-                for piece in obstore.get(self._store, key).stream(min_chunk_size=CHUNK):
+                for piece in obstore.get(self._bulk, key).stream(min_chunk_size=CHUNK):
                     digest.update(piece)
                     yield bytes(piece)
             if digest.hexdigest() != sha256:
@@ -135,6 +135,12 @@ class Blobs:
             for page in obstore.list(self._store, prefix or None, chunk_size=1000):
                 for found in page:
                     yield Blob(found["path"], found["size"], found["last_modified"].timestamp())
+
+    def peek(self, key: str) -> bytes | None:
+        """The bytes of a small blob that has no hash; None if there is none."""
+        with suppress(BlobMissing), _told():
+            return bytes(obstore.get(self._store, key).bytes())
+        return None
 
     def delete(self, key: str) -> None:
         """Remove a blob; one that is gone already is no error."""
@@ -169,7 +175,7 @@ class Blobs:
         with _told():
             if self._folder is not None and shutil.disk_usage(self._folder).free < LEAST_FREE:
                 raise NoSpace("no_space", "the disk of the blob store is full")
-            obstore.list(self._store, "none/").collect()
+            obstore.list(self._pinged, "none/").collect()
 
     @contextmanager
     def _noting_damage(self, key: str) -> Iterator[None]:
@@ -181,8 +187,18 @@ class Blobs:
             raise
 
 
-def _s3(url: str, **config: str) -> S3Store:
-    return S3Store.from_url(url, retry_config=RETRY, client_options=CLIENT, **config)  # type: ignore[arg-type]
+def _s3(url: str, seconds: float, *, retries: int = 3, **config: str) -> S3Store:
+    return S3Store.from_url(
+        url,
+        retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=SHORT_SECONDS)},
+        client_options={
+            "connect_timeout": timedelta(seconds=min(seconds, 5)),
+            "read_timeout": timedelta(seconds=min(seconds, 20)),
+            "timeout": timedelta(seconds=seconds),
+            "allow_http": True,  # whoever names an endpoint without TLS means it
+        },
+        **config,  # type: ignore[arg-type]
+    )
 
 
 def _corrupt() -> BlobCorrupt:
@@ -195,6 +211,9 @@ def _told() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):
+            logger.warning("the blob store has no such bucket")
+            raise Unavailable("blobs_unavailable", "the blob store has no such bucket") from error
         raise BlobMissing("blob_missing", "the stored bytes are gone") from error
     except (BaseError, OSError) as error:
         told = str(error)

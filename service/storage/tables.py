@@ -216,4 +216,5 @@ chores = Table(
     metadata,
     Column("name", String(40), primary_key=True),
     Column("done_at", Float, nullable=False),
+    Column("note", String(100), nullable=False),
 )

@@ -16,9 +16,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "service"))
 
 from backends import Backend, Embedded, Fleet, fleet
+from rounds import IS_FULL
 from sites import Site
 
 FAULT = "fault"
+# these cannot be had in less than a minute
+collect_ignore = [] if IS_FULL else ["test_hot_backup.py", "test_throughput.py"]
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ import httpx
 import psycopg
 from backends import Fleet
 from live_service import NPZ, Running, every, npz, sample
-from rounds import times
 from sites import Site
 
+FITS = 500
 CLIENTS = 8
 WORKERS = 3
 WAIT = {"Prefer": "wait=60"}
@@ -28,7 +28,6 @@ FROM versions v
 def test_every_fit_of_many_clients_is_one_version(
     shared_fleet: Fleet, tmp_path: Path, note: Callable[..., None]
 ) -> None:
-    count = times(500, 24)
     with Site(shared_fleet.settings(tmp_path), tmp_path) as site:
         replicas = [site.replica(), site.replica(tmp_path / "second")]
         site.staff(WORKERS)
@@ -38,12 +37,12 @@ def test_every_fit_of_many_clients_is_one_version(
         idle_rate = (commits - idle) / STATISTICS_SECONDS
         began = time.monotonic()
         with ThreadPoolExecutor(CLIENTS) as threads:
-            shares = [range(first, count, CLIENTS) for first in range(CLIENTS)]
+            shares = [range(first, FITS, CLIENTS) for first in range(CLIENTS)]
             sent = threads.map(order, [replicas[one % 2] for one in range(CLIENTS)], shares)
             fits = [id for share in sent for id in share]
         seconds = time.monotonic() - began
         commits = transactions(url) - commits
-        assert len(set(fits)) == count
+        assert len(set(fits)) == FITS
         with replicas[0].client() as client:
             made = every(client, "/v1/calibrators/many/versions")
             assert Counter(one["fit"] for one in made if one["fit"] in set(fits)) == Counter(fits)
@@ -54,9 +53,9 @@ def test_every_fit_of_many_clients_is_one_version(
         rows, reports, versions = row_bytes(url)
     note(
         f"{CLIENTS} clients, 2 API replicas, {WORKERS} workers",
-        count,
-        fits_per_second=count / seconds,
-        transactions_per_fit=(commits - idle_rate * (seconds + STATISTICS_SECONDS)) / count,
+        FITS,
+        fits_per_second=FITS / seconds,
+        transactions_per_fit=(commits - idle_rate * (seconds + STATISTICS_SECONDS)) / FITS,
         idle_transactions_per_second=idle_rate,
         row_bytes_per_version=str((rows + reports) // versions),
         blob_bytes_per_version=str(blobs // versions),

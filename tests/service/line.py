@@ -44,8 +44,9 @@ class Line:
 
     def close(self) -> None:
         """Break all connections, and take no more."""
+        self._is_down = True
         self._close(self._listening, *self._sockets)
-        self.mend()
+        self._whole.set()
 
     @staticmethod
     def _close(*ends: socket.socket) -> None:
@@ -66,6 +67,9 @@ class Line:
 
     def _connect(self, client: socket.socket) -> None:
         self._whole.wait()
+        if self._is_down:
+            client.close()
+            return
         with suppress(OSError):
             server = socket.create_connection(("127.0.0.1", self._server))
             self._sockets.append(server)

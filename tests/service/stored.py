@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import obstore
 
+from service.core.sweeping import TOKEN
 from service.storage.blobs import Blobs
 
 
 def keys(blobs: Blobs) -> list[str]:
-    """The keys of all blobs, in order."""
-    return sorted(blob.key for blob in blobs.list())
+    """The keys of all blobs, in order; without the sweeper's own."""
+    return sorted(blob.key for blob in blobs.list() if blob.key != TOKEN)
 
 
 def content(blobs: Blobs, key: str) -> bytes:

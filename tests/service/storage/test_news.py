@@ -93,7 +93,7 @@ def test_what_was_said_while_the_line_was_broken_is_made_up_for(
     wait_until(lambda: moved(one, 2), 10)
     assert serves(other, 1)
     shared_fleet.database.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-    wait_until(lambda: serves(other, 2), 10)
+    wait_until(lambda: serves(other, 2), 30)
 
 
 def test_who_cannot_listen_looks(settings: dict[str, object]) -> None:

@@ -93,4 +93,4 @@ def test_a_fit_outlasts_an_outage_of_the_blob_store(
             ending = run(job, blobs, Hooks(), device="cpu", time_limit=60)
             timer.cancel()
             assert ending is not None
-            assert ending.status == status
+            assert ending.status == status, ending.error

@@ -26,7 +26,7 @@ from service.core.formats import Limits
 from service.core.landing import landing
 from service.core.naming import Unnamed
 from service.core.registering import Registration, register
-from service.core.sweeping import sweep
+from service.core.sweeping import CHORE, sweep
 from service.errors import Conflict, Unavailable
 from service.storage.blobs import Blobs
 from service.storage.rows import new_id
@@ -124,6 +124,31 @@ def test_files_of_writers_that_died_over_them_go_as_well(tmp_path: Path) -> None
     assert sweep(place.database, place.blobs, older_than=60).orphans == {"unfinished": 1}
     assert not file.exists()
     place.close()
+
+
+def test_an_older_state_of_the_database_does_not_sweep_what_a_newer_one_names(
+    place: Place,
+) -> None:
+    gone = orphans(place)
+    sweep(place.database, place.blobs, older_than=3600)
+    with place.database.read() as store:
+        older = store.chores.note(CHORE)
+    sweep(place.database, place.blobs, older_than=3600)
+    with place.database.write() as store:
+        newer = store.chores.note(CHORE)
+        store.chores.set_note(CHORE, older)
+    with pytest.raises(Conflict, match="--adopt"):
+        sweep(place.database, place.blobs, older_than=ALL)
+    assert gone <= set(stored.keys(place.blobs))
+    assert sweep(place.database, place.blobs, older_than=ALL, dry_run=True).orphans.total()
+    with place.database.write() as store:
+        store.chores.set_note(CHORE, f"lost {newer.split()[0]}")  # as if a sweep had died early
+    sweep(place.database, place.blobs, older_than=3600)
+    with place.database.write() as store:
+        store.chores.set_note(CHORE, "")
+    sweep(place.database, place.blobs, older_than=ALL, adopt=True)
+    assert not gone & set(stored.keys(place.blobs))
+    sweep(place.database, place.blobs, older_than=ALL)
 
 
 def test_parts_of_an_upload_stay_until_it_ends(place: Place) -> None:

@@ -19,6 +19,7 @@ def upgrade() -> None:
         "chores",
         sa.Column("name", sa.String(length=40), nullable=False),
         sa.Column("done_at", sa.Float(), nullable=False),
+        sa.Column("note", sa.String(length=100), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_chores")),
     )
 

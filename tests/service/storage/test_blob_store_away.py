@@ -1,0 +1,44 @@
+"""A blob store that hangs, or has no such bucket: told quickly, and for what it is."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from backends import Fleet
+from line import line
+from live_service import in_process
+from sqlalchemy import make_url
+
+from service.errors import Unavailable
+from service.storage.blobs import Blobs
+
+
+def test_health_and_readiness_answer_while_the_store_hangs(
+    shared_fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with line(make_url(shared_fleet.blobs.url).port or 0) as its_line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{its_line.port}")
+        with in_process(**shared_fleet.settings(tmp_path)) as client:
+            assert client.get("/readyz").json()["blobs"] == "ok"
+            time.sleep(1.1)  # for so long an answer is kept
+            its_line.cut()
+            began = time.monotonic()
+            assert client.get("/readyz").json()["blobs"] == "the blob store does not answer"
+            assert client.get("/healthz").status_code == 200
+            assert time.monotonic() - began < 8
+
+
+def test_a_missing_bucket_is_no_damage(shared_fleet: Fleet) -> None:
+    damages: list[str] = []
+    blobs = Blobs("s3://no-such-bucket/x", on_damage=lambda key, _: damages.append(key))
+    for call in (
+        lambda: blobs.put("a", b"b"),
+        lambda: blobs.get("a", 64 * "0"),
+        lambda: list(blobs.chunks("a", 64 * "0")),
+        blobs.ping,
+    ):
+        with pytest.raises(Unavailable):
+            call()
+    assert not damages
