@@ -92,6 +92,9 @@ def command_parser() -> argparse.ArgumentParser:
     checking.add_argument("--json", action="store_true", help="one JSON object a line")
     sweeping = verb("sweep", sweep_up, "delete stored bytes that nothing names")
     sweeping.add_argument("--dry-run", action="store_true", help="only name them")
+    sweeping.add_argument(
+        "--adopt", action="store_true", help="also if the store was last swept for another database"
+    )
     return parser
 
 

@@ -25,6 +25,7 @@ def sweep_up(settings: Settings, asked: argparse.Namespace) -> None:
             Blobs(settings.blobs),
             older_than=settings.sweep_hours * HOUR,
             dry_run=asked.dry_run,
+            adopt=asked.adopt,
             tell=lambda key: say(f"{'would delete' if asked.dry_run else 'deletes'} {key}"),
         )
     say(swept.summary())
