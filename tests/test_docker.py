@@ -200,6 +200,17 @@ def test_compose_asks_for_what_the_example_has() -> None:
     assert defaults == {name: EXAMPLE[name] for name in EXAMPLE if name not in required}
 
 
+def test_settings_in_the_env_file_reach_our_services_and_no_others() -> None:
+    for name, one in SERVICES.items():
+        wanted = [{"path": ".env", "required": False}] if name in OURS else None
+        assert one.get("env_file") == wanted
+
+
+def test_postgres_lets_in_all_that_may_come() -> None:
+    needed = 31 * int(EXAMPLE["API_REPLICAS"]) + 50 * (int(EXAMPLE["WORKER_REPLICAS"]) + 1)
+    assert int(EXAMPLE["POSTGRES_CONNECTIONS"]) > needed
+
+
 def test_compose_has_the_parts() -> None:
     assert set(SERVICES) >= {"proxy", "api", "worker", "migrate", "postgres", "blobs"}
     assert SERVICES["api"]["deploy"]["replicas"] == "${API_REPLICAS:-2}"

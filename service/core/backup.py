@@ -31,8 +31,14 @@ from service.storage.blobs import Blobs
 from service.storage.database import Database, embedded_file
 from service.storage.disk import FULL, see_to_disk
 from service.storage.inventory import Inventory, pages
-from service.storage.migrate import is_known, migration_lock, newest_revision, open_current
-from service.storage.snapshot import copy_database, read_copy
+from service.storage.migrate import (
+    check_current,
+    check_there,
+    is_known,
+    migration_lock,
+    newest_revision,
+)
+from service.storage.snapshot import check_copy, copy_database, opened_copy, schema_of
 
 MOST_ROUNDS = 20
 
@@ -53,7 +59,7 @@ def back_up(
     database = embedded_file(settings.database)
     if database is None:
         raise _only_embedded()
-    open_current(settings.database).close()
+    check_there(database)
     _check_free(target, force=force)
     with (
         _room_in(target.parent),
@@ -96,8 +102,10 @@ class _Copying:
         for _ in range(MOST_ROUNDS):
             copy.unlink(missing_ok=True)
             copy_database(self._database, copy)
-            with read_copy(copy) as store:
-                named = list(named_blobs(store.inventory))
+            with opened_copy(copy) as database:
+                check_current(database)
+                with database.read() as store:
+                    named = list(named_blobs(store.inventory))
             absent = {blob.key for blob in named if not self._copy(blob)}
             if not absent:
                 break
@@ -115,7 +123,7 @@ class _Copying:
             created_at=created_at,
             members=self._writer.members.copy(),
             damaged=sorted(self._damaged.values()),
-            counts=dict(Counter(blob.kind for blob in named)),
+            counts=dict(Counter(blob.kind for blob in named if blob.key in self._copied)),
         )
         self._writer.finish(manifest)
         return manifest
@@ -181,12 +189,42 @@ def restore(settings: Settings, source: Path) -> Manifest:
         _check_empty(settings.data_dir, place)
         backup.check()
         with _room_in(settings.data_dir):
+            _check_database(settings.data_dir, backup)
             settings.data_dir.mkdir(parents=True, exist_ok=True)
             # whoever starts meanwhile waits
             with closing(Database(settings.database)) as database, migration_lock(database):
                 _check_empty(settings.data_dir, place)
                 _put_in_place(settings, place, backup)
         return backup.manifest
+
+
+def _check_database(home: Path, backup: BackupReader) -> None:
+    """Raise unless the database in a backup is one, whole and of the schema that is said."""
+    # where the data directory is, or is to be made: there is room there, and nothing stays
+    near = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
+    with tempfile.TemporaryDirectory(dir=near, prefix="restoring-") as folder:
+        copy = Path(folder) / DATABASE
+        _extract(backup, copy)
+        try:
+            check_copy(copy)
+        except Damaged as error:
+            raise Invalid(
+                "backup_damaged", f"in the backup {error.message}; nothing was restored"
+            ) from error
+        found = schema_of(copy)
+    if found != backup.manifest.schema:
+        raise Invalid(
+            "backup_damaged",
+            f"the database in the backup has the schema {found} and its manifest says "
+            f"{backup.manifest.schema}: nothing was restored",
+        )
+
+
+def _extract(backup: BackupReader, target: Path) -> None:
+    with target.open("wb") as copy, backup.database() as file:
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        os.fsync(copy.fileno())
 
 
 def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None:
@@ -200,10 +238,7 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
                 blobs.put(key, file)
         copy = place.with_name(f"{place.name}.restoring")
         try:
-            with copy.open("wb") as target, backup.database() as file:
-                shutil.copyfileobj(file, target)
-                target.flush()
-                os.fsync(target.fileno())
+            _extract(backup, copy)
             if not settings.blobs_url:
                 new.rename(home / "blobs")
                 see_to_disk(home)
@@ -222,7 +257,14 @@ def _only_embedded() -> Invalid:
 
 
 def _check_free(target: Path, *, force: bool) -> None:
-    if target.is_dir() or (target.exists() and not force):
+    if target.is_dir():
+        raise Invalid("is_a_folder", f"{target} is a folder: name a file, such as one in it")
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise Invalid(
+            "not_a_file",
+            f"{target} is a link, a device or a pipe, which a backup never replaces: name another",
+        )
+    if target.exists() and not force:
         raise Invalid("file_exists", f"{target} is there already: name another, or add --force")
     if not target.parent.is_dir():
         raise Invalid("no_such_folder", f"there is no folder {target.parent}")
@@ -239,6 +281,7 @@ def _check_empty(folder: Path, database: Path) -> None:
         beside = [database, *(Path(f"{database}-{one}") for one in ("wal", "shm", "journal"))]
         found += [one.name for one in beside if one.exists()]
     if found:
+        found = list(dict.fromkeys(found))
         raise Invalid(
             "not_empty",
             f"the data directory {folder} is not empty ({', '.join(found[:3])}): "

@@ -14,8 +14,19 @@ from service.core.sweeping import sweep
 from service.errors import BlobMissing, Damaged
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.inventory import FoundAlias, FoundVersion, Inventory, Place, Row, pages
-from service.storage.records import Dataset, Fit, FitStatus, Version
+from service.storage.inventory import (
+    FoundAlias,
+    FoundFit,
+    FoundVersion,
+    Inventory,
+    Number,
+    Place,
+    Row,
+    pages,
+)
+from service.storage.records import Dataset, FitStatus, Version
+
+CHANGED = "restore the database from a backup: the row was changed"
 
 Waiting = Callable[[Collection[str]], set[str]]
 """Those of some fits that have an entry on a queue."""
@@ -57,6 +68,7 @@ class Doctor:
     def findings(self) -> Iterator[Finding]:
         """All that is amiss, as it is found."""
         yield from self._versions()
+        yield from self._ownerless_versions()
         yield from self._aliases()
         yield from self._datasets()
         yield from self._succeeded_fits()
@@ -66,9 +78,23 @@ class Doctor:
 
     def _versions(self) -> Iterator[Finding]:
         for found in self._each("versions", Inventory.versions, ("", 0), attrgetter("place")):
+            yield from _unreadable(_named(found), found.unreadable)
             yield from self._map(found)
             yield from self._onnx(found)
             yield from self._report(found)
+
+    def _ownerless_versions(self) -> Iterator[Finding]:
+        def itself(place: Number) -> Number:
+            return place
+
+        read = Inventory.ownerless_versions
+        for calibrator, number in self._each("versions", read, ("", 0), itself):
+            yield Finding(
+                "version_without_calibrator",
+                f"version {calibrator}@{number}",
+                "its calibrator is gone, so nobody can reach it",
+                "restore the database from a backup: a row was deleted",
+            )
 
     def _map(self, found: FoundVersion) -> Iterator[Finding]:
         version, subject = found.version, _named(found)
@@ -87,8 +113,12 @@ class Doctor:
                     subject,
                     f"the map takes {fitted.kind} of {fitted.k} classes, its row says "
                     f"{version.kind} of {version.classes}",
-                    "restore the database from a backup: the row was changed",
+                    CHANGED,
                 )
+            made_by = (fitted.method, fitted.fit_info.get("chosen_by"))
+            if version.method not in made_by:
+                told = f"the map is of the method {fitted.method}, its row says {version.method}"
+                yield Finding("row_differs", subject, told, CHANGED)
 
     def _onnx(self, found: FoundVersion) -> Iterator[Finding]:
         version = found.version
@@ -107,7 +137,10 @@ class Doctor:
             with self._database.read() as store:
                 document = store.calibrators.report(version.calibrator, version.number)
             if document is not None:
-                Report.from_dict(document)
+                verdict = Report.from_dict(document).verdict
+                if verdict != version.verdict:
+                    told = f"its report says {verdict}, its row says {version.verdict}"
+                    yield Finding("row_differs", _named(found), told, CHANGED)
             elif version.fit is not None or version.verdict is not None:
                 yield Finding("report_missing", _named(found), "its report is gone", advice)
         except (CalibrationError, ValueError) as error:
@@ -135,7 +168,10 @@ class Doctor:
             yield Finding(f"dataset_{_how(damage)}", subject, damage.message, advice)
 
     def _succeeded_fits(self) -> Iterator[Finding]:
-        for page in self._fits(FitStatus.SUCCEEDED):
+        for found in self._fits(FitStatus.SUCCEEDED):
+            for one in found:
+                yield from _unreadable(f"fit {one.fit.id}", one.unreadable)
+            page = [one.fit for one in found]
             numbers = {(fit.calibrator, number) for fit in page for number in fit.versions}
             with self._database.read() as store:
                 named = store.inventory.fits_of_versions(numbers)
@@ -150,29 +186,31 @@ class Doctor:
                         )
 
     def _queued_fits(self) -> Iterator[Finding]:
-        for page in self._fits(FitStatus.QUEUED):
-            without = self._without_entry(page)
+        for found in self._fits(FitStatus.QUEUED):
+            for one in found:
+                yield from _unreadable(f"fit {one.fit.id}", one.unreadable)
+            without = self._without_entry([one.fit.id for one in found])
             if without:  # a fit may have been started, or handed back, between the two looks
                 with self._database.read() as store:
-                    again = store.fits.several([fit.id for fit in without])
-                without = self._without_entry([f for f in again if f.status is FitStatus.QUEUED])
-            for fit in without:
+                    again = store.inventory.still(FitStatus.QUEUED, without)
+                without = self._without_entry(sorted(again))
+            for id in without:
                 yield Finding(
                     "fit_without_entry",
-                    f"fit {fit.id}",
+                    f"fit {id}",
                     "it waits, but stands on no queue",
                     "cancel it and order it again",
                 )
 
-    def _without_entry(self, fits: list[Fit]) -> list[Fit]:
-        waiting = self._waiting([fit.id for fit in fits]) if fits else set()
-        return [fit for fit in fits if fit.id not in waiting]
+    def _without_entry(self, ids: list[str]) -> list[str]:
+        waiting = self._waiting(ids) if ids else set()
+        return [id for id in ids if id not in waiting]
 
-    def _fits(self, status: FitStatus) -> Iterator[list[Fit]]:
-        def read(inventory: Inventory, after: str) -> list[Fit]:
+    def _fits(self, status: FitStatus) -> Iterator[list[FoundFit]]:
+        def read(inventory: Inventory, after: str) -> list[FoundFit]:
             return inventory.fits(status, after)
 
-        for page in self._pages(read, "", attrgetter("id")):
+        for page in self._pages(read, "", attrgetter("place")):
             self._see("fits", len(page))
             yield page
 
@@ -233,6 +271,12 @@ def _alias(found: FoundAlias) -> Iterator[Finding]:
             f"to version {found.last_version or 'unknown'}",
             "look who wrote to the database by hand, or restore it from a backup",
         )
+
+
+def _unreadable(subject: str, columns: list[str]) -> Iterator[Finding]:
+    if columns:
+        told = f"its row cannot be read: {', '.join(columns)}"
+        yield Finding("row_unreadable", subject, told, CHANGED)
 
 
 def _named(found: FoundVersion) -> str:

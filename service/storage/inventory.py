@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import and_, func, select, tuple_
+from sqlalchemy import JSON, Column, Table, Text, and_, cast, func, select, tuple_
 
 from service.storage.records import Dataset, Fit, FitStatus, Part, Version
 from service.storage.rows import Repository
@@ -21,6 +22,8 @@ from service.storage.tables import (
 )
 
 PAGE = 500
+LISTS: Mapping[Column[Any], type] = {fits.c.versions: list}
+"""The columns of JSON that hold no object."""
 
 Row = TypeVar("Row")
 Place = TypeVar("Place")
@@ -30,16 +33,30 @@ Number = tuple[str, int]
 
 @dataclass(frozen=True)
 class FoundVersion:
-    """A version and whose it is."""
+    """A version and whose it is; columns that are ``unreadable`` are empty in it."""
 
     workspace: str
     name: str
     version: Version
+    unreadable: list[str]
 
     @property
     def place(self) -> Number:
         """Where the next page begins, if it is the last of one."""
         return self.version.calibrator, self.version.number
+
+
+@dataclass(frozen=True)
+class FoundFit:
+    """A fit; columns that are ``unreadable`` are empty in it."""
+
+    fit: Fit
+    unreadable: list[str]
+
+    @property
+    def place(self) -> str:
+        """Where the next page begins, if it is the last of one."""
+        return self.fit.id
 
 
 @dataclass(frozen=True)
@@ -92,17 +109,28 @@ class Inventory(Repository):
         """Versions, by calibrator and number."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = (
-            select(calibrators.c.workspace, calibrators.c.name, *versions.c)
+            select(calibrators.c.workspace, calibrators.c.name, *_as_text(versions))
             .join_from(versions, calibrators)
             .where(place > tuple_(*after))
             .order_by(versions.c.calibrator, versions.c.number)
         )
         found = []
-        for row in self.session.execute(chosen.limit(PAGE)).mappings():
-            facts = {column.name: row[column] for column in versions.c}
-            owner = (row[calibrators.c.workspace], row[calibrators.c.name])
-            found.append(FoundVersion(*owner, Version(**facts)))
+        for workspace, name, *row in self.session.execute(chosen.limit(PAGE)):
+            facts, unreadable = _read(versions, row)
+            found.append(FoundVersion(workspace, name, Version(**facts), unreadable))
         return found
+
+    def ownerless_versions(self, after: Number) -> list[Number]:
+        """Versions whose calibrator is gone."""
+        place = (versions.c.calibrator, versions.c.number)
+        chosen = (
+            select(*place)
+            .join_from(versions, calibrators, isouter=True)
+            .where(calibrators.c.id.is_(None), tuple_(*place) > tuple_(*after))
+            .order_by(*place)
+        )
+        rows = self.session.execute(chosen.limit(PAGE))
+        return [(calibrator, number) for calibrator, number in rows]
 
     def datasets(self, after: str) -> list[Dataset]:
         """Datasets that are complete."""
@@ -154,11 +182,19 @@ class Inventory(Repository):
         )
         return self._all(FoundAlias, chosen.limit(PAGE))
 
-    def fits(self, status: FitStatus, after: str) -> list[Fit]:
+    def fits(self, status: FitStatus, after: str) -> list[FoundFit]:
         """Fits of a status."""
-        chosen = select(fits).where(fits.c.status == status, fits.c.id > after)
-        rows = self.session.execute(chosen.order_by(fits.c.id).limit(PAGE)).mappings()
-        return [Fit(**{**row, "status": FitStatus(row["status"])}) for row in rows]
+        chosen = select(*_as_text(fits)).where(fits.c.status == status, fits.c.id > after)
+        found = []
+        for row in self.session.execute(chosen.order_by(fits.c.id).limit(PAGE)):
+            facts, unreadable = _read(fits, row)
+            found.append(FoundFit(Fit(**{**facts, "status": status}), unreadable))
+        return found
+
+    def still(self, status: FitStatus, ids: Collection[str]) -> set[str]:
+        """Those of some fits that are of a status."""
+        chosen = select(fits.c.id).where(fits.c.status == status, fits.c.id.in_(ids))
+        return set(self.session.scalars(chosen))
 
     def fits_of_versions(self, numbers: Collection[Number]) -> dict[Number, str | None]:
         """The fit that each of these versions names, as far as they are there."""
@@ -166,3 +202,29 @@ class Inventory(Repository):
         chosen = select(versions.c.calibrator, versions.c.number, versions.c.fit)
         rows = self.session.execute(chosen.where(place.in_(numbers)))
         return {(row.calibrator, row.number): row.fit for row in rows}
+
+
+def _as_text(table: Table) -> list[Any]:
+    """Columns with JSON as its text: a row that cannot be read must not hide the others."""
+    return [cast(one, Text) if _is_json(one) else one for one in table.c]
+
+
+def _read(table: Table, row: Collection[Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a row holds, and which of its columns are not what they should be, empty then."""
+    facts = dict(zip(table.c.keys(), row, strict=True))
+    unreadable = []
+    for column in filter(_is_json, table.c):
+        shape = LISTS.get(column, dict)
+        try:
+            value = None if facts[column.name] is None else json.loads(facts[column.name])
+        except ValueError:
+            value = ...
+        if not isinstance(value, shape) and not (value is None and column.nullable):
+            unreadable.append(column.name)
+            value = shape()
+        facts[column.name] = value
+    return facts, unreadable
+
+
+def _is_json(column: Column[Any]) -> bool:
+    return isinstance(column.type, JSON)

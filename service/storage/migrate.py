@@ -78,20 +78,34 @@ def open_current(url: str) -> Database:
     Raises Invalid if it is not there, or not at the revision of this program.
     """
     file = embedded_file(url)
-    if file is not None and not file.is_file():
+    if file is not None:
+        check_there(file)
+    database = Database(url)
+    try:
+        check_current(database)
+    except Invalid:
+        database.close()
+        raise
+    return database
+
+
+def check_there(file: Path) -> None:
+    """Raise Invalid unless there is a file for an embedded database."""
+    if not file.is_file():
         raise Invalid(
             "no_database", f"there is no database at {file}: check --data-dir and --database-url"
         )
-    database = Database(url)
+
+
+def check_current(database: Database) -> None:
+    """Raise Invalid unless a database is at the revision of this program."""
     found = revision_of(database)
     if found != newest_revision():
-        database.close()
         raise Invalid(
             "other_schema",
             f"the database has the schema {found} and this program {newest_revision()}: use the "
             "program that serves it, or run `python -m service migrate` first",
         )
-    return database
 
 
 def _scripts() -> ScriptDirectory:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import resource
+import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from backends import BUCKET, Fleet
 from backups import Kept, command, filled, let_in, predicted, refusal
 from live_service import NPZ, ROOT, Local, in_process, npz, sample
 from one_of_each import ALIAS, CALIBRATOR
+from test_command_line import as_a_plain_user
 
 from service.core import backup
 from service.core.backup_file import MANIFEST
@@ -67,6 +72,70 @@ def test_a_backup_is_private_and_replaces_nothing_unasked(kept: Kept, tmp_path: 
     assert command("restore", file, "--data-dir", tmp_path / "new").returncode == 0
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "lost link"])
+def test_only_a_plain_file_is_ever_replaced(kept: Kept, tmp_path: Path, kind: str) -> None:
+    target, other = tmp_path / "target", tmp_path / "other"
+    match kind:
+        case "folder":
+            target.mkdir()
+        case "pipe":
+            os.mkfifo(target)
+        case "link":
+            other.write_text("something else")
+            target.symlink_to(other)
+        case "lost link":
+            target.symlink_to(other)
+    before = target.lstat()
+    said = refusal(command("backup", target, "--force", "--data-dir", kept.folder))
+    assert (f"{target} is a folder" if kind == "folder" else "never replaces") in said
+    assert target.lstat() == before
+    assert kind != "link" or other.read_text() == "something else"
+
+
+def test_a_database_that_is_damaged_is_told_in_one_line(kept: Kept, tmp_path: Path) -> None:
+    shutil.copytree(kept.folder, tmp_path / "data")
+    database = tmp_path / "data" / "calibrd.db"
+    whole = database.read_bytes()
+    for damaged in (b"x" * 100 + whole[100:], whole[: len(whole) // 2]):
+        database.write_bytes(damaged)
+        asked = ("backup", tmp_path / "backup.tar", "--data-dir", tmp_path / "data")
+        assert "the database is damaged" in refusal(command(*asked))
+        assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "changes and their index", "changes"])
+def test_where_nothing_can_be_written_a_backup_is_made_if_it_can_be(
+    kept: Kept, tmp_path: Path, left: str
+) -> None:
+    data, file = tmp_path / "data", tmp_path / "backup.tar"
+    shutil.copytree(kept.folder, data)
+    with closing(sqlite3.connect(data / "calibrd.db")) as writer:
+        if left != "nothing":
+            writer.execute("UPDATE calibrators SET last_version = last_version")
+            writer.commit()
+            if left == "changes":
+                (data / "calibrd.db-shm").unlink()
+        here = [data, *data.rglob("*")]
+        for path in here:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        done = subprocess.run(
+            [*BACKUP, str(file), "--data-dir", str(data)],
+            cwd=ROOT,
+            preexec_fn=as_a_plain_user,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        for path in here:
+            path.chmod(0o755)
+    if left == "changes":
+        assert "the database cannot be copied (" in refusal(done)
+        assert not file.exists()
+    else:
+        assert done.returncode == 0, done.stderr
+        assert command("restore", file, "--data-dir", tmp_path / "new").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("verb", "flags", "said"),
     [
@@ -94,6 +163,10 @@ def test_what_another_database_has_left_is_not_taken_for_changes(
 ) -> None:
     (tmp_path / "other.db-wal").write_bytes(b"changes")
     url = f"--database-url=sqlite:///{tmp_path}/other.db"
+    said = refusal(command("restore", kept.file, "--data-dir", tmp_path / "new", url))
+    assert "is not empty (other.db-wal)" in said
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "other.db-wal").touch()
     said = refusal(command("restore", kept.file, "--data-dir", tmp_path / "new", url))
     assert "is not empty (other.db-wal)" in said
 
@@ -131,6 +204,7 @@ def test_a_damaged_map_is_named_and_the_rest_can_be_kept(
     assert not list(tmp_path.glob("*.tar*"))
     done = command("backup", file, *data, "--keep-going")
     assert done.returncode == 0
+    assert done.stdout.startswith("backed up 1 versions, 2 datasets, ")
     assert f"left out: the map of version 2 of {CALIBRATOR}: " in done.stderr
     again = command("restore", file, "--data-dir", tmp_path / "new")
     assert f"the map of version 2 of {CALIBRATOR}" in again.stderr

@@ -6,8 +6,10 @@ import hashlib
 import json
 import random
 import shutil
+import sqlite3
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,31 @@ def forged(
 def test_a_forged_backup_that_keeps_to_the_rules_is_restored(kept: Kept, tmp_path: Path) -> None:
     forged(kept, tmp_path / "same.tar", lambda members, manifest: None)
     assert command("restore", tmp_path / "same.tar", "--data-dir", tmp_path / "new").returncode == 0
+
+
+def test_a_database_that_is_not_what_the_manifest_says_is_refused(
+    kept: Kept, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE others (id TEXT)")
+    foreign = (tmp_path / "other.db").read_bytes()
+    (tmp_path / "other.db").unlink()
+    for content, said in (
+        (b"junk" * 1000, "the database is damaged: file is not a database"),
+        (foreign, "the database in the backup has the schema None and its manifest says "),
+        (b"", "the database in the backup has the schema None and its manifest says "),
+    ):
+
+        def forge(
+            members: dict[str, bytes], _manifest: dict[str, Any], content: bytes = content
+        ) -> None:
+            members["calibrd.db"] = content
+
+        forged(kept, tmp_path / "x.tar", forge)
+        assert said in refused_without_a_trace(tmp_path / "x.tar", tmp_path)
+    forged(kept, tmp_path / "x.tar", lambda _, manifest: manifest.update(schema="0001"))
+    assert "its manifest says 0001" in refused_without_a_trace(tmp_path / "x.tar", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from backends import Backend
 from fit_jobs import Place
 from one_of_each import fitted_elsewhere
 from sqlalchemy import delete, insert, select, update
+from sqlalchemy import text as sql
 from test_command_line import here
 
 from service.core.access import Principal, Scope
@@ -92,6 +93,8 @@ class Patient(Place):
         return dataset_key(self.workspace, self.data.id, str(self.data.sha256))
 
 
+JSON = "CAST(:told AS json)"
+Fault = Callable[[Patient], None]
 TABLES = (versions, reports, aliases, alias_moves, fits)
 
 
@@ -127,8 +130,33 @@ def patient(filled: Patient) -> Iterator[Patient]:
         yield made
 
 
+def unread(table: str, column: str, text: str) -> Fault:
+    """A column of JSON with a text that is none, or of another shape; PostgreSQL takes no other."""
+
+    def plant(it: Patient) -> None:
+        told, value = (text, ":told") if it.database.is_sqlite else (json.dumps(text), JSON)
+        it.change(sql(f"UPDATE {table} SET {column} = {value}").bindparams(told=told))  # noqa: S608
+
+    return plant
+
+
+def without_calibrator(it: Patient) -> None:
+    """A version of a calibrator that is not there, as a hand that asks no rules writes it."""
+    mine = versions.c.id == it.version.id
+    with it.database.engine.connect() as connection:
+        row = dict(connection.execute(select(versions).where(mine)).mappings().one())
+    row |= {"calibrator": "cb_gone", "id": None, "fit": None}
+    with it.database.unhurried.connect() as connection:
+        if it.database.is_sqlite:
+            connection.connection.execute("PRAGMA foreign_keys=OFF")
+        else:
+            connection.execute(sql("SET session_replication_role = replica"))
+        connection.execute(insert(versions).values(row))
+        connection.commit()
+        connection.invalidate()  # whoever comes next keeps to the rules
+
+
 SECOND = alias_moves.c.revision == 2
-Fault = Callable[[Patient], None]
 FAULTS: dict[str, Fault] = {
     "map_missing": lambda it: stored.remove(it.blobs, it.map),
     "map_corrupt": lambda it: stored.overwrite(it.blobs, it.map, b"other"),
@@ -146,12 +174,27 @@ FAULTS: dict[str, Fault] = {
         .where(reports.c.calibrator == it.calibrator.id)
         .values(document={"format": 0})
     ),
+    "row_unreadable": unread("versions", "params", "xx"),
+    "version_without_calibrator": without_calibrator,
     "dataset_missing": lambda it: stored.remove(it.blobs, it.bytes),
     "dataset_corrupt": lambda it: stored.overwrite(it.blobs, it.bytes, b"other"),
     "fit_without_version": lambda it: it.change(
         update(fits).where(fits.c.id == it.done.id).values(versions=[1, 2])
     ),
     "fit_without_entry": lambda it: it.queue.forget([it.waiting.id]),
+}
+CHANGED: dict[str, tuple[str, Fault]] = {
+    "verdict": (
+        "row_differs",
+        lambda it: it.change(update(versions).values(verdict="worse")),
+    ),
+    "no verdict": ("row_differs", lambda it: it.change(update(versions).values(verdict=None))),
+    "method": ("row_differs", lambda it: it.change(update(versions).values(method="smart"))),
+    "tags": ("row_unreadable", unread("versions", "tags", '["a"]')),
+    "a report that is no JSON": ("report_unreadable", unread("reports", "document", "xx")),
+    "a report that is a text": ("report_unreadable", unread("reports", "document", '"xx"')),
+    "a fit's progress": ("row_unreadable", unread("fits", "progress", "xx")),
+    "a fit's order": ("row_unreadable", unread("fits", '"order"', "xx")),
 }
 HISTORIES: dict[str, Fault] = {
     "a move is gone": lambda it: it.change(
@@ -190,7 +233,29 @@ def test_a_fault_is_named_with_what_to_do_about_it(patient: Patient, fault: str)
     assert found.problem
     assert found.advice
     subject = {"d": f"dataset {patient.data.id}", "f": "fit fit_"}.get(fault[0], "version digits@1")
+    if fault == "version_without_calibrator":
+        subject = "version cb_gone@1"
     assert found.subject.startswith(subject)
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_row_that_was_changed_by_hand(patient: Patient, what: str) -> None:
+    code, plant = CHANGED[what]
+    plant(patient)
+    found = patient.findings()
+    assert {finding.code for finding in found} == {code}
+    fits_of_it = {f"fit {patient.done.id}", f"fit {patient.waiting.id}"}
+    assert {finding.subject for finding in found} == (
+        fits_of_it if what.startswith("a fit") else {"version digits@1"}
+    )
+
+
+def test_a_row_that_cannot_be_read_hides_no_other_fault(patient: Patient) -> None:
+    unread("versions", "params", "xx")(patient)
+    stored.remove(patient.blobs, patient.map)
+    stored.remove(patient.blobs, patient.bytes)
+    codes = [finding.code for finding in patient.findings()]
+    assert codes == ["row_unreadable", "map_missing", "dataset_missing"]
 
 
 @pytest.mark.parametrize("fault", HISTORIES)
