@@ -13,12 +13,14 @@ import pytest
 import stored
 from alembic import command
 from backends import Backend
-from fit_jobs import Place
+from fit_jobs import Place, logits_and_labels
 from one_of_each import fitted_elsewhere
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy import text as sql
 from test_command_line import here
 
+from calibrators import CalibrationSet, archive
+from calibrators.methods.auto import Auto
 from service.core.access import Principal, Scope
 from service.core.blob_keys import dataset_key, map_key, onnx_key, parse_key
 from service.core.doctor import Doctor, Finding
@@ -248,6 +250,15 @@ def test_a_row_that_was_changed_by_hand(patient: Patient, what: str) -> None:
     assert {finding.subject for finding in found} == (
         fits_of_it if what.startswith("a fit") else {"version digits@1"}
     )
+
+
+def test_a_map_that_another_method_has_chosen_is_no_fault(patient: Patient) -> None:
+    chosen = Auto(candidates=("temperature",)).fit(CalibrationSet(**logits_and_labels(300)))
+    assert chosen.method != Auto.name
+    patient.replace_map(archive.dump(chosen))
+    for method, codes in ((Auto.name, []), (chosen.method, []), ("smart", ["row_differs"])):
+        patient.change(update(versions).values(method=method))
+        assert [finding.code for finding in patient.findings()] == codes
 
 
 def test_a_row_that_cannot_be_read_hides_no_other_fault(patient: Patient) -> None:
