@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 from samples import draw
 
 from calibrators import CalibrationSet
 from calibrators.devices import available_devices
+
+sys.path.insert(0, str(Path(__file__).parent / "service"))  # helpers that tests of faults use too
+
+if TYPE_CHECKING:
+    from backends import Fleet
+
+
+@pytest.fixture(scope="session")
+def shared_fleet() -> Iterator[Fleet]:
+    """PostgreSQL and S3, started when the first test asks for them."""
+    from backends import fleet
+
+    with fleet() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -146,7 +146,10 @@ class PartUploads:
             if sha256 is not None and sha256 != whole.sha256:
                 raise Invalid("hash_differs", f"the parts make sha256 {whole.sha256}, not {sha256}")
             facts = self._datasets.facts(whole, content_type, dataset.kind)
-            self._blobs.put(dataset_key(principal.workspace, id, whole.sha256), whole.path)
+            try:
+                self._blobs.put(dataset_key(principal.workspace, id, whole.sha256), whole.path)
+            except BlobMissing:  # another commit found that these bytes are there already
+                return self._committed_elsewhere(principal, id)
             added = self._complete(principal, dataset, facts)
         for part in promised:
             self._blobs.delete(_key(dataset, part))

@@ -6,29 +6,18 @@ the same tests a few times.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "service"))
-
-from backends import Backend, Embedded, Fleet, fleet
+from backends import Backend, Embedded
 from rounds import IS_FULL
 from sites import Site
 
 FAULT = "fault"
 # these cannot be had in less than a minute
 collect_ignore = [] if IS_FULL else ["test_hot_backup.py", "test_throughput.py"]
-
-
-@pytest.fixture(scope="session")
-def shared_fleet() -> Iterator[Fleet]:
-    """PostgreSQL and S3, started when the first test asks for them."""
-    with fleet() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

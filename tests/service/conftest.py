@@ -7,15 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from backends import Backend, Embedded, Fleet, fleet
+from backends import Backend, Embedded
 from live_service import Local, Running, in_process, running
-
-
-@pytest.fixture(scope="session")
-def shared_fleet() -> Iterator[Fleet]:
-    """PostgreSQL and S3, started when the first test asks for them."""
-    with fleet() as started:
-        yield started
 
 
 @pytest.fixture(scope="session")
