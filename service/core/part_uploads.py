@@ -131,29 +131,44 @@ class PartUploads:
             promised = store.datasets.parts_of(dataset.id)
         if dataset.is_ready:
             return Added(dataset, is_new=False)
-        there = self._sizes(dataset)
-        _check_complete(
-            [part for part in promised if _key(dataset, part) in there], promised, parts
-        )
-        for part in promised:
-            _check_size_of(part, there[_key(dataset, part)])
-        with landing(folder) as whole:
-            try:
+        try:
+            self._check_arrived(dataset, promised, parts)
+            with landing(folder) as whole:
                 for piece in self._joined(dataset, promised):
                     whole.write(piece)
-            except BlobMissing:  # another commit was faster, or a part was replaced
-                return self._committed_elsewhere(principal, id)
-            if sha256 is not None and sha256 != whole.sha256:
-                raise Invalid("hash_differs", f"the parts make sha256 {whole.sha256}, not {sha256}")
-            facts = self._datasets.facts(whole, content_type, dataset.kind)
-            try:
+                if sha256 is not None and sha256 != whole.sha256:
+                    raise Invalid(
+                        "hash_differs", f"the parts make sha256 {whole.sha256}, not {sha256}"
+                    )
+                facts = self._datasets.facts(whole, content_type, dataset.kind)
                 self._blobs.put(dataset_key(principal.workspace, id, whole.sha256), whole.path)
-            except BlobMissing:  # another commit found that these bytes are there already
-                return self._committed_elsewhere(principal, id)
-            added = self._complete(principal, dataset, facts)
+                added = self._complete(principal, dataset, facts)
+        except (BlobMissing, Conflict) as error:
+            return self._committed_elsewhere(principal, id, error)
         for part in promised:
             self._blobs.delete(_key(dataset, part))
         return added
+
+    def _check_arrived(self, dataset: Dataset, promised: list[Part], parts: int | None) -> None:
+        there = self._sizes(dataset)
+        arrived = [part for part in promised if _key(dataset, part) in there]
+        _check_complete(arrived, promised, parts)
+        for part in promised:
+            _check_size_of(part, there[_key(dataset, part)])
+
+    def _committed_elsewhere(
+        self, principal: Principal, id: str, error: BlobMissing | Conflict
+    ) -> Added:
+        """What another commit, which was faster, has made of the same parts; else the error."""
+        with self._database.read() as store:
+            dataset = _uploaded(store, principal, id)
+        if dataset.is_ready:
+            return Added(dataset, is_new=False)
+        if isinstance(error, Conflict):
+            raise error
+        raise Conflict(
+            "upload_changed", "a part was sent again while the parts were joined: commit again"
+        ) from error
 
     def _check(self, part: Part) -> None:
         if not 1 <= part.number <= MOST_PARTS:
@@ -190,15 +205,6 @@ class PartUploads:
             except BlobCorrupt as error:
                 raise _differs(part, f"its bytes do not have the sha256 {part.sha256}") from error
 
-    def _committed_elsewhere(self, principal: Principal, id: str) -> Added:
-        with self._database.read() as store:
-            dataset = _uploaded(store, principal, id)
-        if not dataset.is_ready:
-            raise Conflict(
-                "upload_changed", "a part was sent again while the parts were joined: commit again"
-            )
-        return Added(dataset, is_new=False)
-
     def _complete(self, principal: Principal, dataset: Dataset, facts: dict[str, Any]) -> Added:
         with self._database.write() as store:
             made = store.datasets.complete(dataset.id, **facts)
@@ -207,19 +213,20 @@ class PartUploads:
         kept = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at
         days = None if kept is None else kept / DAY
         known = self._datasets.known(principal, facts, Keeping(dataset.delete_after_fit, days))
-        if known is None or known.id != dataset.id:
-            self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
-        if known is None:
-            raise Conflict(
-                "upload_changed",
-                "this upload was deleted, or committed with other parts, meanwhile: look at it",
-            )
-        if known.id != dataset.id:
+        if known is not None and known.id == dataset.id:
+            return Added(known, is_new=False)
+        if known is not None:  # first, so that who misses the bytes finds out why
             with self._database.write() as store:
                 store.datasets.remove(dataset.id)
                 store.idempotency.keep(
                     principal.workspace, COMMITTED + dataset.id, facts["sha256"], {"id": known.id}
                 )
+        self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
+        if known is None:
+            raise Conflict(
+                "upload_changed",
+                "this upload was deleted, or committed with other parts, meanwhile: look at it",
+            )
         return Added(known, is_new=False)
 
 
