@@ -1,0 +1,10 @@
+"""calibrd: calibrated probabilities as a versioned, tested contract.
+
+>>> import calibrd
+>>> client = calibrd.Client("http://127.0.0.1:8000")
+"""
+
+from calibrd.client import AsyncClient, Client
+from calibrd.results import Alias, Dataset, Fit, Move, Version
+
+__all__ = ["Alias", "AsyncClient", "Client", "Dataset", "Fit", "Move", "Version"]

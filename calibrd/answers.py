@@ -1,0 +1,53 @@
+"""What a response means: its JSON, or the error that it tells of."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from calibrd.errors import NotCalibrd, Refused, kind_of
+from calibrd.flows import Answer
+from calibrd.named_errors import NAMED
+
+SHOWN = 200
+
+
+def document_of(answer: Answer) -> Any:
+    """The JSON of a response."""
+    try:
+        return json.loads(answer.content)
+    except ValueError as error:
+        shown = answer.content[:SHOWN].decode("utf-8", "replace")
+        raise NotCalibrd(f"the answer is not JSON, but begins with {shown!r}") from error
+
+
+def error_of(answer: Answer) -> Refused | NotCalibrd | None:
+    """The error that a response tells of, if it tells of one."""
+    if answer.status < 300 or answer.status == 304:
+        return None
+    if answer.status < 400:
+        target = answer.headers.get("location", "another place")
+        return NotCalibrd(f"the service's URL leads on to {target}: give the URL it leads to")
+    try:
+        problem = json.loads(answer.content)
+        code, detail = str(problem.pop("code")), str(problem.pop("detail"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _without_problem(answer)
+    kind = NAMED.get(code, kind_of(answer.status))
+    request_id = problem.pop("request_id", None)
+    for name in ("type", "title", "status"):
+        problem.pop(name, None)
+    return kind(code, detail, status=answer.status, request_id=request_id, details=problem)
+
+
+def _without_problem(answer: Answer) -> Refused | NotCalibrd:
+    """A HEAD, or somebody who stands before the service."""
+    request_id = answer.headers.get("x-request-id")
+    if answer.status >= 500 or request_id is not None:
+        code = f"status_{answer.status}"
+        sentence = f"the service answered with status {answer.status} and no more"
+        return kind_of(answer.status)(code, sentence, status=answer.status, request_id=request_id)
+    shown = answer.content[:SHOWN].decode("utf-8", "replace")
+    return NotCalibrd(
+        f"what answers here is not a calibrd service: status {answer.status}, {shown!r}"
+    )

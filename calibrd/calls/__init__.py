@@ -1,0 +1,15 @@
+"""Every call of the SDK, described once: a flow for each, gathered by what it is about."""
+
+from calibrd.calls.aliases import AliasCalls
+from calibrd.calls.datasets import DatasetCalls
+from calibrd.calls.fits import FitCalls
+from calibrd.calls.keys import KeyCalls
+from calibrd.calls.predicting import PredictCalls
+from calibrd.calls.versions import VersionCalls
+
+
+class Calls(AliasCalls, FitCalls, DatasetCalls, KeyCalls, PredictCalls, VersionCalls):
+    """All of them."""
+
+
+__all__ = ["Calls"]

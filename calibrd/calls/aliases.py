@@ -1,0 +1,60 @@
+"""Promote, roll back, and who did so when."""
+
+from __future__ import annotations
+
+from calibrd.calls.base import Asking
+from calibrd.flows import Flow, call
+from calibrd.results import Alias, Move, Version
+
+
+class AliasCalls(Asking):
+    """Calls about aliases."""
+
+    @call
+    def promote(
+        self,
+        name: str,
+        version: int | Version,
+        *,
+        alias: str = "production",
+        reason: str = "",
+        force: bool = False,
+        expected: int | None = None,
+    ) -> Flow[Alias]:
+        """Point an alias of a calibrator at a version.
+
+        A version judged ``worse`` or ``insufficient_data``, or not judged, needs ``force`` and a
+        ``reason``. With ``expected``, the revision last seen (0: there is none yet), the move is
+        refused with AliasHasMoved if somebody else moved it since.
+        """
+        number = version.number if isinstance(version, Version) else version
+        headers = {}
+        if expected is not None:
+            headers = {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}
+        body = {"version": number, "reason": reason, "force": force}
+        place = ("calibrators", name, "aliases", alias)
+        # a condition that held the first time does not hold again
+        return (
+            yield from self.ask_for(
+                Alias, "PUT", *place, body=body, headers=headers, repeatable=expected is None
+            )
+        )
+
+    @call
+    def rollback(self, name: str, *, alias: str = "production", reason: str = "") -> Flow[Alias]:
+        """Take back the last move of an alias; again, the one before that."""
+        place = ("calibrators", name, "aliases", alias, "rollback")
+        return (yield from self.ask_for(Alias, "POST", *place, body={"reason": reason}))
+
+    @call
+    def history(
+        self, name: str, *, alias: str = "production", limit: int | None = None
+    ) -> Flow[list[Move]]:
+        """The moves of an alias, newest first."""
+        place = ("calibrators", name, "aliases", alias, "history")
+        return (yield from self.ask_for_all(Move, *place, limit=limit))
+
+    @call
+    def get_alias(self, name: str, alias: str = "production") -> Flow[Alias]:
+        """Where an alias points."""
+        return (yield from self.ask_for(Alias, "GET", "calibrators", name, "aliases", alias))

@@ -1,0 +1,81 @@
+"""What all calls need: the connection, and how to ask over it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from calibrd.answers import document_of
+from calibrd.connection import Connection, given, path
+from calibrd.flows import Answer, Flow, Send
+from calibrd.results import Record, read
+
+PAGE = 200
+# what makes no difference when it is done twice
+REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
+
+
+class Asking:
+    """A client as its calls see it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    @property
+    def url(self) -> str:
+        """Where the service is."""
+        return self.connection.url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def ask(
+        self,
+        method: str,
+        *place: object,
+        body: Any = None,
+        content: bytes | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        repeatable: bool | None = None,
+        patience: float | None = None,
+    ) -> Flow[Answer]:
+        """The answer to a request at ``/v1/`` and its place; raises what it tells of."""
+        sent = dict(headers or {})
+        if body is not None:
+            content = json.dumps(body, allow_nan=False).encode()
+            sent["Content-Type"] = "application/json"
+        step = Send(method, path(*place), content, query or {}, sent, timeout)
+        again = method in REPEATABLE if repeatable is None else repeatable
+        return self.connection.ask(step, repeatable=again, patience=patience)
+
+    def ask_for(
+        self, kind: type[Record], method: str, *place: object, **asked: Any
+    ) -> Flow[Record]:
+        """The record that a request is answered with."""
+        answer = yield from self.ask(method, *place, **asked)
+        return read(kind, document_of(answer))
+
+    def ask_for_all(
+        self, kind: type[Record], *place: object, limit: int | None, **query: Any
+    ) -> Flow[list[Record]]:
+        """The records of a list, page by page, at most ``limit`` of them."""
+        found: list[Record] = []
+        cursor: str | None = None
+        while limit is None or len(found) < limit:
+            most = PAGE if limit is None else min(PAGE, limit - len(found))
+            asked = given(limit=most, cursor=cursor, **query)
+            page = document_of((yield from self.ask("GET", *place, query=asked)))
+            found += [read(kind, one) for one in page["items"]]
+            cursor = page["next"]
+            if cursor is None:
+                break
+        return found
+
+
+def once() -> dict[str, str]:
+    """The header that makes a request safe to send again."""
+    return {"Idempotency-Key": secrets.token_hex(16)}

@@ -1,0 +1,198 @@
+"""Order fits, watch them, and get what they made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from calibrators.data import Kind
+from calibrd.answers import document_of
+from calibrd.calls.base import once
+from calibrd.calls.datasets import DatasetCalls
+from calibrd.calls.versions import VersionCalls
+from calibrd.connection import given
+from calibrd.errors import FitFailed, FitWasCancelled, WaitedTooLong
+from calibrd.flows import Flow, call
+from calibrd.progress import FitProgress
+from calibrd.references import Reference
+from calibrd.results import Dataset, Fit, Version, read
+
+Params = Mapping[str, Any]
+LOOK_SECONDS = 1
+CALM_LOOK_SECONDS = 20
+ANSWER_SECONDS = 15
+
+
+class FitCalls(DatasetCalls, VersionCalls):
+    """Calls about fits."""
+
+    @call
+    def fit(
+        self,
+        name: str,
+        logits: Any = None,
+        labels: Any = None,
+        *,
+        dataset: str | Dataset | None = None,
+        method: str = "auto",
+        params: Params | None = None,
+        seed: int = 0,
+        model: str | None = None,
+        kind: Kind = "logits",
+        held_out: float | None = None,
+        evaluation: str | Dataset | None = None,
+        device: str = "auto",
+        tags: dict[str, str] | None = None,
+        description: str = "",
+        delete_after_fit: bool = False,
+        progress: bool = True,
+        timeout: float | None = None,
+    ) -> Flow[Version]:
+        """Fit a calibrator on the service and give the version it made, with its report.
+
+        On ``logits`` and ``labels``, which are uploaded, or on a ``dataset`` that is there.
+        ``model`` is the fingerprint of the model whose logits these are. After ``timeout`` seconds
+        WaitedTooLong is raised; the fit goes on, and ``wait`` waits for it.
+        """
+        ordered = yield from FitCalls.order.flow(
+            self,
+            name,
+            logits,
+            labels,
+            dataset=dataset,
+            methods=[(method, params or {})],
+            seed=seed,
+            model=model,
+            kind=kind,
+            held_out=held_out,
+            evaluation=evaluation,
+            device=device,
+            tags=tags,
+            description=description,
+            delete_after_fit=delete_after_fit,
+            progress=progress,
+        )
+        done = yield from self._finished(ordered, progress=progress, timeout=timeout)
+        return (yield from self.version_at(Reference(name, str(done.versions[0]))))
+
+    @call
+    def order(
+        self,
+        name: str,
+        logits: Any = None,
+        labels: Any = None,
+        *,
+        dataset: str | Dataset | None = None,
+        methods: Sequence[str | tuple[str, Params]] = ("auto",),
+        seed: int = 0,
+        model: str | None = None,
+        kind: Kind = "logits",
+        held_out: float | None = None,
+        evaluation: str | Dataset | None = None,
+        device: str = "auto",
+        tags: dict[str, str] | None = None,
+        description: str = "",
+        delete_after_fit: bool = False,
+        progress: bool = True,
+    ) -> Flow[Fit]:
+        """Order a fit and do not wait for it; several methods make several versions.
+
+        A method is its name, or ``(name, parameters)``. ``wait`` waits for what it gives.
+        """
+        if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
+            raise TypeError("a fit takes logits and labels, or dataset=, and not both")
+        Reference.of(name)  # before anything is sent
+        if dataset is None:
+            dataset = yield from DatasetCalls.upload.flow(
+                self,
+                logits,
+                labels,
+                kind=kind,
+                delete_after_fit=delete_after_fit,
+                progress=progress,
+            )
+        asked = [(one, {}) if isinstance(one, str) else one for one in methods]
+        body = given(
+            dataset=_id_of(dataset),
+            methods=[{"method": method, "params": dict(params)} for method, params in asked],
+            seed=seed,
+            model=model,
+            held_out=held_out,
+            evaluation=_id_of(evaluation),
+            device=device,
+            tags=tags,
+            description=description,
+        )
+        place = ("calibrators", name, "fits")
+        return (
+            yield from self.ask_for(Fit, "POST", *place, body=body, headers=once(), repeatable=True)
+        )
+
+    @call
+    def wait(
+        self, fit: str | Fit, *, progress: bool = True, timeout: float | None = None
+    ) -> Flow[Fit]:
+        """Wait until a fit has succeeded; FitFailed, FitWasCancelled or WaitedTooLong if not."""
+        if isinstance(fit, str):
+            fit = yield from self.ask_for(Fit, "GET", "fits", fit)
+        return (yield from self._finished(fit, progress=progress, timeout=timeout))
+
+    @call
+    def fits(
+        self,
+        *,
+        calibrator: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+    ) -> Flow[list[Fit]]:
+        """Fits, newest first."""
+        return (
+            yield from self.ask_for_all(
+                Fit, "fits", limit=limit, calibrator=calibrator, status=status
+            )
+        )
+
+    @call
+    def get_fit(self, id: str) -> Flow[Fit]:
+        """A fit and its progress."""
+        return (yield from self.ask_for(Fit, "GET", "fits", id))
+
+    @call
+    def cancel(self, fit: str | Fit) -> Flow[Fit]:
+        """Stop a fit: at once if it waits, within seconds if it runs."""
+        id = fit if isinstance(fit, str) else fit.id
+        return (yield from self.ask_for(Fit, "DELETE", "fits", id))
+
+    def _finished(self, fit: Fit, *, progress: bool, timeout: float | None) -> Flow[Fit]:
+        """The fit when it has succeeded; the service holds each answer until there is news."""
+        end = None if timeout is None else time.monotonic() + timeout
+        look = LOOK_SECONDS if progress else CALM_LOOK_SECONDS
+        with FitProgress(fit, shown=progress) as bar:
+            while not fit.is_finished:
+                if end is not None:
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        raise WaitedTooLong(fit.id, timeout or 0.0)
+                    look = max(1, min(look, round(left)))
+                answer = yield from self.ask(
+                    "GET",
+                    "fits",
+                    fit.id,
+                    headers={"Prefer": f"wait={look}"},
+                    timeout=look + ANSWER_SECONDS,
+                )
+                fit = read(Fit, document_of(answer))
+                bar.show(fit)
+        if fit.status == "cancelled":
+            raise FitWasCancelled(fit.id)
+        if fit.status != "succeeded":
+            error = fit.error or {}
+            raise FitFailed(
+                str(error.get("code", "unknown")), str(error.get("message", "")), fit.id
+            )
+        return fit
+
+
+def _id_of(dataset: str | Dataset | None) -> str | None:
+    return dataset.id if isinstance(dataset, Dataset) else dataset

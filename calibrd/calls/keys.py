@@ -1,0 +1,40 @@
+"""Keys of the workspace, for those whose key may manage them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from calibrd.answers import document_of
+from calibrd.calls.base import Asking
+from calibrd.connection import given
+from calibrd.flows import Flow, call
+from calibrd.results import Key, NewKey, read
+
+
+class KeyCalls(Asking):
+    """Calls about keys."""
+
+    @call
+    def keys(self) -> Flow[list[Key]]:
+        """The keys of this workspace, also those that have ended."""
+        answer = yield from self.ask("GET", "keys")
+        return [read(Key, one) for one in document_of(answer)]
+
+    @call
+    def create_key(
+        self, name: str, scopes: Sequence[str], *, days: float | None = None
+    ) -> Flow[NewKey]:
+        """A new key with scopes out of predict, fit, promote and admin; its token is shown once."""
+        body = given(name=name, scopes=list(scopes), days=days)
+        return (yield from self.ask_for(NewKey, "POST", "keys", body=body))
+
+    @call
+    def rotate_key(self, id: str, *, grace_hours: float = 24.0) -> Flow[NewKey]:
+        """A new key in place of this one, which works on for the grace time."""
+        body = {"grace_hours": grace_hours}
+        return (yield from self.ask_for(NewKey, "POST", "keys", id, "rotate", body=body))
+
+    @call
+    def revoke_key(self, id: str) -> Flow[Key]:
+        """End a key."""
+        return (yield from self.ask_for(Key, "DELETE", "keys", id))

@@ -1,0 +1,102 @@
+"""Calibrated probabilities over HTTP."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import DataError, Report
+from calibrd.answers import document_of
+from calibrd.arrays import as_array
+from calibrd.calls.base import Asking
+from calibrd.connection import given
+from calibrd.flows import Flow, Together, Work, call
+from calibrd.payload import MEDIA_TYPE, tensors
+from calibrd.references import Reference
+from calibrd.results import Version
+
+Array = NDArray[Any]
+NPY = "application/x-npy"
+BLOCK_BYTES = 1 << 23
+WIDEST = 2  # the answer may be of float64, or of two columns for one
+
+
+class PredictCalls(Asking):
+    """Calls that apply maps on the service."""
+
+    @call
+    def predict(
+        self,
+        ref: str | Version,
+        values: Any,
+        *,
+        dtype: Literal["float32", "float64"] | None = None,
+        model: str | None = None,
+    ) -> Flow[Array]:
+        """Calibrated probabilities (n, k) of logits, or of probabilities for maps fitted on those.
+
+        Many rows are sent in blocks, several at once. With ``model``, a version that was fitted for
+        another model is refused with ModelMismatch. ``load`` does the same without a network.
+        """
+        array = as_array(values)
+        if array.ndim not in (1, 2) or not array.size:
+            raise DataError(
+                "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
+            )
+        query = given(dtype=dtype, model=model)
+        rows = max(1, BLOCK_BYTES // (array.itemsize * array[0].size * WIDEST))
+        starts = range(rows, len(array), rows) if array.ndim == 2 else ()
+        first = array[:rows] if starts else array
+        found, version = yield from self._predicted(str(Reference.of(ref)), first, query)
+
+        def of(block: Array) -> Callable[[], Flow[tuple[Array, str]]]:
+            # by the version that answered first: an alias may move meanwhile
+            return lambda: self._predicted(version, block, query)
+
+        others = yield Together([of(array[start : start + rows]) for start in starts])
+        return np.concatenate([found, *(one for one, _ in others)]) if others else found
+
+    @call
+    def evaluate(
+        self, ref: str | Version, logits: Any, labels: Any, *, model: str | None = None
+    ) -> Flow[Report]:
+        """How well a version calibrates these rows, at most 100,000; calculated on the service."""
+        values = np.atleast_2d(as_array(logits, "logits"))
+        payload = tensors({"logits": values, "labels": as_array(labels).astype(np.int64)})
+        answer = yield from self.ask(
+            "POST",
+            "calibrators",
+            Reference.of(ref),
+            "predict",
+            content=payload.read(0, payload.bytes),
+            headers={"Content-Type": MEDIA_TYPE, "Accept": "application/json"},
+            query=given(model=model),
+            repeatable=True,
+        )
+        return Report.from_dict(document_of(answer)["evaluation"])
+
+    def _predicted(self, ref: str, block: Array, query: Any) -> Flow[tuple[Array, str]]:
+        """Probabilities of a block, and the version that gave them."""
+        content: bytes = yield Work(lambda: _npy(block))
+        answer = yield from self.ask(
+            "POST",
+            "calibrators",
+            ref,
+            "predict",
+            content=content,
+            headers={"Content-Type": NPY, "Accept": NPY},
+            query=query,
+            repeatable=True,
+        )
+        found = np.load(io.BytesIO(answer.content), allow_pickle=False)
+        return np.asarray(found), answer.headers["calibrd-version"]
+
+
+def _npy(array: Array) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()

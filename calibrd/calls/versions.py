@@ -1,0 +1,144 @@
+"""Calibrators, their versions and reports, and maps that were fitted elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+
+from calibrators import CalibrationMap, Report, archive
+from calibrd.answers import document_of
+from calibrd.calls.base import Asking, once
+from calibrd.connection import given
+from calibrd.errors import NotFound
+from calibrd.flows import Flow, Work, call
+from calibrd.references import Reference
+from calibrd.results import Alias, Calibrator, Method, Version, read
+
+
+class VersionCalls(Asking):
+    """Calls about calibrators and versions."""
+
+    @call
+    def methods(self) -> Flow[list[Method]]:
+        """What the service can fit."""
+        answer = yield from self.ask("GET", "methods")
+        return [read(Method, one) for one in document_of(answer)]
+
+    @call
+    def calibrators(self, *, limit: int | None = None) -> Flow[list[Calibrator]]:
+        """The calibrators of this workspace, by name."""
+        return (yield from self.ask_for_all(Calibrator, "calibrators", limit=limit))
+
+    @call
+    def get_calibrator(self, name: str) -> Flow[Calibrator]:
+        """A calibrator and its aliases."""
+        return (yield from self.ask_for(Calibrator, "GET", "calibrators", name))
+
+    @call
+    def versions(self, name: str, *, limit: int | None = None) -> Flow[list[Version]]:
+        """The versions of a calibrator, newest first, without their reports."""
+        return (yield from self.ask_for_all(Version, "calibrators", name, "versions", limit=limit))
+
+    @call
+    def get_version(self, ref: str | Version) -> Flow[Version]:
+        """A version (``name@3`` or ``name@production``) with its report."""
+        return (yield from self.version_at(Reference.of(ref)))
+
+    @call
+    def report(self, ref: str | Version) -> Flow[Report]:
+        """How a version was judged; NoReport if it was registered without a report."""
+        number = yield from self.number_at(Reference.of(ref))
+        return (yield from self.report_of(Reference.of(ref).name, number))
+
+    @call
+    def annotate(
+        self,
+        ref: str | Version,
+        *,
+        tags: dict[str, str] | None = None,
+        description: str | None = None,
+    ) -> Flow[Version]:
+        """Change the tags or the description of a version; nothing else of it ever changes."""
+        wanted = Reference.of(ref)
+        number = yield from self.number_at(wanted)
+        place = ("calibrators", wanted.name, "versions", number)
+        body = given(tags=tags, description=description)
+        return (yield from self.ask_for(Version, "PATCH", *place, body=body, repeatable=True))
+
+    @call
+    def register(
+        self,
+        name: str,
+        fitted: CalibrationMap,
+        report: Report | None = None,
+        *,
+        model: str | None = None,
+        tags: dict[str, str] | None = None,
+        description: str = "",
+    ) -> Flow[Version]:
+        """Make a version of a map that was fitted here: no logits leave this machine.
+
+        ``calibrd.fit_local`` gives both the map and its report. Without a report the version can
+        only be promoted by force.
+        """
+        content: bytes = yield Work(lambda: archive.dump(fitted))
+        body = given(
+            map=base64.b64encode(content).decode(),
+            report=None if report is None else report.to_dict(),
+            model=model,
+            tags=tags,
+        )
+        version = yield from self.ask_for(
+            Version,
+            "POST",
+            "calibrators",
+            name,
+            "versions",
+            body={**body, "description": description},
+            headers=once(),
+            repeatable=True,
+        )
+        return dataclasses.replace(version, report=report)
+
+    @call
+    def get_map(self, ref: str | Version) -> Flow[bytes]:
+        """The bytes of a version's map; ``calibrators.archive.load`` reads them."""
+        return (yield from self._bytes(Reference.of(ref), "map"))
+
+    @call
+    def get_onnx(self, ref: str | Version) -> Flow[bytes]:
+        """A version as an ONNX model: float32 logits (n, k) to probabilities (n, k)."""
+        return (yield from self._bytes(Reference.of(ref), "onnx"))
+
+    def number_at(self, ref: Reference) -> Flow[int]:
+        """The number of the version that a reference means now."""
+        if ref.number is not None:
+            return ref.number
+        place = ("calibrators", ref.name, "aliases", ref.ref)
+        alias = yield from self.ask_for(Alias, "GET", *place)
+        return alias.version
+
+    def version_at(self, ref: Reference) -> Flow[Version]:
+        """The version that a reference means now, with its report."""
+        number = yield from self.number_at(ref)
+        version = yield from self.ask_for(
+            Version, "GET", "calibrators", ref.name, "versions", number
+        )
+        if version.verdict is None:
+            try:
+                report = yield from self.report_of(ref.name, number)
+            except NotFound:
+                return version
+        else:
+            report = yield from self.report_of(ref.name, number)
+        return dataclasses.replace(version, report=report)
+
+    def report_of(self, name: str, number: int) -> Flow[Report]:
+        """The report of a version."""
+        answer = yield from self.ask("GET", "calibrators", name, "versions", number, "report")
+        return Report.from_dict(document_of(answer))
+
+    def _bytes(self, ref: Reference, form: str) -> Flow[bytes]:
+        number = yield from self.number_at(ref)
+        answer = yield from self.ask("GET", "calibrators", ref.name, "versions", number, form)
+        return answer.content

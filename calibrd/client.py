@@ -1,0 +1,166 @@
+"""The two clients: the same calls, once blocking and once awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from calibrd.calls import Calls
+from calibrd.connection import Connection
+from calibrd.flows import Answer, Awaiting, Blocking, Flow, Pause, R, Send, Step, Together, Work
+
+
+class Client(Calls, Blocking):
+    """A client of the service; may be shared by threads, and closed or used as a context.
+
+    ``url`` and ``api_key`` are by default those of CALIBRD_URL and CALIBRD_API_KEY, or the service
+    that ``make serve`` runs on this machine. ``timeout`` is that of one answer. What can be
+    repeated without harm is tried again for ``patience`` seconds while the service is away.
+
+    >>> with Client("http://127.0.0.1:8000") as client:
+    ...     client.url
+    'http://127.0.0.1:8000'
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 30.0,
+        patience: float = 30.0,
+    ) -> None:
+        super().__init__(Connection.make(url, api_key, timeout=timeout, patience=patience))
+        self._http = httpx.Client(**self.connection.options())
+        self._foreign = httpx.Client(**self.connection.options(foreign=True))
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+        self._foreign.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def run(self, flow: Flow[R]) -> R:
+        """Do the steps of a flow, one after the other."""
+        go, given = flow.send, None
+        while True:
+            try:
+                step = go(given)
+            except StopIteration as end:
+                answer: R = end.value
+                return answer
+            try:
+                go, given = flow.send, self._do(step)
+            except Exception as error:  # noqa: BLE001 - the flow knows what to do about it
+                go, given = flow.throw, error
+
+    def _do(self, step: Step) -> Any:
+        match step:
+            case Send():
+                http = self._foreign if step.foreign else self._http
+                return _answer(http.request(**self.connection.request(step)))
+            case Pause():
+                time.sleep(step.seconds)
+                return None
+            case Work():
+                return step.do()
+            case Together():
+                with ThreadPoolExecutor(step.at_once, "calibrd") as pool:
+                    try:
+                        return list(pool.map(lambda make: self.run(make()), step.flows))
+                    except BaseException:
+                        pool.shutdown(wait=False, cancel_futures=True)
+                        raise
+
+
+class AsyncClient(Calls, Awaiting):
+    """The same calls as ``Client``, awaited: for one event loop."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 30.0,
+        patience: float = 30.0,
+    ) -> None:
+        super().__init__(Connection.make(url, api_key, timeout=timeout, patience=patience))
+        self._http = httpx.AsyncClient(**self.connection.options())
+        self._foreign = httpx.AsyncClient(**self.connection.options(foreign=True))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._http.aclose()
+        await self._foreign.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def run(self, flow: Flow[R]) -> R:
+        """Do the steps of a flow, one after the other."""
+        go, given = flow.send, None
+        while True:
+            try:
+                step = go(given)
+            except StopIteration as end:
+                answer: R = end.value
+                return answer
+            try:
+                go, given = flow.send, await self._do(step)
+            except Exception as error:  # noqa: BLE001 - the flow knows what to do about it
+                go, given = flow.throw, error
+
+    async def _do(self, step: Step) -> Any:
+        match step:
+            case Send():
+                http = self._foreign if step.foreign else self._http
+                return _answer(await http.request(**self.connection.request(step)))
+            case Pause():
+                await asyncio.sleep(step.seconds)
+                return None
+            case Work():
+                return await asyncio.to_thread(step.do)
+            case Together():
+                return await self._together(step)
+
+    async def _together(self, step: Together) -> list[Any]:
+        free = asyncio.Semaphore(step.at_once)
+
+        async def one(make: Any) -> Any:
+            async with free:
+                return await self.run(make())
+
+        running = [asyncio.ensure_future(one(make)) for make in step.flows]
+        try:
+            return await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return Answer(response.status_code, response.headers, response.content)

@@ -1,0 +1,80 @@
+"""A dataset as the bytes that are sent: safetensors, so that nothing is copied to be hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from calibrators import CalibrationSet
+from calibrators.data import Kind
+from calibrd.arrays import as_array
+
+MEDIA_TYPE = "application/x-safetensors"
+DTYPES = {"<f4": "F32", "<f8": "F64", "<f2": "F16", "<i8": "I64"}
+
+
+class Payload:
+    """Bytes that lie in several places, as one."""
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        self._pieces = pieces
+        self.bytes = sum(piece.nbytes for piece in pieces)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of all of it."""
+        found = hashlib.sha256()
+        for piece in self._pieces:
+            found.update(piece)
+        return found.hexdigest()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from start to stop.
+
+        >>> Payload([memoryview(b"abc"), memoryview(b"def")]).read(2, 5)
+        b'cde'
+        """
+        return b"".join(self._cut(start, stop))
+
+    def _cut(self, start: int, stop: int) -> Iterator[memoryview]:
+        offset = 0
+        for piece in self._pieces:
+            first, last = max(start - offset, 0), min(stop - offset, piece.nbytes)
+            if first < last:
+                yield piece[first:last]
+            offset += piece.nbytes
+
+
+def packed(values: Any, labels: Any, kind: Kind) -> Payload:
+    """Logits or probabilities and labels, checked as the service checks them."""
+    array, truth = as_array(values, kind), as_array(labels, "labels")
+    make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
+    checked = make(array, truth)
+    if array.dtype.kind != "f":
+        array = array.astype(np.float64)
+    return tensors({kind: array, "labels": checked.labels})
+
+
+def tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
+    """Arrays in the safetensors format; the same arrays give the same bytes."""
+    header: dict[str, Any] = {}
+    pieces, offset = [], 0
+    for name, array in arrays.items():
+        plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        end = offset + plain.nbytes
+        header[name] = {
+            "dtype": DTYPES[plain.dtype.str],
+            "shape": list(plain.shape),
+            "data_offsets": [offset, end],
+        }
+        pieces.append(plain.reshape(-1).view(np.uint8).data)
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return Payload([memoryview(struct.pack("<Q", len(text)) + text), *pieces])

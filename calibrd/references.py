@@ -1,0 +1,44 @@
+"""What a user calls a version: ``name@production``, ``name@3``, ``name``."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from calibrd.results import Version
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+DEFAULT_ALIAS = "production"
+
+
+class Reference(NamedTuple):
+    """A calibrator and which of its versions: an alias, or a number."""
+
+    name: str
+    ref: str
+
+    @classmethod
+    def of(cls, given: str | Version) -> Reference:
+        """What was meant; without ``@`` it is the alias production.
+
+        >>> Reference.of("resnet50@3").number, Reference.of("resnet50").ref
+        (3, 'production')
+        """
+        if isinstance(given, Version):
+            return cls(given.calibrator, str(given.number))
+        name, at, ref = given.partition("@")
+        ref = ref if at else DEFAULT_ALIAS
+        if not (NAME.fullmatch(name) and NAME.fullmatch(ref)):
+            raise ValueError(
+                "a version is called name@alias or name@number, each of 1 to 64 letters a-z, "
+                f"digits, '.', '_' and '-', got {given!r}"
+            )
+        return cls(name, ref)
+
+    @property
+    def number(self) -> int | None:
+        """The version's number, if it is named by it."""
+        return int(self.ref) if self.ref.isdigit() else None
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.ref}"

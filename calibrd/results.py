@@ -1,0 +1,213 @@
+"""What the service answers, as plain records.
+
+Fields that a newer service adds are left out; times are in UTC.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from calibrators import Report
+from calibrators.verdict import Verdict
+
+Record = TypeVar("Record")
+FINAL = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Logits or probabilities with labels, as the service has them."""
+
+    id: str
+    status: str
+    kind: str | None
+    sha256: str | None
+    bytes: int | None
+    rows: int | None
+    classes: int | None
+    delete_after_fit: bool
+    expires_at: datetime | None
+    created_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit job: queued, running, then succeeded, failed or cancelled."""
+
+    id: str
+    calibrator: str
+    status: str
+    methods: list[dict[str, Any]]
+    dataset: str
+    evaluation: str | None
+    seed: int
+    held_out: float | None
+    model: str | None
+    progress: dict[str, Any] | None
+    device: str | None
+    attempt: int
+    cancel_requested: bool
+    versions: list[int]
+    error: dict[str, Any] | None
+    created_by: str
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it will not change any more."""
+        return self.status in FINAL
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Where an alias points; ``revision`` counts its moves."""
+
+    name: str
+    version: int
+    revision: int
+    moved_at: datetime | None
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Move:
+    """A move of an alias: who, when, from, to and why."""
+
+    revision: int
+    from_version: int | None
+    to_version: int
+    moved_by: str
+    moved_at: datetime | None
+    reason: str
+    forced: bool
+    rollback: bool
+
+
+@dataclass(frozen=True)
+class Calibrator:
+    """A named line of versions, and its aliases."""
+
+    name: str
+    latest: int | None
+    aliases: list[Alias]
+    created_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Version:
+    """A fitted map on the service: where it came from and how it was judged.
+
+    ``report`` is None if it was registered without one, or if it came out of a list: ask
+    ``client.report`` then.
+    """
+
+    calibrator: str
+    number: int
+    method: str
+    params: dict[str, Any]
+    seed: int | None
+    kind: str
+    classes: int
+    model: str | None
+    dataset_sha256: str | None
+    rows: int | None
+    verdict: Verdict | None
+    fit: str | None
+    fit_info: dict[str, Any]
+    libraries: dict[str, Any]
+    map_sha256: str
+    map_bytes: int
+    has_onnx: bool
+    tags: dict[str, str]
+    description: str
+    created_by: str
+    created_at: datetime | None
+    report: Report | None = field(default=None, repr=False)
+
+    @property
+    def reference(self) -> str:
+        """What ``load`` and ``predict`` take: ``name@number``."""
+        return f"{self.calibrator}@{self.number}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that the service can fit, with a JSON schema of its parameters."""
+
+    name: str
+    summary: str
+    reference: str
+    cost: str
+    keeps_class: bool | None
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """An API key, without its secret."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    created_at: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True)
+class NewKey:
+    """A new key; ``token`` is shown this once."""
+
+    key: Key
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an upload that has arrived."""
+
+    number: int
+    bytes: int
+    sha256: str
+
+
+def read(kind: type[Record], document: dict[str, Any], **more: Any) -> Record:
+    """A record from the service's JSON.
+
+    >>> read(Alias, {"name": "production", "version": 2, "revision": 1, "moved_at": None}).version
+    2
+    """
+    hints = _hints(typing.cast(Any, kind))
+    known = {name: value for name, value in document.items() if name in hints}
+    return kind(**{name: _value(hints[name], value) for name, value in known.items()}, **more)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if option is datetime:
+            return datetime.fromisoformat(value)
+        if option is Verdict:
+            return next((one for one in Verdict if one == value), value)
+        if dataclasses.is_dataclass(option) and isinstance(value, dict):
+            return read(typing.cast(type[Any], option), value)
+        inner = typing.get_args(option)
+        if typing.get_origin(option) is list and dataclasses.is_dataclass(inner[0]):
+            return [read(typing.cast(type[Any], inner[0]), one) for one in value]
+    return value

@@ -1,0 +1,160 @@
+"""How a dataset gets to the service: asked for first, in parts if big, going on if it broke."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from calibrd.answers import document_of
+from calibrd.cache import Cache
+from calibrd.connection import given
+from calibrd.errors import NotFound, StoreAway
+from calibrd.flows import Flow, Together, Work
+from calibrd.named_errors import NoPresignedUploads
+from calibrd.payload import MEDIA_TYPE, Payload
+from calibrd.progress import Progress
+from calibrd.results import Dataset, Part, read
+
+if TYPE_CHECKING:
+    from calibrd.calls.base import Asking
+
+PART_BYTES = 1 << 23
+MOST_PARTS = 10_000
+AT_ONCE = 4
+
+_log = logging.getLogger("calibrd")
+
+
+class Keeping(NamedTuple):
+    """How long the service keeps a dataset."""
+
+    delete_after_fit: bool = False
+    days: float | None = None
+
+    @property
+    def query(self) -> dict[str, object]:
+        """As parameters of an upload."""
+        found = dict(given(days=self.days))
+        return {**found, "delete_after_fit": "true"} if self.delete_after_fit else found
+
+
+@dataclass
+class Upload:
+    """One upload, with what it has learned of the service on the way."""
+
+    client: Asking
+    payload: Payload
+    keeping: Keeping
+    progress: bool
+    straight: bool = True
+
+    def flow(self) -> Flow[Dataset]:
+        """The dataset, sent if the service does not have its bytes."""
+        sha256: str = yield Work(lambda: self.payload.sha256)
+        known = yield from self._known(sha256)
+        if known is not None:
+            return known
+        if self.payload.bytes <= PART_BYTES:
+            return (yield from self._whole())
+        return (yield from self._in_parts(sha256))
+
+    def _known(self, sha256: str) -> Flow[Dataset | None]:
+        if self.keeping != Keeping():
+            # sending them again says how long they shall be kept
+            return None
+        try:
+            answer = yield from self.client.ask("HEAD", "datasets", f"sha256:{sha256}")
+            id = answer.headers["location"].rpartition("/")[2]
+            return (yield from self.client.ask_for(Dataset, "GET", "datasets", id))
+        except NotFound:
+            return None
+
+    def _whole(self) -> Flow[Dataset]:
+        content: bytes = yield Work(lambda: self.payload.read(0, self.payload.bytes))
+        return (
+            yield from self.client.ask_for(
+                Dataset,
+                "POST",
+                "datasets",
+                content=content,
+                query=self.keeping.query,
+                headers={"Content-Type": MEDIA_TYPE},
+                repeatable=True,  # equal bytes are kept once
+            )
+        )
+
+    def _in_parts(self, sha256: str) -> Flow[Dataset]:
+        size = max(PART_BYTES, -(-self.payload.bytes // MOST_PARTS))
+        count = -(-self.payload.bytes // size)
+        memory = Cache(self.client.connection).upload(f"{sha256}-{size}")
+        id, there = yield from self._opened(memory.read())
+        memory.write(id)
+        with Progress(
+            self.payload.bytes, "upload", shown=self.progress, unit="B", unit_scale=True
+        ) as bar:
+            sending = [
+                self._sending(id, number, size, there, bar) for number in range(1, count + 1)
+            ]
+            yield Together(sending, at_once=AT_ONCE)
+        body = {"parts": count, "sha256": sha256, "content_type": MEDIA_TYPE}
+        made = yield from self.client.ask_for(
+            Dataset, "POST", "datasets", id, "commit", body=body, repeatable=True
+        )
+        memory.forget()
+        return made
+
+    def _opened(self, id: str | None) -> Flow[tuple[str, dict[int, Part]]]:
+        """An upload that broke off earlier and the parts it has, or a new one."""
+        if id is not None:
+            try:
+                answer = yield from self.client.ask("GET", "datasets", id)
+            except NotFound:
+                pass
+            else:
+                found = document_of(answer)
+                if found["status"] == "uploading":
+                    parts = [read(Part, one) for one in found["parts"]]
+                    return id, {part.number: part for part in parts}
+        query = {"upload": "parts", **self.keeping.query}
+        # one that is opened twice and never sent is given up by the service
+        opened = yield from self.client.ask_for(
+            Dataset, "POST", "datasets", query=query, repeatable=True
+        )
+        return opened.id, {}
+
+    def _sending(
+        self, id: str, number: int, size: int, there: dict[int, Part], bar: Progress
+    ) -> Callable[[], Flow[None]]:
+        def send() -> Flow[None]:
+            start = (number - 1) * size
+            content: bytes = yield Work(lambda: self.payload.read(start, start + size))
+            sha256: str = yield Work(lambda: hashlib.sha256(content).hexdigest())
+            known = there.get(number)
+            if known is None or known.sha256 != sha256:
+                yield from self._send_part(id, Part(number, len(content), sha256), content)
+            bar.add(len(content))
+
+        return send
+
+    def _send_part(self, id: str, part: Part, content: bytes) -> Flow[None]:
+        """Straight to the store where that is possible, else through the service."""
+        if self.straight:
+            try:
+                yield from self._send_straight(id, part, content)
+                return
+            except NoPresignedUploads:
+                self.straight = False
+            except StoreAway as error:
+                _log.warning("parts go through the service from now on: %s", error)
+                self.straight = False
+        yield from self.client.ask("PUT", "datasets", id, "parts", part.number, content=content)
+
+    def _send_straight(self, id: str, part: Part, content: bytes) -> Flow[None]:
+        place = ("datasets", id, "parts", "presigned")
+        body = {"parts": [vars(part)]}
+        answer = yield from self.client.ask("POST", *place, body=body, repeatable=True)
+        (signed,) = document_of(answer)["parts"]
+        yield from self.client.connection.put_elsewhere(signed["url"], content)
