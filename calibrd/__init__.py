@@ -4,7 +4,11 @@
 >>> client = calibrd.Client("http://127.0.0.1:8000")
 """
 
+from importlib import metadata
+
 from calibrd.client import AsyncClient, Client
 from calibrd.results import Alias, Dataset, Fit, Move, Version
 
-__all__ = ["Alias", "AsyncClient", "Client", "Dataset", "Fit", "Move", "Version"]
+__all__ = ["Alias", "AsyncClient", "Client", "Dataset", "Fit", "Move", "Version", "__version__"]
+
+__version__ = metadata.version("calibrd")

@@ -1,0 +1,61 @@
+"""A model server that calibrates in its own process, with the map that production means.
+
+    pip install fastapi uvicorn
+    CALIBRD_URL=http://127.0.0.1:8000 uvicorn --app-dir examples model_server:app --port 9000
+
+    curl -s localhost:9000/classify -H 'Content-Type: application/json' -d '{"pixels": [0.1, 0.9, 0.3]}'
+
+The map follows its alias: promote another version, and within seconds it answers here. While the
+calibration service is away, the server goes on with the map it has, and starts with it as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+import calibrd
+
+MAP = os.environ.get("MAP", "fashion@production")
+CLASSES = "T-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
+
+
+class Image(BaseModel):
+    """What is to be classified."""
+
+    pixels: list[float]
+
+
+def model(pixels: list[float]) -> np.ndarray:
+    """Stands for your network: logits (1, 10)."""
+    weights = np.random.default_rng(len(pixels)).normal(size=(len(pixels), len(CLASSES)))
+    return np.array([pixels]) @ weights
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Load the map once, for as long as the server runs."""
+    async with calibrd.AsyncClient() as client:
+        with await client.load(MAP, refresh=5) as app.state.calibration:
+            yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/classify")
+def classify(image: Image) -> dict[str, object]:
+    """The likeliest class, its calibrated probability, and by which version."""
+    calibration = app.state.calibration
+    (probabilities,) = calibration.apply(model(image.pixels))
+    best = int(probabilities.argmax())
+    return {
+        "class": CLASSES[best],
+        "probability": float(probabilities[best]),
+        "calibrated_by": calibration.reference,
+    }

@@ -1,0 +1,134 @@
+"""What `pip install calibrd` brings: a fresh virtual environment with the wheel and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from live_service import ROOT, Running
+
+import calibrd
+
+PACKAGES = {
+    "annotated-types",
+    "anyio",
+    "calibrd",
+    "certifi",
+    "h11",
+    "httpcore",
+    "httpx",
+    "idna",
+    "numpy",
+    "platformdirs",
+    "tqdm",
+    "typing-extensions",
+}
+MOST_MEGABYTES = 120
+MOST_IMPORT_SECONDS = 0.5
+IMPORT = """
+import json, sys, time
+began = time.perf_counter()
+import calibrd
+took = time.perf_counter() - began
+heavy = ["torch", "fastapi", "pydantic", "scipy", "pandas", "sqlalchemy"]
+print(json.dumps({"seconds": took, "heavy": [one for one in heavy if one in sys.modules]}))
+"""
+
+
+def run(*command: object, **options: object) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        **options,  # type: ignore[call-overload]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("calibrd", "calibrators"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    run(*pip, "wheel", ".", "--no-deps", "--no-build-isolation", "-w", "dist", cwd=folder)
+    (made,) = (folder / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a virtual environment that holds the wheel and what it asks for."""
+    folder = tmp_path_factory.mktemp("fresh")
+    run(sys.executable, "-m", "venv", folder)
+    python = folder / "bin/python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "-q", "install")
+    run(*pip, "-c", ROOT / "constraints.txt", wheel)
+    return python
+
+
+def outside(tmp_path: Path) -> dict[str, object]:
+    """Where the repository is not on the path."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return {"cwd": tmp_path, "env": kept | {"CALIBRD_CACHE_DIR": str(tmp_path / "cache")}}
+
+
+def test_the_wheel_holds_the_sdk_and_the_maths_only(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "calibrators",
+        "calibrd",
+    }
+    assert {"calibrd/py.typed", "calibrators/py.typed"} <= {*names}
+
+
+def test_it_brings_little(python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(python, "-m", "pip", "list", "--format=json", **outside(tmp_path)))
+    versions = {one["name"]: one["version"] for one in found}
+    for tool in ("pip", "setuptools"):
+        versions.pop(tool, None)
+    packages = next((python.parents[1] / "lib").glob("python*/site-packages"))
+    tools = [packages / "pip", packages / "setuptools"]
+    size = _bytes(packages) - sum(map(_bytes, tools))
+    answers = [json.loads(run(python, "-c", IMPORT, **outside(tmp_path))) for _ in range(5)]
+    seconds = min(one["seconds"] for one in answers)
+    with capsys.disabled():
+        listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        sys.stdout.write(
+            f"\nimport calibrd: {seconds:.2f} s; {size / 1e6:.0f} MB installed; {listed}\n"
+        )
+    assert {name.lower().replace("_", "-") for name in versions} == PACKAGES
+    assert size < MOST_MEGABYTES * 1e6
+    assert answers[0]["heavy"] == []
+    assert seconds < MOST_IMPORT_SECONDS
+
+
+def test_it_fits_registers_and_applies(python: Path, service: Running, tmp_path: Path) -> None:
+    code = f"""
+import calibrd, numpy as np
+rng = np.random.default_rng(0)
+truth = rng.normal(size=(600, 5)) * 2
+labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
+fitted, report = calibrd.fit_local(3 * truth, labels, method="temperature", progress=False)
+client = calibrd.Client({service.url!r})
+version = client.register("from-wheel", fitted, report)
+client.promote("from-wheel", version)
+local = client.load("from-wheel@production")
+assert np.array_equal(local.apply(3 * truth), fitted.apply(3 * truth))
+print(version.verdict, calibrd.__version__)
+"""
+    assert run(python, "-c", code, **outside(tmp_path)) == f"improved {calibrd.__version__}\n"
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
