@@ -3,7 +3,7 @@
     pip install fastapi uvicorn
     CALIBRD_URL=http://127.0.0.1:8000 uvicorn --app-dir examples model_server:app --port 9000
 
-    curl -s localhost:9000/classify -H 'Content-Type: application/json' -d '{"pixels": [0.1, 0.9, 0.3]}'
+    curl -s localhost:9000/classify --json '{"pixels": [0.1, 0.9, 0.3]}'
 
 The map follows its alias: promote another version, and within seconds it answers here. While the
 calibration service is away, the server goes on with the map it has, and starts with it as well.
@@ -22,7 +22,18 @@ from pydantic import BaseModel
 import calibrd
 
 MAP = os.environ.get("MAP", "fashion@production")
-CLASSES = "T-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
+CLASSES = (
+    "T-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "shoe",
+    "bag",
+    "boot",
+)
 
 
 class Image(BaseModel):

@@ -1,4 +1,4 @@
-"""What `pip install calibrd` brings: a fresh virtual environment with the wheel and nothing else."""
+"""What `pip install calibrd` brings: a fresh environment with the wheel and nothing else."""
 
 from __future__ import annotations
 
