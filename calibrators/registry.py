@@ -6,8 +6,10 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from calibrators import methods
 from calibrators.base import CalibrationMap, Calibrator
@@ -45,6 +47,40 @@ def get_method(name: str) -> type[Calibrator]:
     close = difflib.get_close_matches(name, found, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known methods: {', '.join(sorted(found))}"
     raise ParameterError("unknown_method", f"there is no method {name!r}; {hint}")
+
+
+def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Calibrator:
+    """The recipe of a method from its name and parameters, as the service and the SDK take them.
+
+    ``seed`` goes into the recipe's own seed, if it has one; lists become tuples.
+
+    >>> make_recipe("smart", {"steps": 100}, seed=7).seed
+    7
+    >>> make_recipe("smart", {"stps": 100})
+    Traceback (most recent call last):
+    calibrators.errors.ParameterError: smart has no parameter 'stps'; did you mean 'steps'?
+    """
+    recipe = get_method(method)
+    known = [field.name for field in fields(recipe)]
+    for name in params:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            has = f"it has: {', '.join(known)}" if known else "it has none"
+            hint = f"did you mean {close[0]!r}?" if close else has
+            raise ParameterError(
+                "unknown_parameter", f"{method} has no parameter {name[:80]!r}; {hint}"
+            )
+    given = {name: _frozen(value) for name, value in params.items()}
+    if "seed" in known and given.setdefault("seed", seed) != seed:
+        raise ParameterError(
+            "two_seeds", "the seed among the parameters is another than the fit's: give it once"
+        )
+    return recipe(**given)
+
+
+def _frozen(value: Any) -> Any:
+    """A list as a tuple: recipes are immutable."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _members(parent: type[Parent]) -> list[type[Parent]]:

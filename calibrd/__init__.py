@@ -7,8 +7,20 @@
 from importlib import metadata
 
 from calibrd.client import AsyncClient, Client
+from calibrd.fitting import fingerprint, fit_local
 from calibrd.results import Alias, Dataset, Fit, Move, Version
 
-__all__ = ["Alias", "AsyncClient", "Client", "Dataset", "Fit", "Move", "Version", "__version__"]
+__all__ = [
+    "Alias",
+    "AsyncClient",
+    "Client",
+    "Dataset",
+    "Fit",
+    "Move",
+    "Version",
+    "__version__",
+    "fingerprint",
+    "fit_local",
+]
 
 __version__ = metadata.version("calibrd")

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from calibrators import CalibrationSet
 from calibrators.data import Kind
-from calibrd.arrays import as_array
+from calibrd.arrays import as_array, checked_set
 
 MEDIA_TYPE = "application/x-safetensors"
 DTYPES = {"<f4": "F32", "<f8": "F64", "<f2": "F16", "<i8": "I64"}
@@ -54,9 +53,8 @@ class Payload:
 def packed(values: Any, labels: Any, kind: Kind) -> Payload:
     """Logits or probabilities and labels, checked as the service checks them."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
-    make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
-    checked = make(array, truth)
-    if array.dtype.kind != "f":
+    checked = checked_set(array, truth, kind)
+    if array.dtype.kind != "f" or array.itemsize > 8:
         array = array.astype(np.float64)
     return tensors({kind: array, "labels": checked.labels})
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
+from calibrators.registry import make_recipe
 from service.core import idempotency
 from service.core.access import Principal
 from service.core.datasets import find_ready
 from service.core.names import check_name
-from service.core.recipes import make_recipe
 from service.core.versions import calibrator_for, check_model, check_notes
 from service.errors import Conflict, Invalid, NotFound
 from service.storage.records import Dataset, Fit

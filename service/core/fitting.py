@@ -16,11 +16,11 @@ from calibrators.errors import CalibrationError, ExportError, FitCancelled
 from calibrators.judging import Judged
 from calibrators.onnx import export
 from calibrators.plain import to_plain
+from calibrators.registry import make_recipe
 from service.core import formats
 from service.core.blob_keys import dataset_key, map_key, onnx_key
 from service.core.formats import Format
 from service.core.naming import Unnamed
-from service.core.recipes import make_recipe
 from service.errors import BlobCorrupt, BlobMissing, NotFound, ServiceError
 from service.storage.blobs import Blobs
 from service.storage.database import Database
