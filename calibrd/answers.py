@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
-from calibrd.errors import NotCalibrd, Refused, kind_of
+from calibrd.errors import NAMED, NotCalibrd, Refused, kind_of
 from calibrd.flows import Answer
-from calibrd.named_errors import NAMED
+from calibrd.results import Record, read
 
 SHOWN = 200
 
@@ -19,6 +21,38 @@ def document_of(answer: Answer) -> Any:
     except ValueError as error:
         shown = answer.content[:SHOWN].decode("utf-8", "replace")
         raise NotCalibrd(f"the answer is not JSON, but begins with {shown!r}") from error
+
+
+def record_of(kind: type[Record], document: Any) -> Record:
+    """A record from the service's JSON."""
+    try:
+        return read(kind, document)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        name = kind.__name__.lower()
+        raise NotCalibrd(f"the answer is JSON, but not that of a {name}: {error}") from error
+
+
+def page_of(kind: type[Record], answer: Answer) -> tuple[list[Record], str | None]:
+    """The records of a page of a list, and where the next page begins."""
+    document = document_of(answer)
+    try:
+        items, after = document["items"], document["next"]
+    except (TypeError, KeyError) as error:
+        raise NotCalibrd("the answer is JSON, but not a list of a calibrd service") from error
+    return [record_of(kind, one) for one in items], after
+
+
+def seconds_to_wait(answer: Answer) -> float:
+    """What Retry-After asks for: seconds, or a date."""
+    said = answer.headers.get("retry-after", "")
+    try:
+        return max(0.0, float(said) if said.strip().isdigit() else _seconds_until(said))
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _seconds_until(date: str) -> float:
+    return parsedate_to_datetime(date).timestamp() - time.time()
 
 
 def error_of(answer: Answer) -> Refused | NotCalibrd | None:

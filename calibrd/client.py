@@ -11,7 +11,7 @@ from typing import Any, Self
 import httpx
 
 from calibrd.calls import Calls
-from calibrd.connection import Connection
+from calibrd.connection import PART_BYTES, Connection
 from calibrd.flows import Answer, Awaiting, Blocking, Flow, Pause, R, Send, Step, Together, Work
 
 
@@ -20,7 +20,8 @@ class Client(Calls, Blocking):
 
     ``url`` and ``api_key`` are by default those of CALIBRD_URL and CALIBRD_API_KEY, or the service
     that ``make serve`` runs on this machine. ``timeout`` is that of one answer. What can be
-    repeated without harm is tried again for ``patience`` seconds while the service is away.
+    repeated without harm is tried again for ``patience`` seconds while the service is away. Data
+    of more than ``part_bytes`` are uploaded in parts of this size.
 
     >>> with Client("http://127.0.0.1:8000") as client:
     ...     client.url
@@ -34,8 +35,11 @@ class Client(Calls, Blocking):
         *,
         timeout: float = 30.0,
         patience: float = 30.0,
+        part_bytes: int = PART_BYTES,
     ) -> None:
-        super().__init__(Connection.make(url, api_key, timeout=timeout, patience=patience))
+        super().__init__(
+            Connection.make(url, api_key, timeout=timeout, patience=patience, part_bytes=part_bytes)
+        )
         self._http = httpx.Client(**self.connection.options())
         self._foreign = httpx.Client(**self.connection.options(foreign=True))
 
@@ -66,7 +70,7 @@ class Client(Calls, Blocking):
                 return answer
             try:
                 go, given = flow.send, self._do(step)
-            except Exception as error:  # noqa: BLE001 - the flow knows what to do about it
+            except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
                 go, given = flow.throw, error
 
     def _do(self, step: Step) -> Any:
@@ -98,8 +102,11 @@ class AsyncClient(Calls, Awaiting):
         *,
         timeout: float = 30.0,
         patience: float = 30.0,
+        part_bytes: int = PART_BYTES,
     ) -> None:
-        super().__init__(Connection.make(url, api_key, timeout=timeout, patience=patience))
+        super().__init__(
+            Connection.make(url, api_key, timeout=timeout, patience=patience, part_bytes=part_bytes)
+        )
         self._http = httpx.AsyncClient(**self.connection.options())
         self._foreign = httpx.AsyncClient(**self.connection.options(foreign=True))
 
@@ -130,7 +137,7 @@ class AsyncClient(Calls, Awaiting):
                 return answer
             try:
                 go, given = flow.send, await self._do(step)
-            except Exception as error:  # noqa: BLE001 - the flow knows what to do about it
+            except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
                 go, given = flow.throw, error
 
     async def _do(self, step: Step) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import random
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,16 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from calibrd.answers import error_of
-from calibrd.errors import CalibrdError, ServiceAway, StoreAway, Unavailable
+from calibrd.answers import error_of, seconds_to_wait
+from calibrd.errors import (
+    CalibrdError,
+    IdempotencyKeyInUse,
+    MaybeDone,
+    NotCalibrd,
+    ServiceAway,
+    StoreAway,
+    Unavailable,
+)
 from calibrd.flows import Answer, Flow, Pause, Send
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -23,8 +32,12 @@ FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
 STORE_TRIES = 3
 CONNECT_SECONDS = 5.0
+PART_BYTES = 1 << 23
+SMALLEST_PART = 1 << 10
 # the request has certainly not arrived
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+# the next try would end in the same way
+HOPELESS = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError)
 
 
 @dataclass(frozen=True)
@@ -35,24 +48,33 @@ class Connection:
     api_key: str | None = field(repr=False)
     timeout: float
     patience: float
+    part_bytes: int = PART_BYTES
 
     @classmethod
     def make(
-        cls, url: str | None, api_key: str | None, *, timeout: float, patience: float
+        cls,
+        url: str | None,
+        api_key: str | None,
+        *,
+        timeout: float,
+        patience: float,
+        part_bytes: int = PART_BYTES,
     ) -> Connection:
         """From what is given, or else from the environment."""
-        found = (url or os.environ.get("CALIBRD_URL") or DEFAULT_URL).strip().rstrip("/")
-        parts = urlsplit(found)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url must begin with http:// or https://, got {found!r}")
-        if parts.query or parts.fragment or parts.username:
-            raise ValueError("url must be an address without user, query and fragment")
+        found = _first(url, os.environ.get("CALIBRD_URL"), DEFAULT_URL).rstrip("/")
+        _check_url(found)
+        key = _first(api_key, os.environ.get("CALIBRD_API_KEY")) or None
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise ValueError(
+                "api_key must be one word of ASCII characters such as cal_..., and this one is not"
+            )
         if timeout <= 0 or patience < 0:
             raise ValueError(
                 f"timeout must be above 0 and patience not below, got {timeout} and {patience}"
             )
-        key = (api_key or os.environ.get("CALIBRD_API_KEY") or "").strip() or None
-        return cls(found, key, timeout, patience)
+        if part_bytes < SMALLEST_PART:
+            raise ValueError(f"part_bytes must be at least {SMALLEST_PART}, got {part_bytes}")
+        return cls(found, key, timeout, patience, part_bytes)
 
     def options(self, *, foreign: bool = False) -> dict[str, Any]:
         """What an httpx client is made with; to foreign servers neither key nor name goes."""
@@ -77,31 +99,45 @@ class Connection:
             "timeout": httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
         }
 
-    def ask(self, step: Send, *, repeatable: bool, patience: float | None = None) -> Flow[Answer]:
-        """Send until there is an answer, or it is enough.
+    def ask(
+        self,
+        step: Send,
+        *,
+        repeatable: bool,
+        look: str = "",
+        patience: float | None = None,
+        also: tuple[int, ...] = (),
+    ) -> Flow[Answer]:
+        """Send until there is an answer, or it is enough; ``also`` these statuses are answers.
 
         Troubles of the way and of the service's parts are waited out, with pauses that grow and are
-        drawn at random, if the request is ``repeatable`` or cannot have arrived.
+        drawn at random, if the request is ``repeatable`` or cannot have arrived. If it may have
+        arrived, and is not repeatable, ``look`` says where to see whether it was done.
         """
         limit = self.patience if patience is None else patience
         end, pause = time.monotonic() + limit, FIRST_PAUSE
+        may_have_arrived = False
         while True:
             least = 0.0
             try:
                 answer: Answer = yield step
-                trouble: CalibrdError | None = error_of(answer)
-                if trouble is None:
-                    return answer
-                if not (isinstance(trouble, Unavailable) and repeatable):
-                    raise trouble
-                least = _retry_after(answer)
-            except httpx.TransportError as error:
-                trouble = self._away(step, error)
+            except httpx.RequestError as error:
+                trouble = self._trouble(step, error, repeatable=repeatable, look=look)
                 trouble.__cause__ = error
-                if not (repeatable or isinstance(error, NOT_SENT)):
-                    raise trouble from error
+                may_have_arrived |= not isinstance(error, NOT_SENT)
+                again = type(trouble) is ServiceAway
+            else:
+                refused = None if answer.status in also else error_of(answer)
+                if refused is None:
+                    return answer
+                trouble, least = refused, seconds_to_wait(answer)
+                trouble.repeated = may_have_arrived
+                again = repeatable and isinstance(refused, Unavailable | IdempotencyKeyInUse)
+                if isinstance(refused, Unavailable) and not repeatable:
+                    refused.add_note(_maybe_done(look))
+                may_have_arrived = True
             wait = max(least, random.uniform(pause / 2, pause))  # noqa: S311 - no secret
-            if time.monotonic() + wait > end:
+            if not again or time.monotonic() + wait > end:
                 raise trouble
             yield Pause(wait)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -109,21 +145,29 @@ class Connection:
     def put_elsewhere(self, url: str, content: bytes) -> Flow[None]:
         """Send bytes to a store that the service has named; the key does not go there."""
         step, pause, said = Send("PUT", url, content, foreign=True), FIRST_PAUSE, ""
-        for _ in range(STORE_TRIES):
+        for tries in range(STORE_TRIES):
+            if tries:
+                yield Pause(random.uniform(pause / 2, pause))  # noqa: S311 - no secret
+                pause *= 2
             try:
                 answer: Answer = yield step
                 if answer.status < 300:
                     return
                 said = f"it answered with status {answer.status}"
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 said = _words(error)
-            yield Pause(pause)
-            pause *= 2
         host = urlsplit(url).netloc
         raise StoreAway(f"the store at {host} did not take a part: {said}")
 
-    def _away(self, step: Send, error: httpx.TransportError) -> CalibrdError:
-        return ServiceAway(f"no answer from {self.url} ({step.method} {step.url}): {_words(error)}")
+    def _trouble(
+        self, step: Send, error: httpx.RequestError, *, repeatable: bool, look: str
+    ) -> CalibrdError:
+        words = f"no answer from {self.url} ({step.method} {step.url}): {_words(error)}"
+        if isinstance(error, HOPELESS) or _is_about_tls(error):
+            return NotCalibrd(words)
+        if repeatable or isinstance(error, NOT_SENT):
+            return ServiceAway(words)
+        return MaybeDone(f"{words}; {_maybe_done(look)}")
 
 
 def path(*parts: object) -> str:
@@ -144,12 +188,35 @@ def given(**values: Any) -> Mapping[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _words(error: httpx.TransportError) -> str:
+def _first(*texts: str | None) -> str:
+    """The first that says something."""
+    return next((text.strip() for text in texts if text and text.strip()), "")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        named = False
+    if not named or any(character.isspace() for character in url):
+        raise ValueError(f"url must be like http://127.0.0.1:8000 or https://..., got {url!r}")
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise ValueError("url must be an address without user, query and fragment")
+
+
+def _maybe_done(look: str) -> str:
+    return f"it may or may not have been done{f': {look}' if look else ''}"
+
+
+def _words(error: httpx.RequestError) -> str:
     return str(error) or type(error).__name__
 
 
-def _retry_after(answer: Answer) -> float:
-    try:
-        return min(float(answer.headers.get("retry-after", "0")), LONGEST_PAUSE)
-    except ValueError:
-        return 0.0
+def _is_about_tls(error: BaseException | None) -> bool:
+    """Whether it was refused for a certificate, or no TLS is spoken there."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -180,6 +180,19 @@ class Part:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Readiness:
+    """Which parts of the service work: ``ok``, or a word on what is wrong; true if all do."""
+
+    status: str
+    database: str
+    blobs: str
+    workers: str
+
+    def __bool__(self) -> bool:
+        return self.status == "ok"
+
+
 def read(kind: type[Record], document: dict[str, Any], **more: Any) -> Record:
     """A record from the service's JSON.
 

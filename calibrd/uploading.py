@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from calibrd.answers import document_of
-from calibrd.cache import Cache
+from calibrd.answers import document_of, record_of
+from calibrd.cache import Cache, Entry
 from calibrd.connection import given
-from calibrd.errors import NotFound, StoreAway
+from calibrd.errors import Conflict, Invalid, NoPresignedUploads, NoSuchDataset, StoreAway
 from calibrd.flows import Flow, Together, Work
-from calibrd.named_errors import NoPresignedUploads
 from calibrd.payload import MEDIA_TYPE, Payload
 from calibrd.progress import Progress
-from calibrd.results import Dataset, Part, read
+from calibrd.results import Dataset, Part
 
 if TYPE_CHECKING:
     from calibrd.calls.base import Asking
 
-PART_BYTES = 1 << 23
 MOST_PARTS = 10_000
 AT_ONCE = 4
+SOON = timedelta(days=1)
+# how fast the service joins parts and checks them, at least
+JOINED_A_SECOND = 1 << 23
 
 _log = logging.getLogger("calibrd")
 
@@ -50,27 +53,29 @@ class Upload:
     keeping: Keeping
     progress: bool
     straight: bool = True
+    _learning: threading.Lock = field(default_factory=threading.Lock)
 
     def flow(self) -> Flow[Dataset]:
         """The dataset, sent if the service does not have its bytes."""
         sha256: str = yield Work(lambda: self.payload.sha256)
         known = yield from self._known(sha256)
-        if known is not None:
+        if known is not None and self._stays(known):
             return known
-        if self.payload.bytes <= PART_BYTES:
+        if self.payload.bytes <= self.client.connection.part_bytes:
             return (yield from self._whole())
         return (yield from self._in_parts(sha256))
 
     def _known(self, sha256: str) -> Flow[Dataset | None]:
-        if self.keeping != Keeping():
-            # sending them again says how long they shall be kept
-            return None
         try:
-            answer = yield from self.client.ask("HEAD", "datasets", f"sha256:{sha256}")
-            id = answer.headers["location"].rpartition("/")[2]
-            return (yield from self.client.ask_for(Dataset, "GET", "datasets", id))
-        except NotFound:
+            return (yield from self.client.ask_for(Dataset, "GET", "datasets", f"sha256:{sha256}"))
+        except NoSuchDataset:
             return None
+
+    def _stays(self, known: Dataset) -> bool:
+        """Whether it is kept as it should be; else sending it again says how long."""
+        if self.keeping != Keeping() or known.delete_after_fit:
+            return False
+        return known.expires_at is None or known.expires_at - datetime.now(UTC) > SOON
 
     def _whole(self) -> Flow[Dataset]:
         content: bytes = yield Work(lambda: self.payload.read(0, self.payload.bytes))
@@ -87,11 +92,30 @@ class Upload:
         )
 
     def _in_parts(self, sha256: str) -> Flow[Dataset]:
-        size = max(PART_BYTES, -(-self.payload.bytes // MOST_PARTS))
-        count = -(-self.payload.bytes // size)
-        memory = Cache(self.client.connection).upload(f"{sha256}-{size}")
+        size = max(self.client.connection.part_bytes, -(-self.payload.bytes // MOST_PARTS))
+        kept = f"{self.keeping.delete_after_fit:d}-{self.keeping.days or 0:g}"
+        memory = Cache(self.client.connection).upload(f"{sha256}-{size}-{kept}")
+        try:
+            try:
+                made = yield from self._sent_and_joined(sha256, size, memory)
+            except (Conflict, NoSuchDataset) as error:
+                # another process, which sends the same, was faster; or a part was lost on its way
+                _log.info("the upload of %s is looked at once more: %s", sha256, error)
+                known = yield from self._known(sha256)
+                if known is not None and self._stays(known):
+                    made = known
+                else:
+                    made = yield from self._sent_and_joined(sha256, size, memory)
+        except (Conflict, Invalid):
+            memory.forget()  # whatever is wrong with it, the next one begins anew
+            raise
+        memory.forget()
+        return made
+
+    def _sent_and_joined(self, sha256: str, size: int, memory: Entry) -> Flow[Dataset]:
         id, there = yield from self._opened(memory.read())
         memory.write(id)
+        count = -(-self.payload.bytes // size)
         with Progress(
             self.payload.bytes, "upload", shown=self.progress, unit="B", unit_scale=True
         ) as bar:
@@ -100,23 +124,25 @@ class Upload:
             ]
             yield Together(sending, at_once=AT_ONCE)
         body = {"parts": count, "sha256": sha256, "content_type": MEDIA_TYPE}
-        made = yield from self.client.ask_for(
-            Dataset, "POST", "datasets", id, "commit", body=body, repeatable=True
+        place = ("datasets", id, "commit")
+        timeout = self.client.connection.timeout + self.payload.bytes / JOINED_A_SECOND
+        return (
+            yield from self.client.ask_for(
+                Dataset, "POST", *place, body=body, timeout=timeout, repeatable=True
+            )
         )
-        memory.forget()
-        return made
 
     def _opened(self, id: str | None) -> Flow[tuple[str, dict[int, Part]]]:
         """An upload that broke off earlier and the parts it has, or a new one."""
         if id is not None:
             try:
                 answer = yield from self.client.ask("GET", "datasets", id)
-            except NotFound:
+            except NoSuchDataset:
                 pass
             else:
                 found = document_of(answer)
                 if found["status"] == "uploading":
-                    parts = [read(Part, one) for one in found["parts"]]
+                    parts = [record_of(Part, one) for one in found["parts"]]
                     return id, {part.number: part for part in parts}
         query = {"upload": "parts", **self.keeping.query}
         # one that is opened twice and never sent is given up by the service
@@ -145,12 +171,15 @@ class Upload:
             try:
                 yield from self._send_straight(id, part, content)
                 return
-            except NoPresignedUploads:
-                self.straight = False
-            except StoreAway as error:
-                _log.warning("parts go through the service from now on: %s", error)
-                self.straight = False
+            except (NoPresignedUploads, StoreAway) as error:
+                self._send_through_service(error)
         yield from self.client.ask("PUT", "datasets", id, "parts", part.number, content=content)
+
+    def _send_through_service(self, error: NoPresignedUploads | StoreAway) -> None:
+        with self._learning:
+            if self.straight and isinstance(error, StoreAway):
+                _log.warning("parts go through the service from now on: %s", error)
+            self.straight = False
 
     def _send_straight(self, id: str, part: Part, content: bytes) -> Flow[None]:
         place = ("datasets", id, "parts", "presigned")

@@ -4,11 +4,14 @@ from calibrd.calls.aliases import AliasCalls
 from calibrd.calls.datasets import DatasetCalls
 from calibrd.calls.fits import FitCalls
 from calibrd.calls.keys import KeyCalls
+from calibrd.calls.operations import OperationCalls
 from calibrd.calls.predicting import PredictCalls
 from calibrd.calls.versions import VersionCalls
 
 
-class Calls(AliasCalls, FitCalls, DatasetCalls, KeyCalls, PredictCalls, VersionCalls):
+class Calls(
+    AliasCalls, FitCalls, DatasetCalls, KeyCalls, OperationCalls, PredictCalls, VersionCalls
+):
     """All of them."""
 
 

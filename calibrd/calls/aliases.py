@@ -33,10 +33,16 @@ class AliasCalls(Asking):
             headers = {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}
         body = {"version": number, "reason": reason, "force": force}
         place = ("calibrators", name, "aliases", alias)
-        # a condition that held the first time does not hold again
         return (
             yield from self.ask_for(
-                Alias, "PUT", *place, body=body, headers=headers, repeatable=expected is None
+                Alias,
+                "PUT",
+                *place,
+                body=body,
+                headers=headers,
+                # a condition that held the first time does not hold again
+                repeatable=expected is None,
+                look=_look(name, alias),
             )
         )
 
@@ -44,7 +50,8 @@ class AliasCalls(Asking):
     def rollback(self, name: str, *, alias: str = "production", reason: str = "") -> Flow[Alias]:
         """Take back the last move of an alias; again, the one before that."""
         place = ("calibrators", name, "aliases", alias, "rollback")
-        return (yield from self.ask_for(Alias, "POST", *place, body={"reason": reason}))
+        body, look = {"reason": reason}, _look(name, alias)
+        return (yield from self.ask_for(Alias, "POST", *place, body=body, look=look))
 
     @call
     def history(
@@ -58,3 +65,7 @@ class AliasCalls(Asking):
     def get_alias(self, name: str, alias: str = "production") -> Flow[Alias]:
         """Where an alias points."""
         return (yield from self.ask_for(Alias, "GET", "calibrators", name, "aliases", alias))
+
+
+def _look(name: str, alias: str) -> str:
+    return f"client.history({name!r}, alias={alias!r}) says whether the alias has moved"

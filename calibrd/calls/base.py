@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from calibrd.answers import document_of
+from calibrd.answers import document_of, page_of, record_of
 from calibrd.connection import Connection, given, path
 from calibrd.flows import Answer, Flow, Send
-from calibrd.results import Record, read
+from calibrd.results import Record
 
 PAGE = 200
 # what makes no difference when it is done twice
@@ -41,23 +41,27 @@ class Asking:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
         repeatable: bool | None = None,
+        look: str = "",
         patience: float | None = None,
     ) -> Flow[Answer]:
-        """The answer to a request at ``/v1/`` and its place; raises what it tells of."""
+        """The answer to a request at ``/v1/`` and its place; raises what it tells of.
+
+        What is not ``repeatable`` is sent once; ``look`` says where to see whether it was done.
+        """
         sent = dict(headers or {})
         if body is not None:
             content = json.dumps(body, allow_nan=False).encode()
             sent["Content-Type"] = "application/json"
         step = Send(method, path(*place), content, query or {}, sent, timeout)
         again = method in REPEATABLE if repeatable is None else repeatable
-        return self.connection.ask(step, repeatable=again, patience=patience)
+        return self.connection.ask(step, repeatable=again, look=look, patience=patience)
 
     def ask_for(
         self, kind: type[Record], method: str, *place: object, **asked: Any
     ) -> Flow[Record]:
         """The record that a request is answered with."""
         answer = yield from self.ask(method, *place, **asked)
-        return read(kind, document_of(answer))
+        return record_of(kind, document_of(answer))
 
     def ask_for_all(
         self, kind: type[Record], *place: object, limit: int | None, **query: Any
@@ -68,9 +72,9 @@ class Asking:
         while limit is None or len(found) < limit:
             most = PAGE if limit is None else min(PAGE, limit - len(found))
             asked = given(limit=most, cursor=cursor, **query)
-            page = document_of((yield from self.ask("GET", *place, query=asked)))
-            found += [read(kind, one) for one in page["items"]]
-            cursor = page["next"]
+            answer = yield from self.ask("GET", *place, query=asked)
+            page, cursor = page_of(kind, answer)
+            found += page
             if cursor is None:
                 break
         return found

@@ -6,6 +6,7 @@ from typing import Any
 
 from calibrators.data import Kind
 from calibrd.calls.base import Asking
+from calibrd.errors import NoSuchDataset
 from calibrd.flows import Flow, Work, call
 from calibrd.payload import Payload, packed
 from calibrd.results import Dataset
@@ -49,4 +50,8 @@ class DatasetCalls(Asking):
     @call
     def delete_dataset(self, id: str) -> Flow[None]:
         """Delete a dataset; what was fitted on it stays."""
-        yield from self.ask("DELETE", "datasets", id)
+        try:
+            yield from self.ask("DELETE", "datasets", id)
+        except NoSuchDataset as error:
+            if not error.repeated:  # it was there when it was asked for first
+                raise

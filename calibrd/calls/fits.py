@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calibrators.data import Kind
-from calibrd.answers import document_of
 from calibrd.calls.base import once
 from calibrd.calls.datasets import DatasetCalls
 from calibrd.calls.versions import VersionCalls
 from calibrd.connection import given
-from calibrd.errors import FitFailed, FitWasCancelled, WaitedTooLong
-from calibrd.flows import Flow, call
+from calibrd.errors import FitFailed, FitWasCancelled, WaitedTooLong, going_on
+from calibrd.flows import Flow, Pause, call
 from calibrd.progress import FitProgress
 from calibrd.references import Reference
-from calibrd.results import Dataset, Fit, Version, read
+from calibrd.results import Dataset, Fit, Version
 
 Params = Mapping[str, Any]
 LOOK_SECONDS = 1
@@ -166,32 +166,41 @@ class FitCalls(DatasetCalls, VersionCalls):
 
     def _finished(self, fit: Fit, *, progress: bool, timeout: float | None) -> Flow[Fit]:
         """The fit when it has succeeded; the service holds each answer until there is news."""
-        end = None if timeout is None else time.monotonic() + timeout
-        look = LOOK_SECONDS if progress else CALM_LOOK_SECONDS
+        end = math.inf if timeout is None else time.monotonic() + timeout
         with FitProgress(fit, shown=progress) as bar:
             while not fit.is_finished:
-                if end is not None:
-                    left = end - time.monotonic()
-                    if left <= 0:
-                        raise WaitedTooLong(fit.id, timeout or 0.0)
-                    look = max(1, min(look, round(left)))
-                answer = yield from self.ask(
-                    "GET",
-                    "fits",
-                    fit.id,
-                    headers={"Prefer": f"wait={look}"},
-                    timeout=look + ANSWER_SECONDS,
-                )
-                fit = read(Fit, document_of(answer))
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise WaitedTooLong(fit.id, timeout or 0.0)
+                try:
+                    fit = yield from self._looked_at(fit, left, calm=not progress)
+                except BaseException as error:
+                    error.add_note(f"fit {fit.id} goes on: {going_on(fit.id)}")
+                    raise
                 bar.show(fit)
         if fit.status == "cancelled":
             raise FitWasCancelled(fit.id)
         if fit.status != "succeeded":
-            error = fit.error or {}
-            raise FitFailed(
-                str(error.get("code", "unknown")), str(error.get("message", "")), fit.id
-            )
+            told = fit.error or {}
+            raise FitFailed(str(told.get("code", "unknown")), str(told.get("message", "")), fit.id)
         return fit
+
+    def _looked_at(self, fit: Fit, left: float, *, calm: bool) -> Flow[Fit]:
+        """The fit when it is finished, or as it is a moment later."""
+        look = min(CALM_LOOK_SECONDS if calm else LOOK_SECONDS, math.floor(min(left, 60)))
+        if not look:  # the service counts in whole seconds
+            yield Pause(left)
+        return (
+            yield from self.ask_for(
+                Fit,
+                "GET",
+                "fits",
+                fit.id,
+                headers={"Prefer": f"wait={look}"} if look else {},
+                timeout=look + min(ANSWER_SECONDS, self.connection.timeout),
+                patience=min(left, self.connection.patience),
+            )
+        )
 
 
 def _id_of(dataset: str | Dataset | None) -> str | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calibrd.answers import document_of
+from calibrd.answers import document_of, record_of
 from calibrd.calls.base import Asking
 from calibrd.connection import given
 from calibrd.flows import Flow, call
-from calibrd.results import Key, NewKey, read
+from calibrd.results import Key, NewKey
+
+LOOK = "client.keys() shows a key made by it, and client.revoke_key ends it: its token is lost"
 
 
 class KeyCalls(Asking):
@@ -18,7 +20,7 @@ class KeyCalls(Asking):
     def keys(self) -> Flow[list[Key]]:
         """The keys of this workspace, also those that have ended."""
         answer = yield from self.ask("GET", "keys")
-        return [read(Key, one) for one in document_of(answer)]
+        return [record_of(Key, one) for one in document_of(answer)]
 
     @call
     def create_key(
@@ -26,13 +28,14 @@ class KeyCalls(Asking):
     ) -> Flow[NewKey]:
         """A new key with scopes out of predict, fit, promote and admin; its token is shown once."""
         body = given(name=name, scopes=list(scopes), days=days)
-        return (yield from self.ask_for(NewKey, "POST", "keys", body=body))
+        return (yield from self.ask_for(NewKey, "POST", "keys", body=body, look=LOOK))
 
     @call
     def rotate_key(self, id: str, *, grace_hours: float = 24.0) -> Flow[NewKey]:
         """A new key in place of this one, which works on for the grace time."""
         body = {"grace_hours": grace_hours}
-        return (yield from self.ask_for(NewKey, "POST", "keys", id, "rotate", body=body))
+        place = ("keys", id, "rotate")
+        return (yield from self.ask_for(NewKey, "POST", *place, body=body, look=LOOK))
 
     @call
     def revoke_key(self, id: str) -> Flow[Key]:

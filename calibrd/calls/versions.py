@@ -6,13 +6,13 @@ import base64
 import dataclasses
 
 from calibrators import CalibrationMap, Report, archive
-from calibrd.answers import document_of
+from calibrd.answers import document_of, record_of
 from calibrd.calls.base import Asking, once
 from calibrd.connection import given
 from calibrd.errors import NotFound
 from calibrd.flows import Flow, Work, call
 from calibrd.references import Reference
-from calibrd.results import Alias, Calibrator, Method, Version, read
+from calibrd.results import Alias, Calibrator, Method, Version
 
 
 class VersionCalls(Asking):
@@ -22,7 +22,7 @@ class VersionCalls(Asking):
     def methods(self) -> Flow[list[Method]]:
         """What the service can fit."""
         answer = yield from self.ask("GET", "methods")
-        return [read(Method, one) for one in document_of(answer)]
+        return [record_of(Method, one) for one in document_of(answer)]
 
     @call
     def calibrators(self, *, limit: int | None = None) -> Flow[list[Calibrator]]:

@@ -1,51 +1,45 @@
-"""Everything the SDK raises about the service.
-
-CalibrdError
-├── ServiceAway            it cannot be reached, or was not ready in all the time that was given
-├── StoreAway              a store that parts are sent straight to does not take them
-├── NotCalibrd             something answers at this URL, but not a calibrd service
-├── FitFailed              a fit ended without a version: ``code`` says why
-├── FitWasCancelled        somebody cancelled it
-├── WaitedTooLong          the time given to ``wait`` is over; the fit goes on
-├── MapDamaged             bytes of a map that do not have the hash they should have
-└── Refused                the service answered with a problem: ``code``, ``status``, ``request_id``
-    ├── Malformed          400
-    ├── Unauthenticated    401
-    ├── Forbidden          403
-    ├── NotFound           404
-    ├── NotAcceptable      406
-    ├── TooSlow            408
-    ├── Conflict           409
-    ├── Stale              412
-    ├── TooLarge           413
-    ├── Unsupported        415
-    ├── Invalid            422
-    └── ServerTrouble      5xx
-        └── Unavailable    503, 502, 504
-            └── NoSpace    507
-
-Below these, each code of the service has a class of its own, named after it: ``no_such_alias`` is
-``NoSuchAlias``, a NotFound (see ``calibrd/named_errors.py``). A code that is newer than this SDK is
-raised as its status's class. Input that breaks a rule is found before anything is sent, and is a
-DataError of ``calibrators``.
-"""
+"""The kinds of errors: where the trouble is, or the status that the service answered with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 
 class CalibrdError(Exception):
     """Base of all errors of the SDK; ``hint`` says what can be done, if that is known."""
 
-    hint: ClassVar[str] = ""
+    hint: str = ""
+    # whether the request had been sent before, and may have been done then
+    repeated: bool = False
+
+    def __str__(self) -> str:
+        return self._with_hint(super().__str__())
+
+    def _with_hint(self, sentence: str) -> str:
+        return f"{sentence}\nhint: {self.hint}" if self.hint else sentence
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # as it is: made again from its sentence it would lack the rest
+        return _rebuilt, (type(self), self.args), dict(vars(self))
+
+
+def _rebuilt(kind: type[CalibrdError], args: tuple[Any, ...]) -> CalibrdError:
+    made = kind.__new__(kind)
+    made.args = args
+    return made
 
 
 class ServiceAway(CalibrdError, ConnectionError):
     """It cannot be reached, or was not ready in all the time that was given."""
 
     hint = "is the service running, and is CALIBRD_URL right?"
+
+
+class MaybeDone(ServiceAway):
+    """The answer was lost of something that must not be sent twice: it may have been done."""
+
+    hint = ""
 
 
 class StoreAway(CalibrdError, ConnectionError):
@@ -55,6 +49,17 @@ class StoreAway(CalibrdError, ConnectionError):
 class NotCalibrd(CalibrdError):
     """Something answers at this URL, but not a calibrd service."""
 
+    hint = "what runs at CALIBRD_URL, or at the url that the client was given?"
+
+
+FIT_HINTS = {
+    "dataset_gone": "its dataset was deleted meanwhile: fit(name, logits, labels) sends it again",
+    "device_unavailable": "fit(..., device='cpu') needs no GPU",
+    "too_few_rows": "a fit needs more rows than this to be judged",
+    "blob_missing": "upload the data again: the service has lost its bytes",
+    "blob_corrupt": "upload the data again: the service's copy is damaged",
+}
+
 
 class FitFailed(CalibrdError):
     """A fit ended without a version: ``code`` says why, ``fit`` is its id."""
@@ -63,6 +68,7 @@ class FitFailed(CalibrdError):
         super().__init__(f"fit {fit} failed: {message} ({code})")
         self.code = code
         self.fit = fit
+        self.hint = FIT_HINTS.get(code, "")
 
 
 class FitWasCancelled(CalibrdError):
@@ -73,12 +79,18 @@ class FitWasCancelled(CalibrdError):
         self.fit = fit
 
 
+def going_on(fit: str) -> str:
+    """How to come back to a fit that is waited for no longer."""
+    return f"client.wait({fit!r}) waits for it again, client.cancel({fit!r}) stops it"
+
+
 class WaitedTooLong(CalibrdError, TimeoutError):
     """The time given to ``wait`` is over; the fit goes on."""
 
     def __init__(self, fit: str, seconds: float) -> None:
         super().__init__(f"fit {fit} is not finished after {seconds:g} s; it goes on")
         self.fit = fit
+        self.hint = going_on(fit)
 
 
 class MapDamaged(CalibrdError):
@@ -110,8 +122,7 @@ class Refused(CalibrdError):
 
     def __str__(self) -> str:
         asked = f", request {self.request_id}" if self.request_id else ""
-        hint = f"\nhint: {self.hint}" if self.hint else ""
-        return f"{self.detail} ({self.code}{asked}){hint}"
+        return self._with_hint(f"{self.detail} ({self.code}{asked})")
 
 
 class Malformed(Refused):
@@ -165,11 +176,13 @@ class ServerTrouble(Refused):
 
 
 class Unavailable(ServerTrouble):
-    """A part of the service is down; it can be tried again."""
+    """A part of the service is down, or it has too much to do; it can be tried again."""
 
 
-class NoSpace(Unavailable):
+class NoSpace(ServerTrouble):
     """There is no room to write; reading goes on."""
+
+    hint = "the service's disk is full: delete_dataset makes room, or its owner can"
 
 
 BY_STATUS: dict[int, type[Refused]] = {
@@ -184,6 +197,8 @@ BY_STATUS: dict[int, type[Refused]] = {
     413: TooLarge,
     415: Unsupported,
     422: Invalid,
+    429: Unavailable,
+    431: TooLarge,
     502: Unavailable,
     503: Unavailable,
     504: Unavailable,

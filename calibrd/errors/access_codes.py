@@ -1,0 +1,186 @@
+"""Codes about keys, requests as such, and troubles of the service itself."""
+
+from __future__ import annotations
+
+from calibrd.errors.kinds import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    Malformed,
+    NotFound,
+    Refused,
+    ServerTrouble,
+    TooLarge,
+    TooSlow,
+    Unauthenticated,
+    Unavailable,
+)
+
+
+class KeyRequired(Unauthenticated, Forbidden):
+    """The service is asked without a key, and needs one."""
+
+
+class InvalidKey(Unauthenticated):
+    """The key is not known there."""
+
+    hint = (
+        "is it the key of this service? client.create_key or python -m service keys create "
+        "make new ones"
+    )
+
+
+class KeyHasEnded(Unauthenticated, Invalid):
+    """The key was revoked or has expired."""
+
+    hint = "client.create_key, with a key of the scope admin, makes a new one"
+
+
+class MissingScope(Forbidden):
+    """The key may not do this; ``details['scope']`` is what it lacks."""
+
+    hint = "use a key with that scope: create_key(name, scopes) makes one"
+
+
+class ForeignHost(Forbidden):
+    """Without keys, only this machine's own names are answered."""
+
+    hint = "make a key on the service, or use http://127.0.0.1"
+
+
+class ForeignOrigin(Forbidden):
+    """Without keys, pages of other sites are refused."""
+
+
+class NoSuchKey(NotFound):
+    """There is no key with this id."""
+
+    hint = "client.keys() lists them"
+
+
+class NoScopes(Invalid):
+    """A key needs at least one scope."""
+
+    hint = "scopes are predict, fit, promote and admin"
+
+
+class BadDays(Invalid):
+    """A key is valid for more than 0 days."""
+
+
+class BadGrace(Invalid):
+    """The time that a rotated key works on is out of range."""
+
+
+class NoSuchRoute(NotFound):
+    """The service has no such path."""
+
+    hint = "is the url without /v1, and is the service as new as this SDK?"
+
+
+class MethodNotAllowed(Refused):
+    """The path takes other methods."""
+
+    hint = "is the service as new as this SDK?"
+
+
+class MalformedRequest(Malformed):
+    """What arrived is no HTTP request."""
+
+
+class RequestHeaderFieldsTooLarge(TooLarge):
+    """The headers are too large."""
+
+
+class HeadersTimeout(TooSlow):
+    """The headers did not end in time."""
+
+
+class InvalidRequest(Invalid):
+    """A field breaks a rule; ``details['errors']`` says which."""
+
+
+class UnknownParameter(Invalid):
+    """There is no such parameter: of the request, or of the method."""
+
+    hint = "client.methods() tells the parameters of each method"
+
+
+class BadParameter(Invalid):
+    """A parameter breaks its rule."""
+
+    hint = "client.methods() tells the parameters of each method and their limits"
+
+
+class MissingParameter(Invalid):
+    """A parameter is missing."""
+
+
+class BadQuery(Malformed):
+    """The query of the URL cannot be read."""
+
+
+class BadCursor(Invalid):
+    """This is no cursor of a list."""
+
+
+class BadCondition(Invalid):
+    """If-Match must be a revision."""
+
+    hint = "promote(..., expected=) takes the revision of client.get_alias, or 0"
+
+
+class BadIdempotencyKey(Invalid):
+    """An Idempotency-Key is one short line."""
+
+
+class IdempotencyKeyInUse(Conflict):
+    """An equal request was answered meanwhile."""
+
+
+class IdempotencyKeyReused(Invalid):
+    """The Idempotency-Key came with another request before."""
+
+
+class InternalError(ServerTrouble):
+    """Something nobody expected: it is in the service's log."""
+
+    hint = "its owner finds it in the service's log under the id of the request"
+
+
+class BlobMissing(ServerTrouble):
+    """The service has lost bytes that it should have."""
+
+    hint = "its owner can ask python -m service doctor; upload sends a lost dataset again"
+
+
+class BlobCorrupt(ServerTrouble):
+    """Bytes of the service are damaged."""
+
+    hint = "its owner can ask python -m service doctor; upload sends a damaged dataset again"
+
+
+class BlobsUnavailable(Unavailable):
+    """The service does not reach its store."""
+
+
+class DatabaseBusy(Unavailable):
+    """The service's database has too much to do."""
+
+
+class DatabaseUnavailable(Unavailable):
+    """The service does not reach its database."""
+
+
+class NotReady(Unavailable):
+    """The service is starting."""
+
+    hint = "client.ready() says which part it waits for"
+
+
+class PausedTooLong(Unavailable):
+    """The service was stopped while it worked on this."""
+
+
+class ShuttingDown(Unavailable):
+    """The service is shutting down."""

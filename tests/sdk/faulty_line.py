@@ -1,0 +1,154 @@
+"""A way to the service on which requests can be held up, answered by others, or lose their answer.
+
+It is a small HTTP proxy on loopback: it counts the connections and notes every request that comes,
+and before a request is passed on, or its answer is passed back, whatever the test says happens.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+PASSED_ON = ("content-type", "location", "etag", "x-request-id", "calibrd-version", "retry-after")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came over the line."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    bytes: int
+
+
+class Lost(Exception):
+    """Hang up: before the request was passed on, or before its answer was passed back."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """Answer this, and do not pass the request on."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    content: bytes = b""
+
+
+Rule = Callable[[Asked], Say | None]
+
+
+class FaultyLine(ThreadingHTTPServer):
+    """Carries requests to a service; ``before`` and ``after`` may raise Lost, or answer."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, target: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target = urlsplit(target).netloc
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.asked: list[Asked] = []
+        self.connections = 0
+        self.before: Rule = lambda asked: None
+        self.after: Rule = lambda asked: None
+
+    def get_request(self):
+        self.connections += 1
+        return super().get_request()
+
+    def handle_error(self, request, client_address) -> None:  # clients hang up, too
+        pass
+
+    def count(self, method: str, ending: str = "") -> int:
+        """How many requests of a method came, to paths that end so."""
+        return sum(
+            one.method == method and one.path.partition("?")[0].endswith(ending)
+            for one in self.asked
+        )
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes of all bodies that came."""
+        return sum(one.bytes for one in self.asked)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyLine
+
+    def handle_one_request(self) -> None:
+        self.raw_requestline = self.rfile.readline(1 << 16)
+        if not self.raw_requestline or not self.parse_request():
+            self.close_connection = True
+            return
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        asked = Asked(
+            self.command,
+            self.path,
+            {name.lower(): value for name, value in self.headers.items()},
+            len(content),
+        )
+        self.server.asked.append(asked)
+        try:
+            said = self.server.before(asked) or self._passed_on(asked, content)
+            said = self.server.after(asked) or said
+        except (Lost, OSError, http.client.HTTPException):
+            self.close_connection = True
+            return
+        self._say(said)
+
+    def _passed_on(self, asked: Asked, content: bytes) -> Say:
+        upstream = http.client.HTTPConnection(self.server.target, timeout=60)
+        try:
+            headers = {k: v for k, v in asked.headers.items() if k not in ("host", "connection")}
+            upstream.request(asked.method, asked.path, content or None, headers)
+            answer = upstream.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            kept = {name: found[name] for name in PASSED_ON if name in found}
+            return Say(answer.status, kept, answer.read())
+        finally:
+            upstream.close()
+
+    def _say(self, said: Say) -> None:
+        self.send_response_only(said.status)
+        for name, value in said.headers.items():
+            self.send_header(name, value)
+        if said.status not in (204, 304):
+            self.send_header("Content-Length", str(len(said.content)))
+        self.end_headers()
+        self.wfile.write(said.content)
+
+
+@contextmanager
+def faulty_line(target: str) -> Iterator[FaultyLine]:
+    """A line to a service until the end of the block."""
+    made = FaultyLine(target)
+    threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield made
+    finally:
+        made.shutdown()
+        made.server_close()
+
+
+def first(count: int, fault: Callable[[], Say | None], method: str = "") -> Rule:
+    """A rule for the first requests only, of a method if one is named."""
+    left = threading.Semaphore(count)
+
+    def rule(asked: Asked) -> Say | None:
+        if (not method or asked.method == method) and left.acquire(blocking=False):
+            return fault()
+        return None
+
+    return rule
+
+
+def lose() -> Say | None:
+    """The fault of a line that breaks."""
+    raise Lost
