@@ -8,6 +8,7 @@ from importlib import metadata
 
 from calibrd.client import AsyncClient, Client
 from calibrd.fitting import fingerprint, fit_local
+from calibrd.local_map import LocalMap
 from calibrd.results import Alias, Dataset, Fit, Move, Version
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Client",
     "Dataset",
     "Fit",
+    "LocalMap",
     "Move",
     "Version",
     "__version__",

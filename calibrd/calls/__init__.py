@@ -4,13 +4,21 @@ from calibrd.calls.aliases import AliasCalls
 from calibrd.calls.datasets import DatasetCalls
 from calibrd.calls.fits import FitCalls
 from calibrd.calls.keys import KeyCalls
+from calibrd.calls.local import LocalCalls
 from calibrd.calls.operations import OperationCalls
 from calibrd.calls.predicting import PredictCalls
 from calibrd.calls.versions import VersionCalls
 
 
 class Calls(
-    AliasCalls, FitCalls, DatasetCalls, KeyCalls, OperationCalls, PredictCalls, VersionCalls
+    AliasCalls,
+    FitCalls,
+    DatasetCalls,
+    KeyCalls,
+    LocalCalls,
+    OperationCalls,
+    PredictCalls,
+    VersionCalls,
 ):
     """All of them."""
 

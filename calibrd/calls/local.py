@@ -1,0 +1,54 @@
+"""Maps that are applied in this process."""
+
+from __future__ import annotations
+
+from calibrd.cache import Cache
+from calibrd.calls.base import Asking
+from calibrd.errors import ServerTrouble, ServiceAway
+from calibrd.flows import Flow, Work, call
+from calibrd.loading import Loading, Wanted
+from calibrd.local_map import LocalMap, Source, checked_refresh
+from calibrd.map_memory import LoadedMap, MapMemory
+from calibrd.references import Reference
+from calibrd.results import Version
+
+# a map that is on disk need not wait long for a service that is away
+SHORT_PATIENCE = 1.0
+SHORT_TIMEOUT = 3.0
+
+
+class LocalCalls(Asking):
+    """Calls that bring maps here."""
+
+    @call
+    def load(
+        self, ref: str | Version, *, model: str | None = None, refresh: float | None = 30.0
+    ) -> Flow[LocalMap]:
+        """A map that is applied in this process and follows its alias.
+
+        Every ``refresh`` seconds it is looked whether the alias has moved (None: never). What was
+        loaded is kept on disk, and used while the service is away; this is logged once. With
+        ``model``, the fingerprint of the model that runs here, a version fitted for another one is
+        refused with ModelMismatch.
+        """
+        checked_refresh(refresh)
+        wanted = Wanted(Reference.of(ref), model, MapMemory(Cache(self.connection)))
+        known: LoadedMap | None = yield Work(wanted.recall)
+        trouble: Exception | None = None
+        if known is None:
+            loaded = yield from Loading(self, wanted).flow(None)
+        else:
+            try:
+                loaded = yield from Loading(self, wanted, self._short_try()).flow(known)
+            except (ServiceAway, ServerTrouble) as error:
+                wanted.check_model(known.number, known.model)
+                loaded, trouble = known, error
+        source = Source(self.connection, wanted)
+        return LocalMap(loaded, wanted.reference, source, refresh, trouble)
+
+    def _short_try(self) -> dict[str, float]:
+        here = self.connection
+        return {
+            "timeout": min(here.timeout, SHORT_TIMEOUT),
+            "patience": min(here.patience, SHORT_PATIENCE),
+        }

@@ -1,0 +1,168 @@
+"""Maps applied in process while the service dies, comes back, or refuses."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from live_service import wait_until
+from local_maps import LOGITS, Site, fitted, release
+
+import calibrd
+from calibrd.errors import ServiceAway, Unauthenticated
+from calibrd.named_errors import ModelMismatch
+
+
+@pytest.fixture(scope="module")
+def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site(tmp_path_factory.mktemp("site")).closing() as made:
+        yield made
+
+
+@pytest.fixture
+def site(whole_site: Site) -> Site:
+    """A service that runs when a test begins."""
+    whole_site.start()
+    return whole_site
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[calibrd.Client]:
+    with calibrd.Client(site.url) as made:
+        yield made
+
+
+def said(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [one.message for one in caplog.records if one.levelno == level]
+
+
+def test_a_map_goes_on_while_the_service_is_away(
+    site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "calibrd")
+    release(client, "outage", 2.0)
+    with (
+        calibrd.Client(site.url, patience=0.1) as hasty,
+        hasty.load("outage", refresh=0.05) as local,
+    ):
+        seen = local.confirmed_at
+        wait_until(lambda: local.confirmed_at > seen)
+        site.kill()
+        wait_until(lambda: local.is_stale)
+        for _ in range(2):
+            with pytest.raises(ServiceAway):
+                local.refresh()
+        assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
+        assert "no answer from" in (local.problem or "")
+        (warning,) = said(caplog, logging.WARNING)
+        assert warning.startswith("outage@production: going on with version 1, confirmed 20")
+        site.start()
+        wait_until(lambda: not local.is_stale)
+        release(client, "outage", 3.0)
+        wait_until(lambda: local.version == 2)
+        assert local.problem is None
+    assert len(said(caplog, logging.WARNING)) == 1
+    assert said(caplog, logging.INFO).count("outage@production: the service is back") == 1
+
+
+FRESH = """
+import logging, sys, time, calibrd, numpy as np
+logging.basicConfig(format="%(levelname)s %(message)s")
+client = calibrd.Client(sys.argv[1])
+began = time.monotonic()
+local = client.load("fallback", refresh=0.1)
+took = time.monotonic() - began
+time.sleep(0.5)
+print(took, local.version, local.is_stale, local.apply(np.array([[2.0, 1, 0, 0, 0]])).max())
+"""
+
+
+def test_away_a_start_needs_the_cache(site: Site, client: calibrd.Client) -> None:
+    release(client, "fallback", 2.0, model="sha256:a")
+    client.load("fallback", refresh=None)
+    site.kill()
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, site.url], capture_output=True, text=True, timeout=60
+    )
+    took, version, stale, largest = done.stdout.split()
+    assert (version, stale) == ("1", "True")
+    assert float(took) < 2.5
+    assert float(largest) == fitted(2.0).apply(np.array([[2.0, 1, 0, 0, 0]])).max()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("WARNING fallback@production: going on with version 1")
+
+    with calibrd.Client(site.url, patience=0.3) as hasty:
+        with pytest.raises(ServiceAway):
+            hasty.load("fallback@1")
+        with pytest.raises(ModelMismatch, match="'sha256:b'"):
+            hasty.load("fallback", model="sha256:b")
+        assert hasty.load("fallback", model="sha256:a", refresh=None).is_stale
+
+
+def kill_after_first_answer(site: Site, client: calibrd.Client) -> None:
+    def kill(_: httpx.Response) -> None:
+        client._http.event_hooks = {}
+        site.kill()
+
+    client._http.event_hooks = {"response": [kill]}
+
+
+def test_killed_while_it_loads_it_falls_back_or_waits(
+    site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture, cache_dir: Path
+) -> None:
+    release(client, "halfway", 2.0)
+    client.load("halfway", refresh=None)
+    release(client, "halfway", 3.0)
+    kill_after_first_answer(site, client)
+    local = client.load("halfway", refresh=None)
+    assert (local.version, local.is_stale) == (1, True)
+    assert len(said(caplog, logging.WARNING)) == 1
+
+    site.start()
+    for entry in cache_dir.glob("*/maps/*"):
+        entry.unlink()
+    kill_after_first_answer(site, client)
+    again = threading.Timer(0.5, site.start)
+    again.start()
+    began = time.monotonic()
+    local = client.load("halfway", refresh=None)
+    again.join()
+    assert time.monotonic() - began > 0.5
+    assert (local.version, local.is_stale) == (2, False)
+    assert np.array_equal(local.apply(LOGITS), fitted(3.0).apply(LOGITS))
+
+
+def test_a_revoked_key_is_said_and_never_papered_over(
+    site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = client.create_key("admin", ["predict", "fit", "promote", "admin"])
+    with calibrd.Client(site.url, admin.token) as owner:
+        release(owner, "keyed", 2.0)
+        made = owner.create_key("reader", ["predict"])
+        with (
+            calibrd.Client(site.url, made.token) as reader,
+            reader.load("keyed", refresh=0.05) as local,
+        ):
+            assert made.token.encode() not in pickle.dumps(local)
+            assert made.token not in repr(vars(local))
+            owner.revoke_key(made.key.id)
+            wait_until(lambda: local.is_stale)
+            with pytest.raises(Unauthenticated):
+                local.refresh()
+            assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
+            (warning,) = said(caplog, logging.WARNING)
+            assert "keyed@production: going on with version 1" in warning
+            with pytest.raises(Unauthenticated):
+                reader.load("keyed")
+        # what one key has loaded another does not find
+        with pytest.raises(Unauthenticated):
+            client.load("keyed")
