@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from calibrators import CalibrationMap, archive
-from calibrd.errors import MapDamaged
+from calibrd.errors import MapDamaged, ModelMismatch
 from calibrd.flows import Answer, Flow, Work
 from calibrd.map_memory import LoadedMap, MapMemory
-from calibrd.named_errors import ModelMismatch
 from calibrd.references import Reference
 from calibrd.results import Alias, Version
 

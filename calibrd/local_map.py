@@ -15,11 +15,10 @@ from calibrators import CalibrationMap, archive
 from calibrators.blocks import Floats
 from calibrd.arrays import as_array
 from calibrd.connection import Connection
-from calibrd.errors import Refused, ServerTrouble, ServiceAway
+from calibrd.errors import ModelMismatch, Refused, ServerTrouble, ServiceAway
 from calibrd.following import Follower, begin_anew_after_fork
 from calibrd.loading import Loading, Wanted
 from calibrd.map_memory import LoadedMap
-from calibrd.named_errors import ModelMismatch
 from calibrd.references import Reference
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from local_maps import LOGITS, answers, fitted, release
 
 import calibrd
 from calibrators import archive
-from calibrd.errors import MapDamaged, NotFound
+from calibrd.errors import MapDamaged, ModelMismatch, NotFound
 from calibrd.map_memory import SWEPT_AFTER_SECONDS
-from calibrd.named_errors import ModelMismatch
 
 
 def refreshers() -> list[threading.Thread]:

@@ -18,8 +18,7 @@ from live_service import wait_until
 from local_maps import LOGITS, Site, fitted, release
 
 import calibrd
-from calibrd.errors import ServiceAway, Unauthenticated
-from calibrd.named_errors import ModelMismatch
+from calibrd.errors import ModelMismatch, ServiceAway, Unauthenticated
 
 
 @pytest.fixture(scope="module")
