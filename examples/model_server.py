@@ -58,5 +58,5 @@ def classify(image: Image) -> dict[str, object]:
     return {
         "class": best,
         "probability": float(probabilities[best]),
-        "calibrated_by": calibration.reference,
+        "version": calibration.version,
     }
