@@ -38,7 +38,7 @@ from calibrators.errors import (
 from calibrators.softmax import scaled_logits, softmax
 
 if TYPE_CHECKING:
-    from calibrators.onnx import Graph
+    from calibrators.onnx import Builder
 
 
 class Progress(Protocol):
@@ -158,7 +158,7 @@ class CalibrationMap(ABC):
     def _apply(self, logits: Floats) -> Floats:
         return softmax(self._transform(logits))
 
-    def onnx_logits(self, graph: Graph, logits: str) -> str:
+    def onnx_logits(self, graph: Builder, logits: str) -> str:
         """Write the transform of the tensor ``logits`` into an ONNX graph; its output's name."""
         raise ExportError("not_exportable", f"maps of the method {self.method!r} have no ONNX form")
 
@@ -181,14 +181,14 @@ class TemperatureTypeMap(CalibrationMap):
     def _inverse_temperatures(self, logits: Floats) -> Floats | float:
         """1/T, a number or an array (n,) in float64."""
 
-    def onnx_logits(self, graph: Graph, logits: str) -> str:
+    def onnx_logits(self, graph: Builder, logits: str) -> str:
         """``(logits - row maximum) / T``; the temperature's own graph is the map's."""
         largest = graph.add("ReduceMax", logits, graph.constant([1], np.int64), keepdims=1)
         gaps = graph.add("Sub", logits, largest)
         return graph.add("Mul", gaps, self._onnx_inverse_temperature(graph, logits))
 
     @abstractmethod
-    def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
+    def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
         """Write 1/T, a number or a column (n, 1), into an ONNX graph."""
 
     def _transform(self, logits: Floats) -> Floats:

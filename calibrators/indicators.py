@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from calibrators.blocks import Floats
-from calibrators.onnx import DOUBLE, Graph
+from calibrators.onnx import DOUBLE, Builder
 from calibrators.softmax import margins, softmax
 
 Indicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all_logits"]
@@ -48,7 +48,7 @@ def _one_number(name: Indicator, logits: Floats, temperature: float) -> Floats:
     return np.asarray(-(probabilities * logs).sum(axis=1))
 
 
-def onnx_indicator(name: Indicator, graph: Graph, logits: str, temperature: float) -> str:
+def onnx_indicator(name: Indicator, graph: Builder, logits: str, temperature: float) -> str:
     """Write what :func:`indicate` computes into an ONNX graph."""
     wide = graph.add("Cast", logits, to=DOUBLE)
     scaled = graph.add("Div", wide, graph.constant(temperature, np.float64))

@@ -6,7 +6,7 @@ A map knows its own graph (``onnx_logits``). The model takes float32 ``logits`` 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,18 @@ FLOAT, DOUBLE = 1, 11
 TOLERANCE = 1e-6
 
 
+class Builder(Protocol):
+    """What a map writes itself into: operations of ONNX, one call for each."""
+
+    def constant(self, value: Any, dtype: Any = np.float32) -> str:
+        """A constant's name."""
+
+    def add(self, operation: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """An operation; gives the name of its (first) output."""
+
+
 class Graph:
-    """ONNX nodes and constants as they are written down, one call for each operation."""
+    """ONNX nodes and constants as they are written down."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -59,12 +69,7 @@ def export(fitted: CalibrationMap) -> bytes:
         raise ExportError("onnx_missing", "pip install 'calibrd[onnx]' to export maps") from error
     graph = Graph()
     start: str = fitted.kind
-    logits = start
-    if fitted.kind == "probabilities":
-        logits = graph.add(
-            "Log", graph.add("Clip", start, graph.constant(np.finfo(np.float32).tiny))
-        )
-    graph.add("Softmax", fitted.onnx_logits(graph, logits), output="calibrated", axis=1)
+    graph.add("Softmax", calibrated_logits(fitted, graph, start), output="calibrated", axis=1)
     shape: list[str | int | None] = ["n", fitted.k]
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
@@ -82,6 +87,14 @@ def export(fitted: CalibrationMap) -> bytes:
     data = bytes(model.SerializeToString())
     prove(fitted, data)
     return data
+
+
+def calibrated_logits(fitted: CalibrationMap, graph: Builder, start: str) -> str:
+    """Write a map from its input, logits or probabilities, to calibrated logits."""
+    if fitted.kind == "probabilities":
+        tiny = graph.constant(np.finfo(np.float32).tiny)
+        start = graph.add("Log", graph.add("Clip", start, tiny))
+    return fitted.onnx_logits(graph, start)
 
 
 def prove(fitted: CalibrationMap, data: bytes) -> None:

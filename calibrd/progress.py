@@ -11,7 +11,7 @@ from calibrd.results import Fit
 class Progress:
     """A bar of tqdm, or nothing if it is not shown."""
 
-    def __init__(self, total: int, words: str, *, shown: bool, **options: Any) -> None:
+    def __init__(self, total: int | None, words: str, *, shown: bool, **options: Any) -> None:
         self._bar: Any = None
         if shown:
             from tqdm.auto import tqdm

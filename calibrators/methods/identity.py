@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from calibrators.base import Calibrator, FitContext, TemperatureTypeMap
 from calibrators.blocks import Floats
 from calibrators.data import CalibrationSet
-from calibrators.onnx import Graph
+from calibrators.onnx import Builder
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -19,7 +19,7 @@ class IdentityMap(TemperatureTypeMap):
     def _inverse_temperatures(self, logits: Floats) -> float:
         return 1.0
 
-    def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
+    def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
         return graph.constant(1.0)
 
 

@@ -22,7 +22,7 @@ from calibrators.methods.temperature import (
     check_temperature,
 )
 from calibrators.objectives import Objective, ObjectiveName, make_objective
-from calibrators.onnx import FLOAT, Graph
+from calibrators.onnx import FLOAT, Builder
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ class SmartMap(TemperatureTypeMap):
         np.maximum(hidden, 0, out=hidden)
         return 1 / (self.base_temperature * (np.logaddexp(0, hidden @ self.w2 + self.b2) + FLOOR))
 
-    def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
+    def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
         def constant(value: Any) -> str:
             return graph.constant(value, np.float64)
 

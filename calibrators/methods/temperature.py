@@ -17,7 +17,7 @@ from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, FitError, FlatLogits, ParameterError
 from calibrators.metrics.bins import equal_width
 from calibrators.objectives import SMOOTHING, make_objective
-from calibrators.onnx import Graph
+from calibrators.onnx import Builder
 from calibrators.softmax import margins
 from calibrators.solvers import Root, bracketed_newton, minimise_on_grid, partition_sums
 
@@ -50,7 +50,7 @@ class TemperatureMap(TemperatureTypeMap):
     def _inverse_temperatures(self, logits: Floats) -> float:
         return 1 / self.temperature
 
-    def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
+    def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
         return graph.constant(1 / self.temperature)
 
 

@@ -1,0 +1,173 @@
+"""Calibrated PyTorch models, and the logits of a model for a fit.
+
+>>> from calibrators.methods.temperature import TemperatureMap
+>>> model = CalibratedModule(nn.Linear(4, 3), TemperatureMap(k=3, temperature=1.5))
+>>> model(torch.zeros(2, 4)).shape
+torch.Size([2, 3])
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "calibrd.torch needs torch: pip install 'calibrd[train]'", name="torch"
+    ) from error
+from torch import Tensor, nn
+
+from calibrators import CalibrationMap
+from calibrd.progress import Progress
+from calibrd.torch_graph import MapModule
+
+__all__ = ["CalibratedModule", "MapModule", "collect_logits", "fingerprint"]
+
+Array = NDArray[Any]
+LABELS = ("labels", "label")
+
+
+class CalibratedModule(nn.Module):
+    """A model and its calibration map as one module, which gives calibrated probabilities.
+
+    The map's numbers are part of the ``state_dict``, begin on the model's device and move with the
+    module, which can be exported by ``torch.export`` and ``torch.onnx``. The model gives logits as
+    a tensor, or as ``output.logits`` or ``output["logits"]``.
+    """
+
+    def __init__(self, model: nn.Module, map: CalibrationMap) -> None:
+        super().__init__()
+        self.model = model
+        self.map = MapModule(map).to(_device_of(model))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Calibrated probabilities (n, k)."""
+        found: Tensor = self.map(_logits_of(self.model(*args, **kwargs)))
+        return found
+
+    def logits(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Calibrated logits (n, k), whose softmax are the calibrated probabilities."""
+        return self.map.logits(_logits_of(self.model(*args, **kwargs)))
+
+
+def collect_logits(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+) -> tuple[Array, Array]:
+    """The logits (n, k) and labels (n,) of a model on the batches of a DataLoader.
+
+    A batch is a tuple whose last entry are the labels and whose others the model takes, or a dict
+    with ``labels`` (or ``label``) whose other entries the model takes by name. The model runs in
+    eval mode without gradients and is left as it was; batches are moved to ``device``, by default
+    the model's. Logits of fewer digits are widened to float32.
+    """
+    target = _device_of(model) if device is None else torch.device(device)
+    if device is not None:
+        model = model.to(target)
+    logits, labels = [], []
+    with (
+        _evaluating(model),
+        torch.inference_mode(),
+        Progress(_length(loader), "logits", shown=progress, unit="batch") as bar,
+    ):
+        for batch in loader:
+            args, kwargs, truth = _parts(batch)
+            output = _logits_of(model(*_moved(args, target), **_moved(kwargs, target)))
+            wide = output.to(torch.promote_types(output.dtype, torch.float32))
+            logits.append(wide.cpu().numpy())
+            labels.append(torch.as_tensor(truth).cpu().numpy())
+            bar.add(1)
+    if not logits:
+        raise ValueError("the loader gave no batch")
+    return np.concatenate(logits), np.concatenate(labels)
+
+
+def fingerprint(module: nn.Module) -> str:
+    """What binds a map to a module: a hash of the names, shapes, types and values of its state.
+
+    The same on every device; another after any step of training.
+    """
+    found = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"a fingerprint is of tensors, but {name!r} of the state is a "
+                f"{type(value).__name__}: take calibrd.fingerprint of the model's file"
+            )
+        plain = value.detach().cpu().contiguous()
+        found.update(f"{name}\0{plain.dtype}\0{tuple(plain.shape)}\0".encode())
+        found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{found.hexdigest()}"
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _logits_of(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    found = output.get("logits") if isinstance(output, Mapping) else None
+    found = getattr(output, "logits", None) if found is None else found
+    if isinstance(found, Tensor):
+        return found
+    raise TypeError(
+        "the model must give logits as a tensor, output.logits or output['logits'], "
+        f"got {type(output).__name__}"
+    )
+
+
+def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """What the model takes by place and by name, and the labels."""
+    if isinstance(batch, Mapping):
+        named = next((name for name in LABELS if name in batch), None)
+        if named is not None:
+            rest = {name: value for name, value in batch.items() if name not in LABELS}
+            return (), rest, batch[named]
+    elif isinstance(batch, list | tuple) and len(batch) >= 2:
+        *inputs, labels = batch
+        return tuple(inputs), {}, labels
+    raise TypeError(
+        f"a batch must be (inputs..., labels) or a dict with 'labels', got {type(batch).__name__}"
+    )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {name: _moved(one, device) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        moved = [_moved(one, device) for one in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+    return value
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
