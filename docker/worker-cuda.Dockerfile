@@ -27,6 +27,7 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir -c constraints.txt setuptools
 COPY pyproject.toml README.md LICENSE ./
 COPY calibrators calibrators
+COPY calibrd calibrd
 RUN pip wheel --no-cache-dir -c constraints.txt --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM base AS worker-cuda

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -18,6 +17,8 @@ import psutil
 import pytest
 from live_service import NPZ, ROOT, in_process, npz, running, sample, wait_until
 from registering import temperature_registration
+
+from service.command_line import run
 
 MEGABYTE = 1 << 20
 
@@ -185,27 +186,9 @@ def test_logs_are_json_with_request_ids_and_no_secrets(tmp_path):
     assert token not in started.log.read_text()
 
 
-def test_wheel_leaves_the_service_out(tmp_path):
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
-    source = tmp_path / "source"
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "calibrd-data", "out", ".*")
-    )
-    subprocess.run([*command, "-w", str(tmp_path), str(source)], check=True, timeout=120)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(io.BytesIO(wheel.read_bytes())) as file:
-        packages = {name.partition("/")[0] for name in file.namelist() if ".dist-info" not in name}
-    assert packages == {"calibrators"}
-
-
 @pytest.mark.parametrize("arguments", [(), ("dance",), ("serve", "--colour", "red")])
-def test_wrong_command_lines_show_the_usage(arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "service", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "usage: python -m service" in done.stderr
+def test_wrong_command_lines_show_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m service" in capsys.readouterr().err
