@@ -6,7 +6,17 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import apply, calibration_error, capacity, memory, ours, serving, smart, temperature
+from benchmarks import (
+    apply,
+    calibration_error,
+    capacity,
+    local,
+    memory,
+    ours,
+    serving,
+    smart,
+    temperature,
+)
 from benchmarks.output import Results, Topic, machine, write, write_topic
 from benchmarks.timing import ForeignLoad
 
@@ -20,6 +30,7 @@ FULL: dict[str, list[Size]] = {
     "memory": [(50_000, 1000)],
     "serving": [(1, 1000)],
     "capacity": [(2_000, 10), (10_000, 100)],
+    "local": [(1, 10), (1, 1000), (100, 1000)],
 }
 QUICK: dict[str, list[Size]] = {
     "temperature": [(500, 100), (2_000, 20), (10_000, 10)],
@@ -29,6 +40,7 @@ QUICK: dict[str, list[Size]] = {
     "memory": [(2_000, 1000)],
     "serving": [(1, 1000)],
     "capacity": [(500, 10)],
+    "local": [(1, 10)],
 }
 
 
@@ -71,6 +83,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
         "memory": memory.run,
         "serving": lambda at: serving.run(at, rounds(7), 0.5 if options.quick else 3.0),
         "capacity": lambda at: capacity.run(at, options.quick),
+        "local": lambda at: local.run(at, rounds(61), budget),
     }
     for name in options.topics or FULL:
         yield from runs[name](options.sizes or sizes[name])
