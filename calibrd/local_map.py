@@ -179,7 +179,7 @@ class LocalMap:
             self._said.clear()
             self._problem = None
             return
-        self._problem = str(error) or type(error).__name__
+        self._problem = "; ".join(str(error).splitlines()) or type(error).__name__
         if kind not in self._said:
             self._said.add(kind)
             _log.log(

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -85,10 +84,25 @@ print(took, local.version, local.is_stale, local.apply(np.array([[2.0, 1, 0, 0, 
 """
 
 
-def test_away_a_start_needs_the_cache(site: Site, client: calibrd.Client) -> None:
+def kill_after_first_answer(site: Site, client: calibrd.Client) -> None:
+    def kill(_: httpx.Response) -> None:
+        client._http.event_hooks = {}
+        site.kill()
+
+    client._http.event_hooks = {"response": [kill]}
+
+
+def test_killed_while_it_loads_the_cache_serves(
+    site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     release(client, "fallback", 2.0, model="sha256:a")
     client.load("fallback", refresh=None)
-    site.kill()
+    release(client, "fallback", 3.0, model="sha256:a")
+    kill_after_first_answer(site, client)
+    local = client.load("fallback", refresh=None)
+    assert (local.version, local.is_stale) == (1, True)
+    assert len(said(caplog, logging.WARNING)) == 1
+
     done = subprocess.run(
         [sys.executable, "-c", FRESH, site.url], capture_output=True, text=True, timeout=60
     )
@@ -107,37 +121,17 @@ def test_away_a_start_needs_the_cache(site: Site, client: calibrd.Client) -> Non
         assert hasty.load("fallback", model="sha256:a", refresh=None).is_stale
 
 
-def kill_after_first_answer(site: Site, client: calibrd.Client) -> None:
-    def kill(_: httpx.Response) -> None:
-        client._http.event_hooks = {}
-        site.kill()
-
-    client._http.event_hooks = {"response": [kill]}
-
-
-def test_killed_while_it_loads_it_falls_back_or_waits(
-    site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture, cache_dir: Path
-) -> None:
-    release(client, "halfway", 2.0)
-    client.load("halfway", refresh=None)
-    release(client, "halfway", 3.0)
-    kill_after_first_answer(site, client)
-    local = client.load("halfway", refresh=None)
-    assert (local.version, local.is_stale) == (1, True)
-    assert len(said(caplog, logging.WARNING)) == 1
-
-    site.start()
-    for entry in cache_dir.glob("*/maps/*"):
-        entry.unlink()
+def test_killed_while_it_loads_without_a_cache_it_waits(site: Site, client: calibrd.Client) -> None:
+    release(client, "patient", 2.0)
     kill_after_first_answer(site, client)
     again = threading.Timer(0.5, site.start)
     again.start()
     began = time.monotonic()
-    local = client.load("halfway", refresh=None)
+    local = client.load("patient", refresh=None)
     again.join()
     assert time.monotonic() - began > 0.5
-    assert (local.version, local.is_stale) == (2, False)
-    assert np.array_equal(local.apply(LOGITS), fitted(3.0).apply(LOGITS))
+    assert (local.version, local.is_stale) == (1, False)
+    assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
 
 
 def test_a_revoked_key_is_said_and_never_papered_over(
