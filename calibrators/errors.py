@@ -33,11 +33,12 @@ class CalibrationError(Exception):
 
 
 class DataError(CalibrationError, ValueError):
-    """The input breaks a rule; ``rows`` break it and ``first`` is the first of them."""
+    """The input breaks a ``rule``: ``rows`` break it and ``first`` is the first of them."""
 
     def __init__(
         self, code: str, message: str, *, rows: int | None = None, first: int | None = None
     ) -> None:
+        self.rule = message
         if rows is not None:
             noun = "row breaks" if rows == 1 else "rows break"
             message = f"{message} ({rows} {noun} this rule, first row {first})"

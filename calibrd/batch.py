@@ -1,0 +1,131 @@
+"""Maps applied to files of any size, and to batches on many machines.
+
+>>> from calibrators.methods.temperature import TemperatureMap
+>>> apply = BatchApply(TemperatureMap(k=2, temperature=2.0))
+>>> apply({"logits": np.zeros((3, 2))})["probabilities"].tolist()
+[[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import CalibrationMap, DataError
+from calibrd.arrays import as_array
+from calibrd.local_map import LocalMap
+from calibrd.progress import Progress
+from calibrd.streams import check_ending, open_source, open_target, written_whole
+from calibrd.tables import DEFAULT_COLUMN, errors_of
+
+Array = NDArray[Any]
+
+
+Applies = CalibrationMap | LocalMap
+
+
+class Applied(NamedTuple):
+    """What ``apply_file`` did."""
+
+    target: Path
+    rows: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class BatchApply:
+    """A callable that adds calibrated probabilities to a batch: columns by name, as numpy arrays.
+
+    That is what Ray Data's ``map_batches(..., batch_format="numpy")`` gives and takes. ``columns``
+    is one column of rows, or several of numbers. The answer is ``output``, or with
+    ``one_column_each`` the columns ``probabilities_0`` and so on; with ``predictions``, the columns
+    ``prediction`` and ``confidence`` come along.
+    """
+
+    fitted: Applies
+    columns: str | Sequence[str] = DEFAULT_COLUMN
+    output: str = "probabilities"
+    dtype: Literal["float32", "float64"] | None = None
+    predictions: bool = False
+    one_column_each: bool = False
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch with the probabilities of its rows."""
+        if isinstance(self.columns, str):
+            values = as_array(batch[self.columns], self.columns)
+        else:
+            values = np.column_stack([as_array(batch[one], one) for one in self.columns])
+        return {**batch, **self.added(self.probabilities(values))}
+
+    def probabilities(self, values: Array) -> Array:
+        """Those of some rows."""
+        return self.fitted.apply(values if self.dtype is None else values.astype(self.dtype))
+
+    def added(self, found: Array) -> dict[str, Array]:
+        """The columns that are added for these probabilities."""
+        made = {self.output: found}
+        if self.one_column_each:
+            made = {f"{self.output}_{one}": found[:, one] for one in range(found.shape[1])}
+        if self.predictions:
+            made |= {"prediction": found.argmax(axis=1), "confidence": found.max(axis=1)}
+        return made
+
+
+def apply_file(
+    fitted: Applies,
+    source: str | Path,
+    target: str | Path,
+    *,
+    columns: str | Sequence[str] | None = None,
+    output: str = "probabilities",
+    dtype: Literal["float32", "float64"] | None = None,
+    predictions: bool = False,
+    one_column_each: bool = False,
+    drop_inputs: bool = False,
+    force: bool = False,
+    progress: bool = True,
+) -> Applied:
+    """Apply a map to a file and write another, a block of rows at a time, in constant memory.
+
+    Both are .npy, .npz (the array ``logits``, or ``probabilities`` for a map that takes those),
+    .parquet or .arrow (``columns``: one of lists, or several of numbers). Other columns and arrays
+    are kept, and with ``drop_inputs`` the numbers that were read are left out. The other options
+    are those of BatchApply. The target appears when it is whole, and replaces another only with
+    ``force``.
+    """
+    start, end = Path(source), Path(target)
+    # an alias may move meanwhile, but a file is of one version
+    steady = fitted.map if isinstance(fitted, LocalMap) else fitted
+    for path in (start, end):
+        check_ending(path)
+    if end.exists() and not force:
+        raise FileExistsError(17, "is there already, and is replaced only with force", str(end))
+    apply = BatchApply(
+        steady,
+        output=output,
+        dtype=dtype,
+        predictions=predictions,
+        one_column_each=one_column_each,
+    )
+    chosen = [columns] if isinstance(columns, str) else columns
+    done = classes = 0
+    with open_source(start, steady.kind, chosen) as opened:
+        if not opened.rows:
+            raise DataError("empty", f"{start} holds no rows")
+        with (
+            written_whole(end) as part,
+            Progress(opened.rows, "apply", shown=progress, unit=" rows", unit_scale=True) as bar,
+            open_target(part, end.suffix.lower(), opened, drop_inputs=drop_inputs) as write,
+        ):
+            for block in opened.blocks:
+                with errors_of(start, done):
+                    found = apply.probabilities(block.values)
+                write(block, apply.added(found))
+                done, classes = done + len(found), found.shape[1]
+                bar.add(len(found))
+    return Applied(end, done, classes)

@@ -1,0 +1,126 @@
+"""npy and npz files, a block of rows at a time: memory does not grow with the file."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import DataError
+
+Array = NDArray[Any]
+HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+COPIED_BYTES = 1 << 20
+
+
+class Rows:
+    """The rows of an array in a file, (n,) or (n, k)."""
+
+    def __init__(self, file: IO[bytes], name: str, path: Path | None = None) -> None:
+        self.name = name
+        self._file = file
+        self._path = path
+        try:
+            version = np.lib.format.read_magic(file)
+            self.shape, self.columnwise, self.dtype = HEADERS[version](file)
+        except (ValueError, KeyError, EOFError) as error:
+            raise DataError("not_an_array", f"{name} is no array of numpy: {error}") from error
+        if self.dtype.hasobject:
+            raise DataError(
+                "pickled", f"{name} holds pickled objects, which are never loaded: save numbers"
+            )
+        if len(self.shape) not in (1, 2):
+            raise DataError("bad_shape", f"{name} must have shape (n, k) or (n,), got {self.shape}")
+
+    def blocks(self, values: int) -> Iterator[Array]:
+        """Blocks of about so many values."""
+        width = math.prod(self.shape[1:])
+        rows = max(1, values // max(1, width))
+        if self.columnwise and len(self.shape) > 1:
+            yield from self._mapped(rows)
+            return
+        for start in range(0, self.shape[0], rows):
+            count = min(rows, self.shape[0] - start)
+            size = count * width * self.dtype.itemsize
+            content = self._file.read(size)
+            if len(content) < size:
+                raise DataError("cut_off", f"{self.name} ends after {start:,} of its rows")
+            yield np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
+
+    def _mapped(self, rows: int) -> Iterator[Array]:
+        """Blocks of an array that is stored column by column."""
+        if self._path is None:
+            raise DataError(
+                "column_by_column",
+                f"{self.name} is stored column by column: save np.ascontiguousarray(...) of it",
+            )
+        whole = np.load(self._path, mmap_mode="r")
+        for start in range(0, len(whole), rows):
+            yield np.ascontiguousarray(whole[start : start + rows])
+
+
+@contextmanager
+def open_rows(path: Path, kind: str) -> Iterator[Rows]:
+    """The array of an npy file, or that of this kind in an npz."""
+    if path.suffix.lower() == ".npy":
+        with path.open("rb") as file:
+            yield Rows(file, str(path), path)
+        return
+    with opened_npz(path) as archive:
+        member = f"{kind}.npy"
+        if member not in archive.namelist():
+            raise DataError(
+                "missing_array",
+                f"{path} must hold an array {kind!r}, but holds {members_of(archive)}",
+            )
+        with archive.open(member) as file:
+            yield Rows(file, f"{kind} of {path}")
+
+
+@contextmanager
+def opened_npz(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The zip file that an npz is."""
+    with path.open("rb") as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except zipfile.BadZipFile as error:
+            raise DataError(
+                "not_an_npz", f"{path} is no npz file: write one with np.savez"
+            ) from error
+        with archive:
+            try:
+                yield archive
+            except (zipfile.BadZipFile, zlib.error) as error:
+                raise DataError("damaged", f"{path} is damaged: {error}") from error
+
+
+def members_of(archive: zipfile.ZipFile) -> str:
+    """The names of the arrays in an npz, as an error tells them."""
+    return ", ".join(repr(name.removesuffix(".npy")) for name in archive.namelist()) or "nothing"
+
+
+def write_header(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """What an npy file begins with."""
+    described = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": described, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(file, header)
+
+
+def copy_others(source: Path, target: zipfile.ZipFile, left_out: set[str]) -> None:
+    """The other arrays of an npz, as they are."""
+    with opened_npz(source) as archive:
+        for name in archive.namelist():
+            if name.removesuffix(".npy") not in left_out:
+                with archive.open(name) as held, target.open(name, "w", force_zip64=True) as copy:
+                    shutil.copyfileobj(held, copy, COPIED_BYTES)

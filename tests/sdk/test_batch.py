@@ -1,0 +1,244 @@
+"""Maps applied to files: every format, the same probabilities, constant memory, whole or not."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from live_service import sample
+from pyarrow import parquet
+
+from calibrators import DataError, archive
+from calibrators.methods.temperature import TemperatureMap
+from calibrd import streams
+from calibrd.batch import BatchApply, apply_file
+from calibrd.command_line import run
+
+LOGITS, LABELS = sample()
+FITTED = TemperatureMap(k=5, temperature=3.0)
+RIGHT = FITTED.apply(LOGITS)
+
+
+def arrow(path: Path, table: Any) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=70)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many blocks, of which the last is shorter."""
+    monkeypatch.setattr(streams, "BLOCK_VALUES", 5 * 64)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    np.save(tmp_path / "in.npy", LOGITS)
+    np.save(tmp_path / "turned.npy", np.asfortranarray(LOGITS))
+    np.savez_compressed(tmp_path / "in.npz", logits=LOGITS, labels=LABELS)
+    names = {f"z{one}": LOGITS[:, one] for one in range(5)}
+    table = pa.table({"id": [f"row {n}" for n in range(600)], "logits": [*LOGITS], **names})
+    table = table.replace_schema_metadata({"made by": "a test"})
+    parquet.write_table(table, tmp_path / "in.parquet", row_group_size=100)
+    arrow(tmp_path / "in.arrow", table)
+    return tmp_path
+
+
+def read(path: Path) -> Any:
+    match path.suffix:
+        case ".npy":
+            return np.load(path)
+        case ".npz":
+            with np.load(path) as stored:
+                return stored["probabilities"]
+        case ".parquet":
+            table = parquet.read_table(path)
+        case _:
+            table = pa.ipc.open_file(path).read_all()
+    assert table.schema.field("probabilities").type == pa.list_(pa.float32(), 5)
+    return np.array(table["probabilities"].to_pylist(), dtype=np.float32)
+
+
+@pytest.mark.parametrize("end", [".npy", ".npz", ".parquet", ".arrow"])
+@pytest.mark.parametrize("start", ["in.npy", "turned.npy", "in.npz", "in.parquet", "in.arrow"])
+def test_every_format_gives_what_the_map_gives(folder: Path, start: str, end: str) -> None:
+    done = apply_file(FITTED, folder / start, folder / f"out{end}", progress=False)
+    assert done == (folder / f"out{end}", 600, 5)
+    np.testing.assert_array_equal(read(done.target), RIGHT)
+    assert not [path for path in folder.iterdir() if path.suffix == ".part"]
+
+
+def test_other_columns_and_arrays_are_kept(folder: Path) -> None:
+    target = folder / "out.parquet"
+    apply_file(FITTED, folder / "in.parquet", target, progress=False)
+    before, after = parquet.read_table(folder / "in.parquet"), parquet.read_table(target)
+    assert after.drop(["probabilities"]).equals(before)
+    assert after.schema.metadata[b"made by"] == b"a test"
+    apply_file(FITTED, folder / "in.npz", folder / "out.npz", drop_inputs=True, progress=False)
+    with np.load(folder / "out.npz") as stored:
+        assert sorted(stored) == ["labels", "probabilities"]
+        np.testing.assert_array_equal(stored["labels"], LABELS)
+
+
+def test_columns_for_each_class_with_predictions(folder: Path) -> None:
+    target = folder / "out.parquet"
+    apply_file(
+        FITTED,
+        folder / "in.arrow",
+        target,
+        columns=[f"z{one}" for one in range(5)],
+        output="p",
+        dtype="float64",
+        predictions=True,
+        one_column_each=True,
+        drop_inputs=True,
+        progress=False,
+    )
+    table = parquet.read_table(target)
+    names = ["id", "logits", *(f"p_{one}" for one in range(5)), "prediction", "confidence"]
+    assert table.column_names == names
+    assert table.schema.field("p_0").type == pa.float64()
+    np.testing.assert_allclose(table["p_3"].to_numpy(), RIGHT[:, 3], atol=1e-6)
+    np.testing.assert_array_equal(table["prediction"].to_numpy(), RIGHT.argmax(axis=1))
+
+
+def test_a_map_of_probabilities_reads_those(folder: Path) -> None:
+    fitted = TemperatureMap(k=5, temperature=3.0, kind="probabilities")
+    np.savez(folder / "p.npz", probabilities=RIGHT, labels=LABELS)
+    apply_file(fitted, folder / "p.npz", folder / "out.npz", progress=False)
+    np.testing.assert_array_equal(read(folder / "out.npz"), fitted.apply(RIGHT))
+    with pytest.raises(DataError, match="must hold an array 'probabilities', but holds 'logits'"):
+        apply_file(fitted, folder / "in.npz", folder / "other.npz", progress=False)
+
+
+def broken_rows(folder: Path) -> None:
+    nan = LOGITS.copy()
+    nan[301, 2] = np.nan
+    np.save(folder / "nan.npy", nan)
+    lists = [row.tolist() for row in LOGITS]
+    cases: dict[str, Any] = {
+        "null": [*lists[:402], None, *lists[403:]],
+        "inner": [*lists[:402], [None, *lists[402][1:]], *lists[403:]],
+        "ragged": [*lists[:402], lists[402][:3], *lists[403:]],
+        "text": ["text"] * 600,
+    }
+    for name, rows in cases.items():
+        parquet.write_table(pa.table({"logits": rows}), folder / f"{name}.parquet")
+    parquet.write_table(pa.table({"logits": [*nan]}), folder / "nan.parquet")
+    parquet.write_table(pa.table({"logits": [*LOGITS[:0]]}), folder / "empty.parquet")
+    (folder / "cut.npy").write_bytes((folder / "in.npy").read_bytes()[:-8])
+    (folder / "damaged.parquet").write_bytes((folder / "in.parquet").read_bytes()[:-50])
+    np.save(folder / "pickled.npy", np.array([{}, {}]))
+    np.save(folder / "wide.npy", np.zeros((4, 7)))
+    (folder / "text.npy").write_text("text")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nan.npy", "logits must not be NaN, as row 301 "),
+        ("nan.parquet", "logits must not be NaN, as row 301 "),
+        ("null.parquet", "missing values, as row 402 "),
+        ("inner.parquet", "missing values, as row 402 "),
+        ("ragged.parquet", "equally many numbers in every row"),
+        ("text.parquet", "must be numbers, got text such as 'text'"),
+        ("empty.parquet", "holds no rows"),
+        ("cut.npy", "cut.npy ends after 576 of its rows"),
+        ("damaged.parquet", "is no parquet file"),
+        ("pickled.npy", "holds pickled objects"),
+        ("wide.npy", "fitted on 5 classes, got 7 columns"),
+        ("text.npy", "is no array of numpy"),
+    ],
+)
+def test_what_is_wrong_is_named_and_leaves_nothing(folder: Path, name: str, said: str) -> None:
+    broken_rows(folder)
+    before = {*folder.iterdir()}
+    for end in (".npy", ".parquet"):
+        with pytest.raises(DataError, match="(?i)" + said.replace("(", r"\(")) as caught:
+            apply_file(FITTED, folder / name, folder / f"out{end}", progress=False)
+        assert name in str(caught.value)
+    assert {*folder.iterdir()} == before
+
+
+def test_columns_must_be_there_and_free(folder: Path) -> None:
+    with pytest.raises(DataError, match="must have one column 'nothing', but has 'id', 'logits'"):
+        apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", columns="nothing")
+    with pytest.raises(DataError, match="has a column 'id': choose another"):
+        apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", output="id", progress=False)
+    with pytest.raises(DataError, match="has no columns to choose from"):
+        apply_file(FITTED, folder / "in.npy", folder / "o.npy", columns="logits")
+    with pytest.raises(DataError, match="need a target with columns"):
+        apply_file(FITTED, folder / "in.npy", folder / "o.npy", predictions=True, progress=False)
+    assert not [*folder.glob("*o.*")]
+
+
+def test_nothing_is_replaced_unasked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "m.calibrd").write_bytes(archive.dump(FITTED))
+    words = [str(folder / "in.npy"), str(folder / "in.npz"), "--map", str(folder / "m.calibrd")]
+    assert run(["apply", *words]) == 3
+    assert "is there already" in capsys.readouterr().err
+    assert run(["apply", *words, "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 600
+    np.testing.assert_array_equal(read(folder / "in.npz"), RIGHT)
+
+
+@pytest.mark.parametrize("columns", ["logits", [f"z{one}" for one in range(5)]])
+def test_the_callable_travels_and_adds_columns(columns: Any) -> None:
+    apply = pickle.loads(pickle.dumps(BatchApply(FITTED, columns, predictions=True)))  # noqa: S301
+    batch = {"id": np.arange(600), "logits": LOGITS, **{f"z{n}": LOGITS[:, n] for n in range(5)}}
+    answer = apply(batch)
+    assert [*answer] == [*batch, "probabilities", "prediction", "confidence"]
+    np.testing.assert_array_equal(answer["probabilities"], RIGHT)
+
+
+MEASURED = """
+import resource, sys
+from calibrators.methods.temperature import TemperatureMap
+from calibrd.batch import apply_file
+fitted = TemperatureMap(k=10, temperature=3.0)
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+apply_file(fitted, sys.argv[1], sys.argv[2], progress=False)
+before = peak()
+done = apply_file(fitted, sys.argv[3], sys.argv[4], progress=False)
+print(before, peak(), done.rows)
+"""
+
+
+@pytest.mark.parametrize("ending", [".npy", ".parquet"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None:
+    """A file ten times as large, of 160 MB, takes no more than a little more memory."""
+    small, large = (tmp_path / f"{name}{ending}" for name in ("small", "large"))
+    block = np.random.default_rng(0).normal(size=(400_000, 10)).astype(np.float32)
+    if ending == ".npy":
+        np.save(small, block)
+        with large.open("wb") as file:
+            np.lib.format.write_array_header_2_0(
+                file, {"descr": "<f4", "fortran_order": False, "shape": (4_000_000, 10)}
+            )
+            for _ in range(10):
+                file.write(block.data)
+    else:
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), 10)
+        table = pa.table({"logits": rows})
+        parquet.write_table(table, small, use_dictionary=False)
+        with parquet.ParquetWriter(large, table.schema, use_dictionary=False) as writer:
+            for _ in range(10):
+                writer.write_table(table)
+    targets = (tmp_path / f"out{one}{ending}" for one in range(2))
+    first, second = targets
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, small, first, large, second],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, after, rows = map(int, done.stdout.split())
+    size = large.stat().st_size >> 20
+    assert (size > 140, rows) == (True, 4_000_000)
+    assert after - before < size / 4, (before, after)
