@@ -44,7 +44,7 @@ format: .venv/base  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 
 demo: .venv/run  ## fit the bundled sample with every method; print the table, write out/demo.html
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m calibrd demo --out out/demo.html
 
 fuzz: .venv/base  ## 5,000 generated calls on the running service: no 5xx
 	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/test_generated_calls.py

@@ -23,6 +23,6 @@ def draw(
 
 
 def sample(name: str) -> CalibrationSet:
-    """One of the bundled Fashion-MNIST sets: cal, test, shift_noise or shift_blur."""
+    """One of the bundled Fashion-MNIST sets: cal or test."""
     with np.load(EXAMPLES / f"fashion_ce__{name}.npz", allow_pickle=False) as file:
         return CalibrationSet(file["logits"], file["labels"])

@@ -1,0 +1,22 @@
+"""``python -m calibrd``, and the command ``calibrd``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    try:
+        # the imports take a moment, in which Ctrl-C must already end the command without a word
+        from calibrd.command_line import run
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The commands of ``calibrd``, a file for each subject."""

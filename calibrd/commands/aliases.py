@@ -1,0 +1,70 @@
+"""``calibrd promote``, ``rollback`` and ``history``."""
+
+from __future__ import annotations
+
+import argparse
+
+from calibrd.commands.asked import Asked, Verb
+from calibrd.commands.output import minute, table
+from calibrd.results import Move
+
+
+def add_to(verb: Verb) -> None:
+    """Add the commands."""
+    promoting = verb("promote", promote, "point an alias of a calibrator at a version")
+    promoting.add_argument("name", metavar="NAME")
+    promoting.add_argument("number", type=int, metavar="NUMBER")
+    _add_alias_flag(promoting)
+    promoting.add_argument("--reason", default="", help="is kept in the history")
+    promoting.add_argument(
+        "--force",
+        action="store_true",
+        help="also a version judged worse or on too few rows; needs a reason",
+    )
+    returning = verb("rollback", rollback, "take back the last move of an alias")
+    returning.add_argument("name", metavar="NAME")
+    _add_alias_flag(returning)
+    returning.add_argument("--reason", default="", help="is kept in the history")
+    telling = verb("history", history, "list the moves of an alias, newest first")
+    telling.add_argument("name", metavar="NAME")
+    _add_alias_flag(telling)
+    telling.add_argument("--limit", type=int, metavar="N", help="at most so many")
+
+
+def promote(asked: Asked) -> None:
+    """Move an alias."""
+    flags = asked.flags
+    with asked.client() as client:
+        alias = client.promote(
+            flags.name, flags.number, alias=flags.alias, reason=flags.reason, force=flags.force
+        )
+    if alias.warning:
+        asked.output.note(f"warning: {alias.warning}")
+    asked.output.answer(alias, f"{flags.name}@{alias.name} is version {alias.version}")
+
+
+def rollback(asked: Asked) -> None:
+    """Take a move back."""
+    flags = asked.flags
+    with asked.client() as client:
+        alias = client.rollback(flags.name, alias=flags.alias, reason=flags.reason)
+    asked.output.answer(alias, f"{flags.name}@{alias.name} is version {alias.version} again")
+
+
+def history(asked: Asked) -> None:
+    """List moves."""
+    flags = asked.flags
+    with asked.client() as client:
+        moves = client.history(flags.name, alias=flags.alias, limit=flags.limit)
+    head = ("move", "from", "to", "when (UTC)", "by", "", "reason")
+    asked.output.answer(moves, table(head, [_line(move) for move in moves]))
+
+
+def _line(move: Move) -> tuple[object, ...]:
+    how = "rollback" if move.rollback else ("forced" if move.forced else "")
+    when = minute(move.moved_at)
+    return move.revision, move.from_version, move.to_version, when, move.moved_by, how, move.reason
+
+
+def _add_alias_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--alias", default="production", help="[production]")

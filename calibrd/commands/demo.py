@@ -1,0 +1,152 @@
+"""``calibrd demo``: every method on a real model, judged on rows that no fit saw."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibrators import CalibrationMap, CalibrationSet, FitError, all_methods, charts, page
+from calibrators.base import TemperatureTypeMap
+from calibrators.report import Report, evaluate
+from calibrators.softmax import margins, softmax
+from calibrd.commands.asked import Asked, Verb
+from calibrd.sample import TITLE, sample
+
+CHOSEN = ("auto", "temperature")  # without torch there is no auto
+HEAD = {
+    "ECE before": 10,
+    "ECE after": 9,
+    "95 % interval": 14,
+    "floor": 8,
+    "NLL": 7,
+    "Brier": 7,
+    "accuracy": 8,
+    "seconds": 7,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fitted map, its report, and how long the fit took."""
+
+    name: str
+    fitted: CalibrationMap
+    report: Report
+    seconds: float
+
+
+def add_to(verb: Verb) -> None:
+    """Add the command."""
+    showing = verb(
+        "demo", demo, "fit every method to a bundled real sample: no service, no network"
+    )
+    showing.add_argument(
+        "--out",
+        type=Path,
+        default=Path("calibrd-demo.html"),
+        metavar="FILE",
+        help="the page to write [calibrd-demo.html]",
+    )
+
+
+def demo(asked: Asked) -> None:
+    """Fit, print the table, write the page."""
+    say = asked.output.say
+    cal, test = sample("cal"), sample("test")
+    say(f"{TITLE}: fitted on {cal.n:,} rows, judged on {test.n:,} others.")
+    say("An ECE at its floor is as small as a perfectly calibrated model would measure.\n")
+    say(_aligned("method", HEAD, "verdict"))
+    rows, left_out = [], []
+    for name in sorted(all_methods(), key=lambda one: (one == CHOSEN[0], one != "identity", one)):
+        row = _fitted(name, cal, test)
+        if row is None:
+            left_out.append(name)
+        else:
+            rows.append(row)
+            say(_line(row))
+    if left_out:
+        say(f"\nleft out, for want of torch: {', '.join(left_out)} (pip install 'calibrd[train]')")
+    chosen = next(row for name in CHOSEN for row in rows if row.name == name)
+    target = _write_page(chosen, test, asked.flags.out)
+    if target is None:
+        say("\nno page was written, for want of charts: pip install 'calibrd[charts]'")
+    else:
+        say(f"\nThe report of {chosen.name!r} is in {target}")
+    asked.output.document(_document(rows, left_out, target))
+
+
+def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row | None:
+    """A method fitted and judged, or None if it needs what is not installed."""
+    started = time.perf_counter()
+    try:
+        fitted = all_methods()[name]().fit(cal)
+    except FitError as error:
+        if error.code == "torch_missing":
+            return None
+        raise
+    seconds = time.perf_counter() - started
+    report = evaluate(
+        fitted.apply(test.logits),
+        test.labels,
+        before=softmax(test.logits),
+        margin=margins(test.logits),
+        judged_on=f"{test.n:,} test images that no fit saw",
+    )
+    return Row(name, fitted, report.with_fit(method=fitted.method, **fitted.fit_info), seconds)
+
+
+def _line(row: Row) -> str:
+    report = row.report
+    ece, before = report.intervals["ece"], report.sides["before"].metrics["ece"] or 0.0
+    figures = (
+        f"{100 * before:.2f} %",
+        f"{100 * ece.value:.2f} %",
+        f"[{100 * ece.low:.2f}, {100 * ece.high:.2f}]",
+        f"{100 * report.noise_floor.mean:.2f} %",
+        f"{report.intervals['nll'].value:.4f}",
+        f"{report.intervals['brier'].value:.4f}",
+        f"{100 * report.intervals['accuracy'].value:.2f} %",
+        f"{row.seconds:.1f}",
+    )
+    return _aligned(row.name, figures, str(report.verdict))
+
+
+def _aligned(first: str, cells: Iterable[str], last: str) -> str:
+    figures = (f"{one:>{width}}" for one, width in zip(cells, HEAD.values(), strict=True))
+    return f"{first:<15} {' '.join(figures)}  {last}"
+
+
+def _write_page(row: Row, test: CalibrationSet, target: Path) -> Path | None:
+    """The report page of one map, with the temperatures it gives; None without charts."""
+    if importlib.util.find_spec("vl_convert") is None:
+        return None
+    more = {}
+    if isinstance(row.fitted, TemperatureTypeMap):
+        more["Temperature by margin"] = charts.temperature_curve(row.fitted, test.logits)
+    text = page.render(row.report, title=f"{TITLE}: calibrated by {row.name}", more_charts=more)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    return target.resolve()
+
+
+def _document(rows: list[Row], left_out: list[str], target: Path | None) -> dict[str, Any]:
+    methods = [
+        {
+            "method": row.name,
+            "map": row.fitted.method,
+            "ece_before": row.report.sides["before"].metrics["ece"],
+            "ece": row.report.intervals["ece"],
+            "noise_floor": row.report.noise_floor,
+            "nll": row.report.metrics["nll"],
+            "brier": row.report.metrics["brier"],
+            "accuracy": row.report.metrics["accuracy"],
+            "seconds": row.seconds,
+            "verdict": row.report.verdict,
+        }
+        for row in rows
+    ]
+    return {"methods": methods, "left_out": left_out, "page": target and str(target)}

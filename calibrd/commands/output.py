@@ -1,0 +1,137 @@
+"""What a command says, and where: answers to stdout, all else to stderr."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from calibrators import CalibrationError
+from calibrators.plain import to_plain
+from calibrd.errors import CalibrdError, Refused
+
+
+class CommandError(Exception):
+    """What a user asked for cannot be done: why, and what to do instead."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Answers as text or, with ``json``, as one document."""
+
+    json: bool = False
+    quiet: bool = False
+
+    @property
+    def bars(self) -> bool:
+        """Whether progress bars are shown: to people, not in the log of a job."""
+        return not self.quiet and sys.stderr.isatty()
+
+    def note(self, text: str) -> None:
+        """Tell a person how it goes."""
+        if not self.quiet:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    def say(self, text: str = "") -> None:
+        """A line of an answer that comes piece by piece; programs get the document instead."""
+        if not self.json:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+    def answer(self, document: Any, text: str) -> None:
+        """What the command was run for."""
+        self.document(document)
+        self.say(text)
+
+    def document(self, document: Any) -> None:
+        """The answer for programs."""
+        if self.json:
+            plain = to_plain(_dates_as_text(document))
+            sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False))
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def error(self, told: dict[str, Any]) -> None:
+        """What went wrong, in a line or two."""
+        self.document({"error": told})
+        if not self.json:
+            asked = f" (request {told['request_id']})" if told["request_id"] else ""
+            sys.stderr.write(f"error: {told['message']}{asked}\n")
+            if told["hint"]:
+                sys.stderr.write(f"hint: {told['hint']}\n")
+
+
+def told_of(error: Exception) -> dict[str, Any]:
+    """An error as the document that ``--json`` prints."""
+    message, request_id = _one_line(str(error)), None
+    code = str(getattr(error, "code", None) or _code_of(type(error)))
+    hint = str(getattr(error, "hint", "") or "")
+    match error:
+        case Refused():
+            message, request_id = _one_line(error.detail), error.request_id
+        case CalibrdError() | CalibrationError() | CommandError():
+            pass
+        case ImportError():
+            code = "not_installed"
+        case OSError():
+            code = "cannot_use_file"
+            reason = error.strerror or str(error)
+            message = _one_line(f"{error.filename}: {reason}" if error.filename else reason)
+        case ValueError():
+            code = "bad_argument"
+        case _:
+            code = "unexpected"
+            message = f"{type(error).__name__}: {message}"
+            hint = "this is a bug: run it again with --traceback, and report what that shows"
+    return {"code": code, "message": message, "hint": hint or None, "request_id": request_id}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Aligned columns.
+
+    >>> print(table(("name", "n"), [("a", 10), ("long", None)]))
+    name  n
+    a     10
+    long
+    """
+    cells = [[*head], *(["" if one is None else str(one) for one in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+
+
+def minute(moment: datetime | None) -> str:
+    """A point in time as a person reads it."""
+    return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M")
+
+
+def _dates_as_text(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case dict():
+            return {key: _dates_as_text(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_dates_as_text(one) for one in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
+        return {name: _dates_as_text(one) for name, one in held}
+    return value
+
+
+def _code_of(kind: type[Exception]) -> str:
+    """``ServiceAway`` is ``service_away``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,34 @@
+"""The bundled sample: logits of a small convolutional network on Fashion-MNIST (MIT).
+
+The first 4,000 rows each of ``examples/data/fashion_ce__cal.npz`` and ``fashion_ce__test.npz``, in
+half precision. In the repository's folder it is made again by::
+
+    arrays = {}
+    for part in ("cal", "test"):
+        with np.load(f"examples/data/fashion_ce__{part}.npz") as file:
+            arrays[f"{part}_logits"] = file["logits"][:4000].astype(np.float16)
+            arrays[f"{part}_labels"] = file["labels"][:4000].astype(np.uint8)
+    np.savez_compressed("calibrd/sample.npz", **arrays)
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Literal
+
+import numpy as np
+
+from calibrators import CalibrationSet
+
+FILE = "sample.npz"
+TITLE = "Fashion-MNIST, a small CNN"
+
+
+def sample(part: Literal["cal", "test"]) -> CalibrationSet:
+    """A part of the sample: "cal" to fit on, "test" to judge on.
+
+    >>> sample("cal").logits.shape
+    (4000, 10)
+    """
+    with (resources.files("calibrd") / FILE).open("rb") as file, np.load(file) as stored:
+        return CalibrationSet(stored[f"{part}_logits"], stored[f"{part}_labels"])

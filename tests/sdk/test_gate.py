@@ -1,0 +1,101 @@
+"""The gate decides as the truth is known to be, and says what that means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrators import archive
+from calibrators.methods.temperature import TemperatureMap
+from calibrators.report import evaluate
+from calibrd.command_line import run
+from calibrd.commands.gate import rows_needed
+
+
+def drawn(rows: int, temperature: float, seed: int = 0) -> dict[str, Any]:
+    """Logits whose labels are drawn from softmax(logits / temperature)."""
+    rng = np.random.default_rng(seed)
+    true = rng.normal(size=(rows, 4)) * 2
+    labels = (true + rng.gumbel(size=true.shape)).argmax(axis=1)
+    return {"logits": (temperature * true).astype(np.float32), "labels": labels}
+
+
+@pytest.fixture
+def gated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The exit code and the words of a gate with a map of temperature 2."""
+    fitted = tmp_path / "two.calibrd"
+    fitted.write_bytes(archive.dump(TemperatureMap(k=4, temperature=2.0)))
+    path = tmp_path / "val.npz"
+
+    def go(arrays: dict[str, Any], limit: float, *more: object) -> tuple[int, str]:
+        np.savez(path, **arrays)
+        words = ["gate", path, "--map", fitted, "--max-ece", limit, *more]
+        return run([str(word) for word in words]), capsys.readouterr().out
+
+    return go
+
+
+def test_calibrated_passes_overconfident_fails(gated: Any) -> None:
+    code, words = gated(drawn(20_000, temperature=2.0), 0.03)
+    assert code == 0
+    assert words.startswith("PASS: ")
+    assert "20,000 rows" in words
+    assert "the limit is 3.00 %" in words
+    code, words = gated(drawn(20_000, temperature=6.0), 0.03)
+    assert code == 1
+    assert words.startswith("FAIL: ")
+    assert "Fit on rows like these" in words
+    assert len(words.splitlines()) == 1
+
+
+def test_what_cannot_be_decided_is_not(gated: Any) -> None:
+    code, words = gated(drawn(400, temperature=2.0), 0.02)
+    assert code == 2
+    assert words.startswith("INSUFFICIENT DATA: ")
+    assert "would decide" in words
+    # plainly overconfident, or plainly within: 99 rows are too few all the same
+    for temperature, limit in ((20.0, 0.01), (2.0, 0.9)):
+        code, words = gated(drawn(99, temperature), limit)
+        assert code == 2
+        assert "Fewer than 100 rows" in words
+
+
+def test_the_rows_said_to_be_needed_decide() -> None:
+    def report(rows: int) -> Any:
+        given = drawn(rows, temperature=1.0, seed=1)
+        p = TemperatureMap(k=4, temperature=1.0).apply(given["logits"])
+        return evaluate(p, given["labels"])
+
+    few = report(500)
+    assert few.gate(0.05) == "insufficient_data"
+    needed = rows_needed(few, 0.05)
+    assert needed is not None
+    assert 500 < needed < 50_000
+    assert report(2 * needed).gate(0.05) == "pass"
+
+
+def test_json_and_markdown_say_the_same(gated: Any, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    code, out = gated(drawn(5000, 6.0), 0.03, "--json", "--markdown", summary)
+    document = json.loads(out)
+    assert code == document["exit_code"] == 1
+    assert document["gate"] == "fail"
+    assert document["rows"] == 5000
+    error = document["calibration_error"]
+    assert 0.03 < error["low"] < error["value"] < error["high"]
+    text = summary.read_text()
+    assert text.startswith("before\n### ❌ Calibration gate: fail\n")
+    assert document["paragraph"].removeprefix("FAIL: ") in text
+
+
+def test_other_rows_than_the_map_takes_are_no_verdict(gated: Any) -> None:
+    given = drawn(500, 2.0)
+    code, _ = gated({**given, "logits": given["logits"][:, :3], "labels": given["labels"] % 3}, 0.1)
+    assert code == 3
+    p = np.full((500, 4), 0.25)
+    assert gated({"probabilities": p, "labels": given["labels"]}, 0.1)[0] == 3
