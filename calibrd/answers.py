@@ -12,6 +12,7 @@ from calibrd.flows import Answer
 from calibrd.results import Record, read
 
 SHOWN = 200
+TOO_MANY = 429
 
 
 def document_of(answer: Answer) -> Any:
@@ -77,7 +78,7 @@ def error_of(answer: Answer) -> Refused | NotCalibrd | None:
 def _without_problem(answer: Answer) -> Refused | NotCalibrd:
     """A HEAD, or somebody who stands before the service."""
     request_id = answer.headers.get("x-request-id")
-    if answer.status >= 500 or request_id is not None:
+    if answer.status >= 500 or answer.status == TOO_MANY or request_id is not None:
         code = f"status_{answer.status}"
         sentence = f"the service answered with status {answer.status} and no more"
         return kind_of(answer.status)(code, sentence, status=answer.status, request_id=request_id)

@@ -26,6 +26,11 @@ class Asked:
     headers: dict[str, str]
     bytes: int
 
+    @property
+    def place(self) -> str:
+        """The path without its query."""
+        return self.path.partition("?")[0]
+
 
 class Lost(Exception):
     """Hang up: before the request was passed on, or before its answer was passed back."""
@@ -67,10 +72,7 @@ class FaultyLine(ThreadingHTTPServer):
 
     def count(self, method: str, ending: str = "") -> int:
         """How many requests of a method came, to paths that end so."""
-        return sum(
-            one.method == method and one.path.partition("?")[0].endswith(ending)
-            for one in self.asked
-        )
+        return sum(one.method == method and one.place.endswith(ending) for one in self.asked)
 
     @property
     def sent_bytes(self) -> int:
@@ -137,14 +139,15 @@ def faulty_line(target: str) -> Iterator[FaultyLine]:
         made.server_close()
 
 
-def first(count: int, fault: Callable[[], Say | None], method: str = "") -> Rule:
-    """A rule for the first requests only, of a method if one is named."""
+def first(
+    count: int, fault: Callable[[], Say | None], method: str = "", ending: str = ""
+) -> Rule:
+    """A rule for the first requests only, of a method and to paths that end so if named."""
     left = threading.Semaphore(count)
 
     def rule(asked: Asked) -> Say | None:
-        if (not method or asked.method == method) and left.acquire(blocking=False):
-            return fault()
-        return None
+        is_meant = asked.method.startswith(method) and asked.place.endswith(ending)
+        return fault() if is_meant and left.acquire(blocking=False) else None
 
     return rule
 
