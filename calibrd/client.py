@@ -170,4 +170,6 @@ class AsyncClient(Calls, Awaiting):
 
 
 def _answer(response: httpx.Response) -> Answer:
+    # its stream leads back to it, and would keep what was sent until garbage is collected
+    response.stream = httpx.ByteStream(b"")
     return Answer(response.status_code, response.headers, response.content)

@@ -36,6 +36,8 @@ PART_BYTES = 1 << 23
 SMALLEST_PART = 1 << 10
 # the request has certainly not arrived
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+# what the next try may not meet again
+PASSING = (Unavailable, IdempotencyKeyInUse)
 # the next try would end in the same way
 HOPELESS = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError)
 
@@ -115,30 +117,30 @@ class Connection:
         arrived, and is not repeatable, ``look`` says where to see whether it was done.
         """
         limit = self.patience if patience is None else patience
-        end, pause = time.monotonic() + limit, FIRST_PAUSE
-        may_have_arrived = False
+        end, pause, may_have_arrived = time.monotonic() + limit, FIRST_PAUSE, False
         while True:
             least = 0.0
             try:
                 answer: Answer = yield step
             except httpx.RequestError as error:
-                trouble = self._trouble(step, error, repeatable=repeatable, look=look)
-                trouble.__cause__ = error
-                may_have_arrived |= not isinstance(error, NOT_SENT)
+                trouble = self._trouble(step, error, repeatable, look)
                 again = type(trouble) is ServiceAway
+                may_have_arrived |= not isinstance(error, NOT_SENT)
             else:
-                refused = None if answer.status in also else error_of(answer)
-                if refused is None:
+                told = None if answer.status in also else error_of(answer)
+                if told is None:
                     return answer
-                trouble, least = refused, seconds_to_wait(answer)
-                trouble.repeated = may_have_arrived
-                again = repeatable and isinstance(refused, Unavailable | IdempotencyKeyInUse)
-                if isinstance(refused, Unavailable) and not repeatable:
-                    refused.add_note(_maybe_done(look))
-                may_have_arrived = True
+                trouble, told = told, None
+                least, again = seconds_to_wait(answer), repeatable and isinstance(trouble, PASSING)
+                trouble.repeated, may_have_arrived = may_have_arrived, True
+                if isinstance(trouble, Unavailable) and not repeatable:
+                    trouble.add_note(_maybe_done(look))
             wait = max(least, random.uniform(pause / 2, pause))  # noqa: S311 - no secret
-            if not again or time.monotonic() + wait > end:
-                raise trouble
+            try:
+                if not again or time.monotonic() + wait > end:
+                    raise trouble
+            finally:
+                del trouble  # it leads to this frame, and would keep what was sent
             yield Pause(wait)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -160,14 +162,18 @@ class Connection:
         raise StoreAway(f"the store at {host} did not take a part: {said}")
 
     def _trouble(
-        self, step: Send, error: httpx.RequestError, *, repeatable: bool, look: str
+        self, step: Send, error: httpx.RequestError, repeatable: bool, look: str
     ) -> CalibrdError:
         words = f"no answer from {self.url} ({step.method} {step.url}): {_words(error)}"
+        found: CalibrdError
         if isinstance(error, HOPELESS) or _is_about_tls(error):
-            return NotCalibrd(words)
-        if repeatable or isinstance(error, NOT_SENT):
-            return ServiceAway(words)
-        return MaybeDone(f"{words}; {_maybe_done(look)}")
+            found = NotCalibrd(words)
+        elif repeatable or isinstance(error, NOT_SENT):
+            found = ServiceAway(words)
+        else:
+            found = MaybeDone(f"{words}; {_maybe_done(look)}")
+        found.__cause__ = error
+        return found
 
 
 def path(*parts: object) -> str:

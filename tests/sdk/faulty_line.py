@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-PASSED_ON = ("content-type", "location", "etag", "x-request-id", "calibrd-version", "retry-after")
+OF_ONE_HOP = ("connection", "keep-alive", "transfer-encoding", "date", "server")
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,16 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.request(asked.method, asked.path, content or None, headers)
             answer = upstream.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
-            kept = {name: found[name] for name in PASSED_ON if name in found}
+            kept = {name: value for name, value in found.items() if name not in OF_ONE_HOP}
             return Say(answer.status, kept, answer.read())
         finally:
             upstream.close()
 
     def _say(self, said: Say) -> None:
         self.send_response_only(said.status)
-        for name, value in said.headers.items():
+        length = {"content-length": str(len(said.content))}
+        for name, value in ({} if said.status in (204, 304) else length | said.headers).items():
             self.send_header(name, value)
-        if said.status not in (204, 304):
-            self.send_header("Content-Length", str(len(said.content)))
         self.end_headers()
         self.wfile.write(said.content)
 
@@ -139,9 +138,7 @@ def faulty_line(target: str) -> Iterator[FaultyLine]:
         made.server_close()
 
 
-def first(
-    count: int, fault: Callable[[], Say | None], method: str = "", ending: str = ""
-) -> Rule:
+def first(count: int, fault: Callable[[], Say | None], method: str = "", ending: str = "") -> Rule:
     """A rule for the first requests only, of a method and to paths that end so if named."""
     left = threading.Semaphore(count)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import time
@@ -72,7 +73,7 @@ def test_pauses_grow_and_are_drawn_at_random(line: FaultyLine) -> None:
             pytest.raises(errors.Unavailable, match="status 503"),
         ):
             client.methods()
-        spans.append([b - a for a, b in zip(times, times[1:], strict=False)])
+        spans.append([b - a for a, b in itertools.pairwise(times)])
     for pauses in spans:
         assert len(pauses) >= 2
         assert pauses[-1] > 0.9 * pauses[0]
