@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from email.utils import parsedate_to_datetime
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from calibrd.errors import NAMED, NotCalibrd, Refused, kind_of
 from calibrd.flows import Answer
@@ -24,6 +28,23 @@ def document_of(answer: Answer) -> Any:
         raise NotCalibrd(f"the answer is not JSON, but begins with {shown!r}") from error
 
 
+def member_of(document: Any, name: str) -> Any:
+    """A member of the service's JSON."""
+    try:
+        return document[name]
+    except (TypeError, KeyError, IndexError) as error:
+        raise NotCalibrd(f"the answer is JSON, but has no {name!r}") from error
+
+
+def array_of(answer: Answer) -> NDArray[Any]:
+    """The array of a response in npy."""
+    try:
+        return np.asarray(np.load(io.BytesIO(answer.content), allow_pickle=False))
+    except (ValueError, OSError, EOFError) as error:
+        shown = answer.content[:SHOWN].decode("utf-8", "replace")
+        raise NotCalibrd(f"the answer is not npy, but begins with {shown!r}") from error
+
+
 def record_of(kind: type[Record], document: Any) -> Record:
     """A record from the service's JSON."""
     try:
@@ -36,10 +57,7 @@ def record_of(kind: type[Record], document: Any) -> Record:
 def page_of(kind: type[Record], answer: Answer) -> tuple[list[Record], str | None]:
     """The records of a page of a list, and where the next page begins."""
     document = document_of(answer)
-    try:
-        items, after = document["items"], document["next"]
-    except (TypeError, KeyError) as error:
-        raise NotCalibrd("the answer is JSON, but not a list of a calibrd service") from error
+    items, after = member_of(document, "items"), member_of(document, "next")
     return [record_of(kind, one) for one in items], after
 
 

@@ -182,6 +182,9 @@ def path(*parts: object) -> str:
     >>> path("calibrators", "a/b", "versions", 3)
     '/v1/calibrators/a%2Fb/versions/3'
     """
+    for part in parts:
+        if str(part) in ("", ".", ".."):
+            raise ValueError(f"a name or an id must not be {str(part)!r}")
     return "/v1/" + "/".join(quote(str(part), safe="@:") for part in parts)
 
 

@@ -18,7 +18,7 @@ MEGABYTE = 1 << 20
 HOUR, DAY = 3600.0, 86400.0
 PREFIX = "CALIBRD_"
 # read by others: the supervisor's workers, the SDK and the tests
-OTHER_VARIABLES = re.compile(r"CALIBRD_(SUPERVISOR|SLOT|URL|API_KEY|TEST_.*)")
+OTHER_VARIABLES = re.compile(r"CALIBRD_(SUPERVISOR|SLOT|URL|API_KEY|CACHE_DIR|TEST_.*)")
 
 
 class Settings(BaseSettings):

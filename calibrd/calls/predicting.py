@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import DataError, Report
-from calibrd.answers import document_of
+from calibrd.answers import array_of, document_of, member_of
 from calibrd.arrays import as_array
 from calibrd.calls.base import Asking
 from calibrd.connection import given
@@ -77,7 +77,7 @@ class PredictCalls(Asking):
             query=given(model=model),
             repeatable=True,
         )
-        return Report.from_dict(document_of(answer)["evaluation"])
+        return Report.from_dict(member_of(document_of(answer), "evaluation"))
 
     def _predicted(self, ref: str, block: Array, query: Any) -> Flow[tuple[Array, str]]:
         """Probabilities of a block, and the version that gave them."""
@@ -92,8 +92,7 @@ class PredictCalls(Asking):
             query=query,
             repeatable=True,
         )
-        found = np.load(io.BytesIO(answer.content), allow_pickle=False)
-        return np.asarray(found), answer.headers["calibrd-version"]
+        return array_of(answer), answer.headers["calibrd-version"]
 
 
 def _npy(array: Array) -> bytes:
