@@ -15,17 +15,16 @@ if TYPE_CHECKING:
     from calibrators.metrics import Interval, NoiseFloor
     from calibrators.report import Report
 
-STYLE = f"""
-:root {{ color-scheme: light dark; --paper: #fff; --ink: {theme.INK}; --muted: {theme.MUTED};
+LIGHT = f"""color-scheme: light; --paper: #fff; --ink: {theme.INK}; --muted: {theme.MUTED};
   --rule: {theme.RULE}; --band: {theme.BAND}; --accent: {theme.ACCENT}; --bars: {theme.BARS};
-  --good: #1f7a4d; --bad: #b3362b; --mixed: #96660a; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --paper: #15191d; --ink: #e4e8ec; --muted: #9aa6b1;
+  --good: #1f7a4d; --bad: #b3362b; --mixed: #96660a;"""
+DARK = """color-scheme: dark; --paper: #15191d; --ink: #e4e8ec; --muted: #9aa6b1;
   --rule: #2d353c; --band: #313a42; --accent: #74aee6; --bars: #66727d;
-  --good: #5cc492; --bad: #f08a7e; --mixed: #dfb35a; }} }}
+  --good: #5cc492; --bad: #f08a7e; --mixed: #dfb35a;"""
+TEXT = """background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, "Segoe UI", Arial, sans-serif; font-variant-numeric: tabular-nums;"""
+PIECES = f"""
 * {{ box-sizing: border-box; }}
-body {{ margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: var(--paper);
-  color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", Arial, sans-serif;
-  font-variant-numeric: tabular-nums; }}
 h1 {{ font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; overflow-wrap: anywhere; }}
 h2 {{ font-size: 1.1rem; margin: 2.5rem 0 .75rem; }}
 p {{ margin: .25rem 0; max-width: 46rem; }}
@@ -57,6 +56,12 @@ summary {{ cursor: pointer; padding: .3rem 0; }}
 dl {{ display: grid; grid-template-columns: minmax(6rem, 9rem) 1fr; gap: .5rem 1rem; margin: 0;
   font-size: .92rem; }}
 dt {{ color: var(--muted); }} dd {{ margin: 0; min-width: 0; overflow-wrap: anywhere; }}
+"""
+STYLE = f"""
+:root {{ {LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
+body {{ {TEXT} margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; }}
+{PIECES}
 @media (max-width: 34rem) {{ th, td {{ padding-right: .5rem; }}
   tbody th {{ white-space: normal; min-width: 7rem; }} table {{ font-size: .8rem; }}
   dl {{ grid-template-columns: 1fr; gap: .1rem; }}
@@ -75,20 +80,20 @@ def render(
     Every string is escaped. Needs ``pip install 'calibrd[charts]'`` for the diagrams.
     """
     sections = [
-        ("Metrics", _metrics(report)),
-        ("Reliability", _charts("reliability", _reliability(report))),
-        ("By margin", _charts("margin", _thirds(report))),
+        ("Metrics", metrics(report)),
+        ("Reliability", drawn("reliability", reliability(report))),
+        ("By margin", drawn("margin", _thirds(report))),
     ]
     sections += [
-        (heading, _charts(f"more{place}", [spec]))
+        (heading, drawn(f"more{place}", [spec]))
         for place, (heading, spec) in enumerate((more_charts or {}).items())
     ]
     sections += [
         ("Reliability tables", _tables(report)),
-        ("Conventions", _list(report.conventions)),
+        ("Conventions", facts(report.conventions)),
     ]
     if report.fit:
-        sections.append(("Fit", _list(report.fit)))
+        sections.append(("Fit", facts(report.fit)))
     body = "\n".join(
         f"<section><h2>{escape(heading)}</h2>{content}</section>" for heading, content in sections
     )
@@ -96,11 +101,12 @@ def render(
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>"
-        f"<header><h1>{escape(title)}</h1>{_header(report)}</header>\n{body}\n</body></html>\n"
+        f"<header><h1>{escape(title)}</h1>{header(report)}</header>\n{body}\n</body></html>\n"
     )
 
 
-def _header(report: Report) -> str:
+def header(report: Report) -> str:
+    """Which rows were judged, and the verdict."""
     said = f'<p class="muted">{escape(wording.heading(report))}</p>'
     if report.verdict is None:
         return said
@@ -109,7 +115,8 @@ def _header(report: Report) -> str:
     return f"{said}<p>{badge}{escape(report.verdict.meaning)}</p>"
 
 
-def _metrics(report: Report) -> str:
+def metrics(report: Report) -> str:
+    """The table of metrics, with intervals and noise floor."""
     level = f"{100 * report.level:g} % intervals below each figure"
     names = [*report.sides, *(["change"] if report.before else [])]
     rows = []
@@ -139,7 +146,8 @@ def _floor(metric: Metric, found: NoiseFloor) -> str:
     return f"{metric.text(found.mean)}<small>up to {metric.text(found.quantile95)}</small>"
 
 
-def _reliability(report: Report) -> list[theme.Spec]:
+def reliability(report: Report) -> list[theme.Spec]:
+    """The reliability diagram of each side."""
     return [charts.reliability(report, sides=(name,)) for name in report.sides]
 
 
@@ -188,7 +196,8 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""
     return f'<div class="scroll"><table>{label}{body}</table></div>'
 
 
-def _list(entries: Mapping[str, Any]) -> str:
+def facts(entries: Mapping[str, Any]) -> str:
+    """Plain JSON by name, as a list of terms."""
     lines = (f"<dt>{_words(name)}</dt><dd>{_value(one)}</dd>" for name, one in entries.items())
     return f"<dl>{''.join(lines)}</dl>"
 
@@ -221,9 +230,10 @@ def _words(name: object) -> str:
     return escape(str(name).replace("_", " "))
 
 
-def _charts(name: str, specs: list[theme.Spec]) -> str:
-    drawn = (_inline_svg(spec, f"{name}{place}") for place, spec in enumerate(specs))
-    return f'<div class="charts">{"".join(drawn)}</div>'
+def drawn(name: str, specs: list[theme.Spec]) -> str:
+    """Charts side by side; ``name`` keeps their ids apart from others of the page."""
+    found = (_inline_svg(spec, f"{name}{place}") for place, spec in enumerate(specs))
+    return f'<div class="charts">{"".join(found)}</div>'
 
 
 def _inline_svg(spec: theme.Spec, prefix: str) -> str:

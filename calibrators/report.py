@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrators import charts, page, wording
+from calibrators import charts, notebook, page, wording
 from calibrators.errors import DataError, ExportError
 from calibrators.measurement import (
     METRICS,
@@ -103,6 +103,29 @@ class Report(Measurement):
         """The overview as a Vega-Lite specification (a plain dict with its data inside)."""
         return charts.before_after(self)
 
+    def to_frame(self) -> Any:
+        """The metrics as a pandas DataFrame: before, after, change, and the interval.
+
+        ``low`` and ``high`` bound the change, or the value itself if there is nothing to compare.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ExportError(
+                "pandas_missing", "to_frame needs pandas: pip install pandas"
+            ) from error
+        names = [metric.name for metric in METRICS if metric.name in self.metrics]
+        index = pd.Index(names, name="metric")
+        after = pd.Series(self.metrics, index, dtype=float)
+        before = pd.Series({} if self.before is None else self.before.metrics, index, dtype=float)
+        held = self.intervals if self.before is None else self.change
+        bounds = {
+            side: pd.Series({name: getattr(one, side) for name, one in held.items()}, index)
+            for side in ("low", "high")
+        }
+        columns = {"before": before, "after": after, "change": after - before, **bounds}
+        return pd.DataFrame(columns, dtype=float)
+
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON; ``Report.from_dict`` turns it back."""
         return {"format": FORMAT, **to_plain(self)}
@@ -137,8 +160,19 @@ class Report(Measurement):
         target.write_bytes(content)
         return target
 
+    def _repr_html_(self) -> str:
+        return notebook.fragment("Calibration report", {}, self)
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        return {charts.MIME_TYPE: self.chart(), "text/plain": self.summary()}
+        """All forms, of which front ends show one: most the page, some draw the chart themselves.
+
+        Without this method IPython would show the short ``repr`` as text.
+        """
+        return {
+            charts.MIME_TYPE: self.chart(),
+            "text/html": self._repr_html_(),
+            "text/plain": self.summary(),
+        }
 
     def _row(self, metric: Metric) -> MetricRow:
         after = self.metrics[metric.name]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from calibrators import Report
+from calibrators import Report, notebook
 from calibrators.verdict import Verdict
 
 Record = TypeVar("Record")
@@ -101,7 +101,7 @@ class Calibrator:
     created_at: datetime | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Version:
     """A fitted map on the service: where it came from and how it was judged.
 
@@ -130,12 +130,43 @@ class Version:
     description: str
     created_by: str
     created_at: datetime | None
-    report: Report | None = field(default=None, repr=False)
+    report: Report | None = None
+
+    def __repr__(self) -> str:
+        verdict = None if self.verdict is None else str(self.verdict)
+        return f"Version({self.reference!r}, method={self.method!r}, {verdict=})"
 
     @property
     def reference(self) -> str:
         """What ``load`` and ``predict`` take: ``name@number``."""
         return f"{self.calibrator}@{self.number}"
+
+    def summary(self) -> str:
+        """The version as text for terminals: where it came from, and its report."""
+        width = max(map(len, self._facts))
+        lines = [f"{name.ljust(width)}  {fact}" for name, fact in self._facts.items()]
+        parts = [self.reference, "\n".join(lines)]
+        return "\n\n".join(parts if self.report is None else [*parts, self.report.summary()])
+
+    def _repr_html_(self) -> str:
+        return notebook.fragment(self.reference, self._facts, self.report)
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        """What is worth saying of it, as text; what is not known is left out."""
+        rows = "" if self.rows is None else f" of {self.rows:,} rows"
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        when = "" if self.created_at is None else f"{self.created_at:%Y-%m-%d %H:%M} UTC "
+        known = {
+            "method": f"{self.method}{seed}",
+            "fitted on": f"{self.kind}{rows}, {self.classes:,} classes",
+            "model": self.model or "",
+            "verdict": "" if self.report or not self.verdict else str(self.verdict),
+            "made": f"{when}by {self.created_by}",
+            "tags": ", ".join(f"{name}={value}" for name, value in self.tags.items()),
+            "description": self.description,
+        }
+        return {name: fact for name, fact in known.items() if fact}
 
 
 @dataclass(frozen=True)
