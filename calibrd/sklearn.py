@@ -52,7 +52,8 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
     method's seed.
 
     Its ``decision_function`` is used if it has one, else ``predict_log_proba``, else
-    ``predict_proba``; probabilities of zero count as 2.2e-16. ``sample_weight`` goes to the
+    ``predict_proba``; probabilities below 2.2e-16 count as that, because a few logarithms far below
+    it (naive Bayes, trees, forests) would decide the fit alone. ``sample_weight`` goes to the
     estimator; the map and the report count every row once.
 
     Fitted: ``estimator_``, ``map_`` (to be registered with ``client.register(name, model.map_,

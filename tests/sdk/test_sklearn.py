@@ -112,6 +112,17 @@ def test_which_output_is_used(estimator: Any, response: str, kind: str) -> None:
     assert model.report_.n == 800
 
 
+def test_no_output_decides_the_fit_alone() -> None:
+    # a pixel that is nearly constant gives naive Bayes logarithms of minus millions
+    wild = X[SEEN] * np.where(np.arange(X.shape[1]) == 0, 1e-9, 1)
+    wild[:3, 0] += 1
+    model = CalibratedModel(GaussianNB(var_smoothing=0), "temperature").fit(wild, Y[SEEN])
+    assert model.calibration_set_.logits.min() == pytest.approx(np.log(np.finfo(float).eps))
+    tree = CalibratedModel(DecisionTreeClassifier(random_state=0), "temperature")
+    tree.fit(X[SEEN], Y[SEEN])
+    assert tree.calibration_set_.logits.min() == pytest.approx(np.log(np.finfo(float).eps))
+
+
 def test_names_of_classes_and_features() -> None:
     frame = pd.DataFrame(X[:, :4], columns=["a", "b", "c", "d"])
     model = CalibratedModel(GaussianNB(), "temperature").fit(frame, pd.Series(NAMES[Y]))

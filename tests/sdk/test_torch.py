@@ -1,4 +1,4 @@
-"""Maps as torch modules: equal to numpy's, saved, moved, exported."""
+"""Maps as torch modules: equal to numpy's, saved, moved, exported (to ONNX: see the example)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import copy
 import io
 import subprocess
 import sys
-import warnings
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from live_service import sample
@@ -152,26 +150,6 @@ def test_torch_export_of_any_batch(maps: dict[str, CalibrationMap], name: str) -
     batch = torch.export.Dim("batch")
     program = torch.export.export(module, (rows[:5],), dynamic_shapes=({0: batch},))
     assert torch.equal(program.module()(rows), module(rows))
-
-
-def test_onnx_of_model_and_map(calibrated: CalibratedModule, tmp_path: Any) -> None:
-    path = tmp_path / "model.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own exporter uses what torch has deprecated
-        torch.onnx.export(
-            calibrated,
-            (X,),
-            path,
-            dynamo=True,
-            input_names=["x"],
-            dynamic_shapes=(({0: torch.export.Dim("batch")},),),
-            verbose=False,
-        )
-    session = onnxruntime.InferenceSession(path)
-    many = torch.randn(50, 4) * 3
-    for rows in (X, many):
-        (given,) = session.run(None, {session.get_inputs()[0].name: rows.numpy()})
-        assert np.abs(given - calibrated(rows).detach().numpy()).max() <= 1e-6
 
 
 class ByName(nn.Module):
