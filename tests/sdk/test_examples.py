@@ -12,7 +12,6 @@ import pytest
 from live_service import ROOT, Running
 
 ELSEWHERE = {
-    "demo.py": "tests/test_demo.py",
     "model_server.py": "tests/sdk/test_model_server.py",
 }
 SAID = {
