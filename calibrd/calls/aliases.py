@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from calibrd.calls.base import Asking
+from calibrd.calls.versions import VersionCalls
 from calibrd.flows import Flow, call
+from calibrd.references import Reference
 from calibrd.results import Alias, Move, Version
 
 
-class AliasCalls(Asking):
+class AliasCalls(VersionCalls):
     """Calls about aliases."""
 
     @call
     def promote(
         self,
         name: str,
-        version: int | Version,
+        version: int | str | Version,
         *,
         alias: str = "production",
         reason: str = "",
         force: bool = False,
         expected: int | None = None,
     ) -> Flow[Alias]:
-        """Point an alias of a calibrator at a version.
+        """Point an alias of a calibrator at a version: its number, or where another alias points.
 
         A version judged ``worse`` or ``insufficient_data``, or not judged, needs ``force`` and a
         ``reason``. With ``expected``, the revision last seen (0: there is none yet), the move is
         refused with AliasHasMoved if somebody else moved it since.
         """
-        number = version.number if isinstance(version, Version) else version
+        if isinstance(version, Version) and version.calibrator != name:
+            raise ValueError(f"{version.reference} is no version of {name!r}")
+        wanted = version.number if isinstance(version, Version) else version
+        number = yield from self.number_at(Reference.of(f"{name}@{wanted}"))
         headers = {}
         if expected is not None:
             headers = {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}

@@ -13,7 +13,7 @@ def add_to(verb: Verb) -> None:
     """Add the commands."""
     promoting = verb("promote", promote, "point an alias of a calibrator at a version")
     promoting.add_argument("name", metavar="NAME")
-    promoting.add_argument("number", type=int, metavar="NUMBER")
+    promoting.add_argument("version", metavar="VERSION", help="its number, or another alias")
     _add_alias_flag(promoting)
     promoting.add_argument("--reason", default="", help="is kept in the history")
     promoting.add_argument(
@@ -36,7 +36,7 @@ def promote(asked: Asked) -> None:
     flags = asked.flags
     with asked.client() as client:
         alias = client.promote(
-            flags.name, flags.number, alias=flags.alias, reason=flags.reason, force=flags.force
+            flags.name, flags.version, alias=flags.alias, reason=flags.reason, force=flags.force
         )
     if alias.warning:
         asked.output.note(f"warning: {alias.warning}")

@@ -27,6 +27,9 @@ def test_fit_promote_predict(client: calibrd.Client) -> None:
     assert probabilities.shape == LOGITS.shape
     assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
     assert [move.to_version for move in client.history("first")] == [1]
+    assert client.promote("first", "production", alias="canary").version == 1
+    with pytest.raises(ValueError, match="first@1 is no version of 'second'"):
+        client.promote("second", version)
 
 
 def test_the_same_awaited(service: Running) -> None:

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# What a CI job does after a retrain: fit the new model's map, ask on other rows whether it keeps
+# the limit, and only then let production mean it.
+#
+#   CALIBRD_URL=... CALIBRD_API_KEY=... bash examples/ci_gate.sh
+set -euo pipefail
+cd "$(dirname "$0")/data"
+name=${NAME:-fashion-ci}
+limit=${LIMIT:-0.04}
+model=sha256:$(sha256sum fashion_ce__cal.npz | cut -d' ' -f1) # in earnest, of the model's checkpoint
+
+calibrd fit fashion_ce__cal.npz --name "$name" --method smart --model "$model" --promote candidate
+
+verdict=0
+calibrd gate fashion_ce__test.npz --map "$name@candidate" --model "$model" --max-ece "$limit" ||
+  verdict=$?
+case $verdict in
+  0) ;;
+  1) echo "not promoted: the limit is broken" && exit 1 ;;
+  2) echo "not promoted: more labelled rows are needed to decide" && exit 1 ;;
+  *) exit "$verdict" ;;
+esac
+
+calibrd promote "$name" candidate --reason "passed the gate at $limit"
