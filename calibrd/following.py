@@ -7,6 +7,7 @@ import os
 import queue
 import random
 import threading
+import traceback
 import weakref
 from typing import Protocol
 
@@ -52,10 +53,13 @@ def _follow(watched: weakref.ref[Followed], stop: queue.SimpleQueue[None], secon
 
 def _look(watched: weakref.ref[Followed]) -> None:
     owner = watched()
-    if owner is not None:
-        # it has noted and logged what was in the way
-        with contextlib.suppress(Exception):
-            owner.refresh()
+    if owner is None:
+        return
+    try:
+        owner.refresh()
+    except Exception as error:  # noqa: BLE001 - the owner has noted and logged it
+        # its frames, in a circle with itself, would keep the owner from going
+        traceback.clear_frames(error.__traceback__)
 
 
 _of_this_process: weakref.WeakSet[Followed] = weakref.WeakSet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pickle
 import subprocess
@@ -118,7 +119,16 @@ def test_killed_while_it_loads_the_cache_serves(
             hasty.load("fallback@1")
         with pytest.raises(ModelMismatch, match="'sha256:b'"):
             hasty.load("fallback", model="sha256:b")
-        assert hasty.load("fallback", model="sha256:a", refresh=None).is_stale
+        local = hasty.load("fallback", model="sha256:a", refresh=0.05)
+        assert local.is_stale
+        before = threading.active_count()
+        time.sleep(0.5)  # several looks in vain
+        gc.disable()
+        try:
+            del local
+            wait_until(lambda: threading.active_count() < before, seconds=5)
+        finally:
+            gc.enable()
 
 
 def test_killed_while_it_loads_without_a_cache_it_waits(site: Site, client: calibrd.Client) -> None:
