@@ -241,13 +241,15 @@ import os, sys, time, warnings, calibrd
 warnings.simplefilter("ignore", DeprecationWarning)
 client = calibrd.Client(sys.argv[1])
 local = client.load("forked", refresh=0.1)
-with local._lock:  # as if a look were under way
-    child = os.fork()
+lock = local._lock
+lock.acquire()  # as if a look were under way, on a thread that the child does not have
+child = os.fork()
 if child == 0:
     end = time.monotonic() + 20
     while local.version == 1 and time.monotonic() < end:
         time.sleep(0.02)
     os._exit(0 if local.version == 2 and not local.refresh() else 1)
+lock.release()
 client.promote("forked", 2, force=True, reason="a test")
 _, status = os.waitpid(child, 0)
 end = time.monotonic() + 20
