@@ -19,7 +19,6 @@ from service.settings import Settings
 
 GUIDE = (ROOT / "docs/service.md").read_text()
 README = (ROOT / "README.md").read_text()
-URL = "http://127.0.0.1:8000"
 
 
 def settings_rows() -> list[str]:
@@ -61,15 +60,15 @@ def test_settings_come_from_the_environment_and_flags_win(tmp_path):
 @pytest.fixture(scope="module")
 def pasted(tmp_path_factory) -> tuple[str, Path, float]:
     """What the README's curl lines print, where they wrote, and how long they took."""
-    (lines,) = re.findall(r"```bash\n(.*?)```", README, re.S)
+    (lines,) = [one for one in re.findall(r"```bash\n(.*?)```", README, re.S) if "curl" in one]
     folder = tmp_path_factory.mktemp("pasted")
     (folder / "examples").symlink_to(ROOT / "examples")
     with running(folder / "data") as started:
-        assert lines.count(URL) == 1
         began = time.monotonic()
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", lines.replace(URL, started.url)],
+            ["bash", "-euo", "pipefail", "-c", lines],
             cwd=folder,
+            env=os.environ | {"CALIBRD_URL": started.url},
             capture_output=True,
             text=True,
             timeout=120,
@@ -92,20 +91,6 @@ def test_readme_lines_fit_promote_predict_and_report_within_a_minute(pasted):
     assert whole["evaluation"]["metrics"]["ece"] < 0.05
     assert "improved" in (folder / "report.html").read_text()
     assert took < 60
-
-
-def test_readme_python_runs_as_pasted(service):
-    (code,) = [one for one in re.findall(r"```python\n(.*?)```", README, re.S) if URL in one]
-    check = "assert probabilities.shape == (4, 10) and abs(probabilities.sum() - 4) < 1e-5"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"{code.replace(URL, service.url)}\n{check}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "succeeded improved\n"
 
 
 def test_greeting_can_be_pasted(tmp_path):

@@ -1,0 +1,97 @@
+"""Every block of code in the README and the guides runs as pasted, against the real service."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from live_service import ROOT, Running
+
+from calibrd.calls import Calls
+from calibrd.flows import call
+
+SECONDS = 240
+# what a reader is told that the lines print
+SAID = {
+    "README.md": ("improved\n2,000 rows, 10 classes", "logits must not be NaN (1 row breaks this"),
+    "docs/sdk.md": ("no_such_alias 404",),
+    "docs/command-line.md": (),
+    "docs/batch.md": (),
+}
+
+
+class Block(NamedTuple):
+    """A block of code, and the line at which it begins."""
+
+    language: str
+    code: str
+    line: int
+
+
+def blocks_of(document: str) -> list[Block]:
+    text = (ROOT / document).read_text()
+    found = re.finditer(r"^```(python|bash)\n(.*?)^```", text, re.M | re.S)
+    return [Block(one[1], one[2], text[: one.start()].count("\n") + 2) for one in found]
+
+
+def as_statement(block: Block, document: str) -> str:
+    """The block in one line, such that the lines of an error are those of the document."""
+    code = "\n" * (block.line - 1) + block.code
+    return f"exec(compile({code!r}, {document!r}, 'exec'))"
+
+
+@pytest.mark.parametrize("document", SAID)
+def test_blocks_run_as_pasted(document: str, service: Running, tmp_path: Path) -> None:
+    """One after the other in one folder: Python blocks in one interpreter, bash with its path."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    environment = os.environ | {
+        "CALIBRD_URL": service.url,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    blocks = blocks_of(document)
+    assert blocks
+    printed = ""
+    for language in ("python", "bash"):
+        chosen = [block for block in blocks if block.language == language]
+        if language == "python":
+            command = [sys.executable, "-W", "error", "-"]
+            program = "\n".join(as_statement(block, document) for block in chosen)
+        else:
+            command = ["bash", "-euo", "pipefail"]
+            program = "\n".join(block.code for block in chosen)
+        done = subprocess.run(
+            command,
+            input=program,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed += done.stdout
+    for words in SAID[document]:
+        assert words in printed
+
+
+def call_rows() -> list[str]:
+    """A line for each call: its name, and the first line of what it says of itself."""
+    calls = {
+        name: found
+        for kind in reversed(Calls.__mro__)
+        for name, found in vars(kind).items()
+        if isinstance(found, call)
+    }
+    firsts = {name: str(found.__doc__).splitlines()[0] for name, found in calls.items()}
+    return [f"| `{name}` | {text.replace('``', '`')} |" for name, text in sorted(firsts.items())]
+
+
+def test_the_guide_lists_every_call() -> None:
+    guide = (ROOT / "docs/sdk.md").read_text()
+    listed = re.findall(r"^\| `\w+` \| .* \|$", guide, re.M)
+    assert sorted(listed) == call_rows()
