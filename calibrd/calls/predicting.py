@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import DataError, Report
+from calibrators.data import Kind
 from calibrd.answers import array_of, document_of, member_of
 from calibrd.arrays import as_array
 from calibrd.calls.base import Asking
 from calibrd.connection import given
 from calibrd.flows import Flow, Together, Work, call
-from calibrd.payload import MEDIA_TYPE, tensors
+from calibrd.payload import MEDIA_TYPE, Payload, packed
 from calibrd.references import Reference
 from calibrd.results import Version
 
@@ -62,11 +63,16 @@ class PredictCalls(Asking):
 
     @call
     def evaluate(
-        self, ref: str | Version, logits: Any, labels: Any, *, model: str | None = None
+        self,
+        ref: str | Version,
+        values: Any,
+        labels: Any,
+        *,
+        kind: Kind = "logits",
+        model: str | None = None,
     ) -> Flow[Report]:
         """How well a version calibrates these rows, at most 100,000; calculated on the service."""
-        values = np.atleast_2d(as_array(logits, "logits"))
-        payload = tensors({"logits": values, "labels": as_array(labels).astype(np.int64)})
+        payload: Payload = yield Work(lambda: packed(values, labels, kind))
         answer = yield from self.ask(
             "POST",
             "calibrators",

@@ -211,6 +211,8 @@ def test_predict_in_blocks_and_with_labels(client: calibrd.Client) -> None:
     found = client.predict("blocks@1", many.astype(np.float64))
     assert np.allclose(found, np.repeat(FITTED.apply(LOGITS), 200, axis=0), atol=1e-6)
     report = client.evaluate("blocks@1", LOGITS, LABELS)
+    whole = client.evaluate("blocks@1", np.round(LOGITS).astype(int).tolist(), LABELS)
+    assert whole.n == report.n
     assert report.n == len(LABELS)
     with pytest.raises(errors.WrongClasses):
         client.predict("blocks@1", LOGITS[:, :3])
