@@ -20,6 +20,7 @@ Array = NDArray[Any]
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")
 READ_BYTES = 1 << 20
+LARGE_BATCH_BYTES = 1 << 26
 DEFAULT_COLUMN = "logits"
 
 
@@ -93,12 +94,21 @@ def open_table(path: Path) -> Iterator[Table]:
 
             reader: Any = parquet.ParquetFile(path, **options)
         else:
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            reader = _arrow_reader(path)
     except pa.ArrowException as error:
         form = "parquet" if path.suffix.lower() in PARQUET else "arrow (IPC file format)"
         raise DataError("not_a_table", f"{path} is no {form} file: {error}") from error
     with reader:
         yield Table(path, reader)
+
+
+def _arrow_reader(path: Path) -> Any:
+    """Batches are read one by one; those too large for that lie in the system's cache alone."""
+    pa = _pyarrow()
+    reader = pa.ipc.open_file(pa.OSFile(str(path)))
+    if path.stat().st_size > LARGE_BATCH_BYTES * max(1, reader.num_record_batches):
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    return reader
 
 
 @contextmanager
@@ -108,7 +118,13 @@ def new_table(path: Path, kind: str, schema: pa.Schema) -> Iterator[Any]:
     if kind in PARQUET:
         from pyarrow import parquet
 
-        with parquet.ParquetWriter(path, schema) as writer:
+        # numbers that hardly ever repeat are only slowed down by a dictionary
+        repeating = [
+            field.name
+            for field in schema
+            if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type))
+        ]
+        with parquet.ParquetWriter(path, schema, use_dictionary=repeating) as writer:
             yield writer
     else:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:

@@ -79,7 +79,9 @@ def told_of(error: Exception) -> dict[str, Any]:
     match error:
         case Refused():
             message, request_id = _one_line(error.detail), error.request_id
-        case CalibrdError() | CalibrationError() | CommandError():
+        case CalibrdError():
+            message = _one_line(str(error).partition("\nhint: ")[0])
+        case CalibrationError() | CommandError():
             pass
         case ImportError():
             code = "not_installed"

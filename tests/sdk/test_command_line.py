@@ -183,6 +183,7 @@ def test_a_mistake_is_told_in_a_line_or_two(
     assert said in done.err
     assert done.err.startswith("error: ")
     assert len(done.err.splitlines()) <= 2
+    assert done.err.count("hint: ") <= 1
     done = calibrd(*given, "--json")
     assert done.code == 3
     told = done.document["error"]
