@@ -76,8 +76,8 @@ def paragraph(report: Report, decided: Gate, limit: float, used: NamedMap, path:
         f"{name}: {used.words} on {path}, {report.n:,} rows. The calibration error (debiased root "
         f"mean square) is {_percent(value)}, with a 95 % interval from {_percent(low)} to "
         f"{_percent(high)}; the limit is {_percent(limit)}. The ECE is "
-        f"{_percent(report.metrics['ece'] or 0.0)}, of which chance alone makes about "
-        f"{_percent(report.noise_floor.mean)}. {_meaning(report, decided, limit)}"
+        f"{_percent(report.metrics['ece'] or 0.0)}; that of a perfectly calibrated model would be "
+        f"about {_percent(report.noise_floor.mean)}. {_meaning(report, decided, limit)}"
     )
 
 
