@@ -54,7 +54,7 @@ def test_the_table_is_that_of_the_parser() -> None:
 def test_every_flag_says_what_it_is() -> None:
     for _, parser, _ in commands():
         for action in parser._actions:
-            assert action.help or action.metavar == "NAME" or action.dest == "number"
+            assert action.help or action.metavar == "NAME"
 
 
 @pytest.mark.parametrize(("scale", "code"), [(1.0, 0), (3.0, 1)])
