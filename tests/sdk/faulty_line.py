@@ -60,6 +60,7 @@ class FaultyLine(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.asked: list[Asked] = []
         self.connections = 0
+        self.prefix = ""  # of paths, which the service does not know of
         self.before: Rule = lambda asked: None
         self.after: Rule = lambda asked: None
 
@@ -109,7 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
         upstream = http.client.HTTPConnection(self.server.target, timeout=60)
         try:
             headers = {k: v for k, v in asked.headers.items() if k not in ("host", "connection")}
-            upstream.request(asked.method, asked.path, content or None, headers)
+            path = asked.path.removeprefix(self.server.prefix)
+            upstream.request(asked.method, path, content or None, headers)
             answer = upstream.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
             kept = {name: value for name, value in found.items() if name not in OF_ONE_HOP}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from faulty_line import Asked, FaultyLine, Say, faulty_line
-from live_service import Running
+from faulty_line import FaultyLine, Say, faulty_line
+from live_service import Running, sample
 
 import calibrd
 from calibrd import errors
@@ -29,20 +29,24 @@ def test_slashes_and_blanks_around_a_url_do_no_harm(service: Running, more: str)
         assert client.methods()
 
 
-def test_a_service_behind_a_prefix(line: FaultyLine, service: Running) -> None:
+def test_a_service_behind_a_prefix(line: FaultyLine) -> None:
+    line.prefix = "/models/calibrd"
+    with calibrd.Client(f"{line.url}/models/calibrd/", part_bytes=2048) as client:
+        made = client.upload(*sample(seed=2102), progress=False)
+        assert client.get_dataset(f"sha256:{made.sha256}") == made
+        assert client.ready().database == "ok"
+    assert {one.path.partition("/calibrd/")[0] for one in line.asked} == {"/models"}
+
+
+def test_a_redirect_is_not_followed(line: FaultyLine, service: Running) -> None:
     with faulty_line(service.url) as behind:
-
-        def strip(asked: Asked) -> Say | None:
-            assert asked.path.startswith("/models/calibrd/v1/")
-            return Say(307, {"location": behind.url})
-
-        line.before = strip
+        line.before = lambda asked: Say(307, {"location": behind.url})
         with (
-            calibrd.Client(f"{line.url}/models/calibrd/") as client,
+            calibrd.Client(line.url) as client,
             pytest.raises(errors.NotCalibrd, match=behind.url),
         ):
             client.methods()
-        assert not behind.asked  # what redirects could send the key anywhere
+        assert not behind.asked  # a redirect could lead the key anywhere
 
 
 @pytest.mark.parametrize(
