@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, cast
@@ -61,6 +61,9 @@ class Client(Calls, Blocking):
 
     def run(self, flow: Flow[R]) -> R:
         """Do the steps of a flow, one after the other."""
+        return self._run(flow, threading.Event())
+
+    def _run(self, flow: Flow[R], given_up: threading.Event) -> R:
         go, given = flow.send, None
         while True:
             try:
@@ -69,27 +72,37 @@ class Client(Calls, Blocking):
                 # not by a name: an error that this frame is part of would keep the answer alive
                 return cast(R, end.value)
             try:
-                go, given = flow.send, self._do(step)
+                go, given = flow.send, self._do(step, given_up)
             except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
                 go, given = flow.throw, error
 
-    def _do(self, step: Step) -> Any:
+    def _do(self, step: Step, given_up: threading.Event) -> Any:
         match step:
             case Send():
                 http = self._foreign if step.foreign else self._http
                 return _answer(http.request(**self.connection.request(step)))
             case Pause():
-                time.sleep(step.seconds)
+                if given_up.wait(step.seconds):
+                    raise _GivenUp
                 return None
             case Work():
                 return step.do()
             case Together():
-                with ThreadPoolExecutor(step.at_once, "calibrd") as pool:
-                    try:
-                        return list(pool.map(lambda make: self.run(make()), step.flows))
-                    except BaseException:
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        raise
+                return self._together(step)
+
+    def _together(self, step: Together) -> list[Any]:
+        given_up = threading.Event()
+        with ThreadPoolExecutor(step.at_once, "calibrd") as pool:
+            try:
+                return list(pool.map(lambda make: self._run(make(), given_up), step.flows))
+            except BaseException:
+                given_up.set()  # who waits for the next try need not try again
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+class _GivenUp(Exception):
+    """Another of the flows that run together has failed, or Ctrl-C was pressed."""
 
 
 class AsyncClient(Calls, Awaiting):
