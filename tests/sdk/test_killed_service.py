@@ -1,6 +1,6 @@
 """The service is killed under the SDK, and started again: nothing is lost, nothing is there twice.
 
-What ``load`` does then is shown in test_load.py.
+What ``load`` does then is shown in test_local_map_away.py.
 """
 
 from __future__ import annotations
