@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_line import faulty_line
+from live_service import Running
 
+import calibrd
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
 from calibrators.report import evaluate
@@ -99,3 +102,23 @@ def test_other_rows_than_the_map_takes_are_no_verdict(gated: Any) -> None:
     assert code == 3
     p = np.full((500, 4), 0.25)
     assert gated({"probabilities": p, "labels": given["labels"]}, 0.1)[0] == 3
+
+
+def test_a_map_that_is_not_confirmed_is_applied_but_no_verdict(
+    service: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "val.npz", tmp_path / "out.npy"
+    np.savez(path, **drawn(5000, 2.0))
+    with calibrd.Client(service.url) as client:
+        version = client.register("gated", TemperatureMap(k=4, temperature=2.0))
+        client.promote("gated", version, force=True, reason="it is the truth")
+    with faulty_line(service.url) as line:
+        at = ["--url", line.url, "--patience", "0", "--map", "gated@production"]
+        gate = ["gate", str(path), "--max-ece", "0.1", *at]
+        assert run(gate) == 0
+        assert "gated@production (version 1)" in capsys.readouterr().out
+    assert run(["apply", str(path), str(out), *at]) == 0
+    assert "warning: gated@production: going on with version 1" in capsys.readouterr().err
+    assert len(np.load(out)) == 5000
+    assert run(gate) == 3
+    assert "what gated@production means now is not known" in capsys.readouterr().err
