@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from live_service import wait_until
-from rounds import on_both, times
+from rounds import on_both_if_full, times
 from sites import QUICK, Site
 
 from service.storage.records import Fit, FitStatus
@@ -36,7 +36,7 @@ def all_is_delivered(site: Site) -> None:
     wait_until(lambda: site.entries_left() == 0, seconds=60)
 
 
-@on_both
+@on_both_if_full
 def test_a_fit_delivered_many_times_is_done_once(site: Site, note: Callable[..., None]) -> None:
     count = times(10, 2)
     site.staff(CREW)
@@ -50,7 +50,7 @@ def test_a_fit_delivered_many_times_is_done_once(site: Site, note: Callable[...,
     note(f"duplicate delivery ({site.kind})", count, copies=str(1 + COPIES))
 
 
-@on_both
+@on_both_if_full
 def test_fits_delivered_out_of_order_and_late_are_done_once(
     site: Site, note: Callable[..., None]
 ) -> None:
@@ -72,7 +72,7 @@ def test_fits_delivered_out_of_order_and_late_are_done_once(
     note(f"reordered and late delivery ({site.kind})", count, fits_each=str(TOGETHER))
 
 
-@on_both
+@on_both_if_full
 def test_a_cancelled_fit_delivered_again_stays_cancelled(site: Site) -> None:
     site.staff(CREW)
     with site.place.database.write() as store:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 from live_service import wait_until
-from rounds import IS_FULL, on_both, on_both_if_full, times
+from rounds import IS_FULL, on_both_if_full, times
 from sites import ENDLESS, QUICK, SOME_SECONDS, Site, Worker
 from sqlalchemy.exc import DBAPIError
 
@@ -105,7 +105,7 @@ def give_it_work(site: Site, worker: Worker) -> None:
     raise AssertionError(f"the worker that woke takes no fits:\n{worker.log.read_text()}")
 
 
-@on_both
+@on_both_if_full
 def test_the_time_limit_reaches_a_running_fit(own_site: Site, note: Callable[..., None]) -> None:
     site, limit = own_site, 3.0
     site.hire(fit_seconds=limit)
