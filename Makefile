@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve test test-faults check format demo fuzz bench study-auto clean
+.PHONY: help serve test test-faults check format demo wheel fuzz bench study-auto clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,10 @@ format: .venv/base  ## rewrite the sources in the house format
 demo: .venv/run  ## fit the bundled sample with every method; print the table, write out/demo.html
 	$(BIN)/python -m calibrd demo --out out/demo.html
 
+wheel: .venv/run  ## build dist/calibrd-*.whl: the SDK, the command line and the maths
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check . --no-deps --no-build-isolation -w dist
+
 fuzz: .venv/base  ## 5,000 generated calls on the running service: no 5xx
 	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/test_generated_calls.py
 
@@ -58,4 +62,4 @@ study-auto: .venv/run  ## the tables of docs/studies/auto.md (LOGITS=folder with
 	$(BIN)/python studies/gates.py $(LOGITS)
 
 clean:  ## remove the virtual environment and what the tools left
-	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
