@@ -20,8 +20,8 @@ from calibrators import CalibrationMap, DataError
 from calibrd.arrays import as_array
 from calibrd.local_map import LocalMap
 from calibrd.progress import Progress
-from calibrd.streams import check_ending, open_source, open_target, written_whole
-from calibrd.tables import DEFAULT_COLUMN, errors_of
+from calibrd.streams import check_ending, open_source, open_target, refuse_taken, written_whole
+from calibrd.tables import errors_of
 
 Array = NDArray[Any]
 
@@ -42,13 +42,14 @@ class BatchApply:
     """A callable that adds calibrated probabilities to a batch: columns by name, as numpy arrays.
 
     That is what Ray Data's ``map_batches(..., batch_format="numpy")`` gives and takes. ``columns``
-    is one column of rows, or several of numbers. The answer is ``output``, or with
-    ``one_column_each`` the columns ``probabilities_0`` and so on; with ``predictions``, the columns
-    ``prediction`` and ``confidence`` come along.
+    is one column of rows, or several of numbers: by default ``logits``, or ``probabilities`` for a
+    map that takes those. The answer is ``output``, or with ``one_column_each`` the columns
+    ``probabilities_0`` and so on; with ``predictions``, the columns ``prediction`` and
+    ``confidence`` come along. No column that is there is replaced.
     """
 
     fitted: Applies
-    columns: str | Sequence[str] = DEFAULT_COLUMN
+    columns: str | Sequence[str] | None = None
     output: str = "probabilities"
     dtype: Literal["float32", "float64"] | None = None
     predictions: bool = False
@@ -56,11 +57,14 @@ class BatchApply:
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with the probabilities of its rows."""
-        if isinstance(self.columns, str):
-            values = as_array(batch[self.columns], self.columns)
+        columns = self.columns or steady_map(self.fitted).kind
+        if isinstance(columns, str):
+            values = as_array(batch[columns], columns)
         else:
-            values = np.column_stack([as_array(batch[one], one) for one in self.columns])
-        return {**batch, **self.added(self.probabilities(values))}
+            values = np.column_stack([as_array(batch[one], one) for one in columns])
+        added = self.added(self.probabilities(values))
+        refuse_taken(added, batch)
+        return {**batch, **added}
 
     def probabilities(self, values: Array) -> Array:
         """Those of some rows."""
@@ -74,6 +78,11 @@ class BatchApply:
         if self.predictions:
             made |= {"prediction": found.argmax(axis=1), "confidence": found.max(axis=1)}
         return made
+
+
+def steady_map(fitted: Applies) -> CalibrationMap:
+    """The map as it is now: an alias may move meanwhile."""
+    return fitted.map if isinstance(fitted, LocalMap) else fitted
 
 
 def apply_file(
@@ -92,15 +101,16 @@ def apply_file(
 ) -> Applied:
     """Apply a map to a file and write another, a block of rows at a time, in constant memory.
 
-    Both are .npy, .npz (the array ``logits``, or ``probabilities`` for a map that takes those),
-    .parquet or .arrow (``columns``: one of lists, or several of numbers). Other columns and arrays
-    are kept, and with ``drop_inputs`` the numbers that were read are left out. The other options
-    are those of BatchApply. The target appears when it is whole, and replaces another only with
-    ``force``.
+    Both are .npy, .npz, .parquet or .arrow. The numbers are the array or column ``logits``, or
+    ``probabilities`` for a map that takes those; in tables ``columns`` names another, or several.
+    Other columns are kept from table to table and other arrays from npz to npz, and with
+    ``drop_inputs`` the numbers that were read are left out; from one form to another, and in an
+    npy, there are the probabilities alone. The other options are those of BatchApply; an npy and an
+    npz take no ``predictions`` and no ``one_column_each``, and an npy has no name for ``output``.
+    The target appears when it is whole, and replaces another only with ``force``.
     """
     start, end = Path(source), Path(target)
-    # an alias may move meanwhile, but a file is of one version
-    steady = fitted.map if isinstance(fitted, LocalMap) else fitted
+    steady = steady_map(fitted)  # a file is of one version
     for path in (start, end):
         check_ending(path)
     if end.exists() and not force:
@@ -117,15 +127,18 @@ def apply_file(
     with open_source(start, steady.kind, chosen) as opened:
         if not opened.rows:
             raise DataError("empty", f"{start} holds no rows")
+        kept = opened.kept(end, drop_inputs=drop_inputs)
         with (
             written_whole(end) as part,
             Progress(opened.rows, "apply", shown=progress, unit=" rows", unit_scale=True) as bar,
-            open_target(part, end.suffix.lower(), opened, drop_inputs=drop_inputs) as write,
+            open_target(part, end.suffix.lower(), opened, kept, output) as write,
         ):
             for block in opened.blocks:
                 with errors_of(start, done):
                     found = apply.probabilities(block.values)
-                write(block, apply.added(found))
+                added = apply.added(found)
+                refuse_taken(added, kept)
+                write(block, added)
                 done, classes = done + len(found), found.shape[1]
                 bar.add(len(found))
     return Applied(end, done, classes)

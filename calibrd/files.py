@@ -16,7 +16,7 @@ from calibrd.arrays import checked_set
 
 Array = NDArray[Any]
 KINDS: tuple[Kind, ...] = ("logits", "probabilities")
-ROWS_AT_ONCE = 1 << 16
+VALUES_AT_ONCE = 1 << 20
 
 
 class SetFile(NamedTuple):
@@ -83,7 +83,7 @@ def _from_table(path: Path, kind: Kind, columns: Sequence[str] | None, labels: s
     values, truth, seen = [], [], 0
     with tables.open_table(path) as table:
         chosen, (answer,) = table.chosen(columns or [kind]), table.chosen([labels])
-        for batch in table.batches(ROWS_AT_ONCE):
+        for batch in table.batches(VALUES_AT_ONCE):
             with tables.errors_of(path, seen):
                 values.append(tables.numbers_of(batch, chosen))
                 truth.append(tables.numbers_of(batch, [answer]))

@@ -6,7 +6,7 @@ import math
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -105,6 +105,12 @@ def opened_npz(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise DataError("damaged", f"{path} is damaged: {error}") from error
 
 
+def names_in(path: Path) -> list[str]:
+    """The names of the arrays in an npz."""
+    with opened_npz(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
 def members_of(archive: zipfile.ZipFile) -> str:
     """The names of the arrays in an npz, as an error tells them."""
     return ", ".join(repr(name.removesuffix(".npy")) for name in archive.namelist()) or "nothing"
@@ -117,10 +123,10 @@ def write_header(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) 
     np.lib.format.write_array_header_2_0(file, header)
 
 
-def copy_others(source: Path, target: zipfile.ZipFile, left_out: set[str]) -> None:
-    """The other arrays of an npz, as they are."""
+def copy_arrays(source: Path, target: zipfile.ZipFile, names: Collection[str]) -> None:
+    """These arrays of an npz, as they are."""
     with opened_npz(source) as archive:
         for name in archive.namelist():
-            if name.removesuffix(".npy") not in left_out:
+            if name.removesuffix(".npy") in names:
                 with archive.open(name) as held, target.open(name, "w", force_zip64=True) as copy:
                     shutil.copyfileobj(held, copy, COPIED_BYTES)

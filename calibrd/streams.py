@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -33,15 +33,37 @@ class Block(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What is read: how many rows, in what the numbers are, and the rows themselves."""
+    """What is read: how many rows, which of its columns the numbers are in, and the rows."""
 
     path: Path
     rows: int
+    names: list[str]
     inputs: list[str]
     blocks: Iterator[Block]
 
+    def kept(self, target: Path, *, drop_inputs: bool) -> list[str]:
+        """The columns or arrays that a target takes over: tables those of tables, npz of npz."""
+        if target.suffix.lower() == ".npy" or _form(target) != _form(self.path):
+            return []
+        return [name for name in self.names if not (drop_inputs and name in self.inputs)]
+
 
 Write = Callable[[Block, Mapping[str, Array]], None]
+
+
+def _form(path: Path) -> str:
+    ending = path.suffix.lower()
+    return ending if ending in NUMPY else "table"
+
+
+def refuse_taken(added: Iterable[str], held: Collection[str]) -> None:
+    """Nothing that is there already is written over."""
+    taken = [name for name in added if name in held]
+    if taken:
+        raise DataError(
+            "name_taken",
+            f"the source has {taken[0]!r} already: choose another output (--output-column)",
+        )
 
 
 def check_ending(path: Path) -> None:
@@ -52,23 +74,24 @@ def check_ending(path: Path) -> None:
 
 @contextmanager
 def open_source(path: Path, kind: str, columns: Sequence[str] | None) -> Iterator[Source]:
-    """A file to read; ``kind`` is what the array is called in an npz."""
+    """A file to read; what holds the numbers is called as their ``kind``, or is ``columns``."""
     if path.suffix.lower() not in NUMPY:
         with tables.open_table(path) as table:
-            chosen = table.chosen(columns)
-            yield Source(path, table.rows, chosen, _blocks_of_table(table, chosen))
+            chosen = table.chosen(columns or [kind])
+            blocks = _blocks_of_table(table, chosen)
+            yield Source(path, table.rows, table.schema.names, chosen, blocks)
         return
     if columns is not None:
         raise DataError("no_columns", f"{path} has no columns to choose from")
+    names = npy_files.names_in(path) if path.suffix.lower() == ".npz" else []
     with npy_files.open_rows(path, kind) as rows:
-        inputs = [kind] if path.suffix.lower() == ".npz" else []
-        blocks = (Block(values, None) for values in rows.blocks(BLOCK_VALUES))
-        yield Source(path, rows.shape[0], inputs, blocks)
+        found = (Block(values, None) for values in rows.blocks(BLOCK_VALUES))
+        yield Source(path, rows.shape[0], names, [kind], found)
 
 
 def _blocks_of_table(table: tables.Table, columns: Sequence[str]) -> Iterator[Block]:
     seen = 0
-    for batch in table.batches(max(1, BLOCK_VALUES // table.width(columns))):
+    for batch in table.batches(BLOCK_VALUES):
         with tables.errors_of(table.path, seen):
             values = tables.numbers_of(batch, columns)
         yield Block(values, batch)
@@ -89,17 +112,25 @@ def written_whole(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def open_target(part: Path, ending: str, source: Source, *, drop_inputs: bool) -> Iterator[Write]:
-    """What writes blocks into a new file of the format that ``ending`` tells."""
-    left_out = set(source.inputs) if drop_inputs else set()
+def open_target(
+    part: Path, ending: str, source: Source, kept: Sequence[str], output: str
+) -> Iterator[Write]:
+    """What writes blocks into a new file of the format that ``ending`` tells.
+
+    ``kept`` are the columns or arrays of the source that go along; ``output`` is what the array is
+    called in an npz.
+    """
     if ending == ".npy":
         with part.open("xb") as file:
             yield _rows_into(file, source.rows)
     elif ending == ".npz":
-        with _new_npz(part, source, left_out) as write:
-            yield write
+        with zipfile.ZipFile(part, "x") as archive:
+            with archive.open(f"{output}.npy", "w", force_zip64=True) as file:
+                yield _rows_into(file, source.rows)
+            if kept:
+                npy_files.copy_arrays(source.path, archive, kept)
     else:
-        with _Tables(part, ending, left_out) as target:
+        with _Tables(part, ending, kept) as target:
             yield target.write
 
 
@@ -123,23 +154,13 @@ def _single(added: Mapping[str, Array]) -> Iterable[Array]:
     return added.values()
 
 
-@contextmanager
-def _new_npz(part: Path, source: Source, left_out: set[str]) -> Iterator[Write]:
-    """Probabilities and, if the source is an npz too, its other arrays."""
-    with zipfile.ZipFile(part, "x") as archive:
-        with archive.open("probabilities.npy", "w", force_zip64=True) as file:
-            yield _rows_into(file, source.rows)
-        if source.path.suffix.lower() == ".npz":
-            npy_files.copy_others(source.path, archive, left_out | {"probabilities"})
-
-
 class _Tables:
     """Record batches into a file that is opened when the first has told the schema."""
 
-    def __init__(self, part: Path, ending: str, left_out: set[str]) -> None:
+    def __init__(self, part: Path, ending: str, kept: Sequence[str]) -> None:
         self._part = part
         self._ending = ending
-        self._left_out = left_out
+        self._kept = kept
         self._opened: Any = None
         self._writer: Any = None
 
@@ -152,14 +173,7 @@ class _Tables:
 
     def write(self, block: Block, added: Mapping[str, Array]) -> None:
         """A block with its new columns."""
-        batch = block.batch
-        if batch is not None:
-            batch = batch.select([n for n in batch.schema.names if n not in self._left_out])
-            taken = [name for name in added if name in batch.schema.names]
-            if taken:
-                raise DataError(
-                    "name_taken", f"the source has a column {taken[0]!r}: choose another output"
-                )
+        batch = None if block.batch is None else block.batch.select([*self._kept])
         whole = tables.with_columns(batch, added)
         if self._writer is None:
             self._opened = tables.new_table(self._part, self._ending, whole.schema)

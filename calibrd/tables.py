@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")
 READ_BYTES = 1 << 20
 LARGE_BATCH_BYTES = 1 << 26
-DEFAULT_COLUMN = "logits"
+FIRST_ROWS = 16
+NUMBER_BYTES = 4
 
 
 class Table:
@@ -42,11 +43,18 @@ class Table:
         """How many there are."""
         if self.is_parquet:
             return int(self._reader.metadata.num_rows)
-        return sum(len(batch) for batch in self._stored())
+        from pyarrow import dataset, fs
 
-    def chosen(self, columns: Sequence[str] | None) -> list[str]:
+        # the heads of the batches tell it, without their rows
+        whole = dataset.IpcFileFormat().make_fragment(
+            str(self.path.absolute()), fs.LocalFileSystem()
+        )
+        with self._told_if_damaged():
+            return int(whole.count_rows())
+
+    def chosen(self, columns: Sequence[str]) -> list[str]:
         """The columns that hold the numbers, all of which are there."""
-        wanted = [*(columns or [DEFAULT_COLUMN])]
+        wanted = [*columns]
         for name in wanted:
             if self.schema.names.count(name) != 1:
                 raise DataError(
@@ -56,28 +64,40 @@ class Table:
                 )
         return wanted
 
-    def width(self, columns: Sequence[str]) -> int:
-        """How many numbers a row has, as far as the schema tells."""
-        kind = self.schema.field(columns[0]).type
-        return max(len(columns), int(getattr(kind, "list_size", 1)))
+    def batches(self, values: int) -> Iterator[pa.RecordBatch]:
+        """Its rows, at most about so many numbers at once, whatever types hold them."""
+        with self._told_if_damaged():
+            if self.is_parquet:
+                rows = max(1, values // self._width())
+                yield from self._reader.iter_batches(batch_size=rows)
+                return
+            for number in range(self._reader.num_record_batches):
+                batch = self._reader.get_batch(number)
+                rows = max(1, values // _width_of(batch))
+                for start in range(0, len(batch), rows):
+                    yield batch.slice(start, rows)
 
-    def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """Its rows, at most so many at once."""
+    def _width(self) -> int:
+        """How many numbers a row of a parquet file has: of the first rows, or of most bytes."""
+        first = next(self._reader.iter_batches(batch_size=FIRST_ROWS), None)
+        told = self._reader.metadata
+        groups = [told.row_group(number) for number in range(told.num_row_groups)]
+        stored = (-(-one.total_byte_size // max(1, one.num_rows)) for one in groups)
+        return max(1 if first is None else _width_of(first), max(stored, default=0) // NUMBER_BYTES)
+
+    @contextmanager
+    def _told_if_damaged(self) -> Iterator[None]:
         import pyarrow as pa
 
         try:
-            if self.is_parquet:
-                yield from self._reader.iter_batches(batch_size=rows)
-                return
-            for batch in self._stored():
-                for start in range(0, len(batch), rows):
-                    yield batch.slice(start, rows)
-        except pa.ArrowException as error:
+            yield
+        except (pa.ArrowException, OSError) as error:
             raise DataError("damaged", f"{self.path} is damaged: {error}") from error
 
-    def _stored(self) -> Iterator[pa.RecordBatch]:
-        for number in range(self._reader.num_record_batches):
-            yield self._reader.get_batch(number)
+
+def _width_of(batch: pa.RecordBatch) -> int:
+    size: int = batch.nbytes
+    return max(1, -(-size // (NUMBER_BYTES * max(1, len(batch)))))
 
 
 @contextmanager
@@ -88,27 +108,27 @@ def open_table(path: Path) -> Iterator[Table]:
     options: dict[str, Any] = {"buffer_size": READ_BYTES, "pre_buffer": False}
     with path.open("rb"):  # a missing file is told as that
         pass
-    try:
-        if path.suffix.lower() in PARQUET:
-            from pyarrow import parquet
+    with ExitStack() as opened:
+        try:
+            if path.suffix.lower() in PARQUET:
+                from pyarrow import parquet
 
-            reader: Any = parquet.ParquetFile(path, **options)
-        else:
-            reader = _arrow_reader(path)
-    except pa.ArrowException as error:
-        form = "parquet" if path.suffix.lower() in PARQUET else "arrow (IPC file format)"
-        raise DataError("not_a_table", f"{path} is no {form} file: {error}") from error
-    with reader:
+                reader = opened.enter_context(parquet.ParquetFile(path, **options))
+            else:
+                reader = pa.ipc.open_file(opened.enter_context(_arrow_file(path)))
+        except (pa.ArrowException, OSError) as error:
+            form = "parquet" if path.suffix.lower() in PARQUET else "arrow (IPC file format)"
+            raise DataError("not_a_table", f"{path} is no {form} file: {error}") from error
         yield Table(path, reader)
 
 
-def _arrow_reader(path: Path) -> Any:
+def _arrow_file(path: Path) -> Any:
     """Batches are read one by one; those too large for that lie in the system's cache alone."""
     pa = _pyarrow()
-    reader = pa.ipc.open_file(pa.OSFile(str(path)))
-    if path.stat().st_size > LARGE_BATCH_BYTES * max(1, reader.num_record_batches):
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
-    return reader
+    with pa.OSFile(str(path)) as file:
+        batches = pa.ipc.open_file(file).num_record_batches
+    is_large = path.stat().st_size > LARGE_BATCH_BYTES * max(1, batches)
+    return pa.memory_map(str(path)) if is_large else pa.OSFile(str(path))
 
 
 @contextmanager

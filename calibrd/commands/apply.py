@@ -17,18 +17,20 @@ def add_to(verb: Verb) -> None:
     )
     applying.add_argument("--force", action="store_true", help="replace OUT if it is there")
     add_rows_flags(applying, labelled=False)
-    out = applying.add_argument_group("what parquet and arrow files get")
+    out = applying.add_argument_group("what the target gets")
     out.add_argument(
         "--output-column",
         default="probabilities",
         metavar="NAME",
-        help="of the lists of probabilities [probabilities]",
+        help="of the probabilities; an .npy has no names [probabilities]",
     )
     out.add_argument(
-        "--columns-out", action="store_true", help="a column for each class: probabilities_0, ..."
+        "--columns-out",
+        action="store_true",
+        help="in tables a column for each class: probabilities_0, ...",
     )
     out.add_argument(
-        "--predictions", action="store_true", help="also the columns prediction and confidence"
+        "--predictions", action="store_true", help="in tables also prediction and confidence"
     )
     out.add_argument("--drop-inputs", action="store_true", help="leave out what was read")
 

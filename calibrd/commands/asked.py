@@ -120,7 +120,9 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
     """The flags that say where in a file the numbers are."""
     group = parser.add_argument_group("in parquet and arrow files")
     group.add_argument("--columns", metavar="A,B,...", help="with a number for each class")
-    group.add_argument("--logits-column", metavar="NAME", help="with a list for each row [logits]")
+    group.add_argument(
+        "--logits-column", metavar="NAME", help="with a list for each row [its kind]"
+    )
     if labelled:
         group.add_argument("--labels-column", metavar="NAME", help="with the labels [labels]")
         group.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,8 +112,20 @@ def test_columns_for_each_class_with_predictions(folder: Path) -> None:
 def test_a_map_of_probabilities_reads_those(folder: Path) -> None:
     fitted = TemperatureMap(k=5, temperature=3.0, kind="probabilities")
     np.savez(folder / "p.npz", probabilities=RIGHT, labels=LABELS)
-    apply_file(fitted, folder / "p.npz", folder / "out.npz", progress=False)
-    np.testing.assert_array_equal(read(folder / "out.npz"), fitted.apply(RIGHT))
+    parquet.write_table(pa.table({"probabilities": [*RIGHT]}), folder / "p.parquet")
+    for name in ("p.npz", "p.parquet"):
+        target = folder / f"out{Path(name).suffix}"
+        with pytest.raises(DataError, match=r"has 'probabilities' already.*--output-column"):
+            apply_file(fitted, folder / name, target, progress=False)
+        apply_file(fitted, folder / name, target, drop_inputs=True, progress=False)
+        np.testing.assert_array_equal(read(target), fitted.apply(RIGHT))
+    apply_file(fitted, folder / "p.npz", folder / "c.npz", output="calibrated", progress=False)
+    with np.load(folder / "c.npz") as stored:
+        assert [*stored] == ["calibrated", "probabilities", "labels"]
+        np.testing.assert_array_equal(stored["probabilities"], RIGHT)
+        np.testing.assert_array_equal(stored["calibrated"], fitted.apply(RIGHT))
+    with pytest.raises(DataError, match="has 'probabilities' already"):
+        BatchApply(fitted)({"probabilities": RIGHT})
     with pytest.raises(DataError, match="must hold an array 'probabilities', but holds 'logits'"):
         apply_file(fitted, folder / "in.npz", folder / "other.npz", progress=False)
 
@@ -132,6 +145,10 @@ def broken_rows(folder: Path) -> None:
         parquet.write_table(pa.table({"logits": rows}), folder / f"{name}.parquet")
     parquet.write_table(pa.table({"logits": [*nan]}), folder / "nan.parquet")
     parquet.write_table(pa.table({"logits": [*LOGITS[:0]]}), folder / "empty.parquet")
+    content = bytearray((folder / "in.arrow").read_bytes())
+    heads = [one.start() for one in re.finditer(b"\xff\xff\xff\xff", content)]
+    content[heads[4] + 8 : heads[4] + 24] = b"?" * 16  # that of a batch
+    (folder / "damaged.arrow").write_bytes(content)
     (folder / "cut.npy").write_bytes((folder / "in.npy").read_bytes()[:-8])
     (folder / "damaged.parquet").write_bytes((folder / "in.parquet").read_bytes()[:-50])
     np.save(folder / "pickled.npy", np.array([{}, {}]))
@@ -151,6 +168,7 @@ def broken_rows(folder: Path) -> None:
         ("empty.parquet", "holds no rows"),
         ("cut.npy", "cut.npy ends after 576 of its rows"),
         ("damaged.parquet", "is no parquet file"),
+        ("damaged.arrow", "is damaged: "),
         ("pickled.npy", "holds pickled objects"),
         ("wide.npy", "fitted on 5 classes, got 7 columns"),
         ("text.npy", "is no array of numpy"),
@@ -175,7 +193,7 @@ def test_large_batches_are_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_columns_must_be_there_and_free(folder: Path) -> None:
     with pytest.raises(DataError, match="must have one column 'nothing', but has 'id', 'logits'"):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", columns="nothing")
-    with pytest.raises(DataError, match="has a column 'id': choose another"):
+    with pytest.raises(DataError, match="has 'id' already: choose another"):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", output="id", progress=False)
     with pytest.raises(DataError, match="has no columns to choose from"):
         apply_file(FITTED, folder / "in.npy", folder / "o.npy", columns="logits")
@@ -203,51 +221,67 @@ def test_the_callable_travels_and_adds_columns(columns: Any) -> None:
     np.testing.assert_array_equal(answer["probabilities"], RIGHT)
 
 
+def test_a_block_is_bounded_by_numbers_whatever_the_type(folder: Path) -> None:
+    """What travels along counts too, also if only later rows have much of it."""
+    wide = np.zeros((50, 400), np.float32)
+    rows = [[0.0]] * 40 + [*wide[:10]]
+    table = pa.table(
+        {"logits": [*LOGITS[:50]], "embedding": pa.array(rows, pa.list_(pa.float32()))}
+    )
+    parquet.write_table(table, folder / "late.parquet", row_group_size=25, use_dictionary=False)
+    for name, most in (("in.parquet", 64), ("in.arrow", 64), ("late.parquet", 4)):
+        with tables.open_table(folder / name) as opened:
+            lengths = [len(batch) for batch in opened.batches(5 * 64)]
+            assert sum(lengths) == opened.rows
+        assert 1 <= max(lengths) <= most
+
+
 MEASURED = """
 import re, sys
 from pathlib import Path
 from calibrators.methods.temperature import TemperatureMap
+from calibrd import streams
 from calibrd.batch import apply_file
-fitted = TemperatureMap(k=10, temperature=3.0)
+streams.BLOCK_VALUES = 1 << 18  # of which the smaller file has several
+fitted = TemperatureMap(k=int(sys.argv[1]), temperature=3.0)
 def peak():  # ru_maxrss would be that of the process which started this one
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
-apply_file(fitted, sys.argv[1], sys.argv[2], progress=False)
+apply_file(fitted, sys.argv[2], sys.argv[3], progress=False)
 before = peak()
-done = apply_file(fitted, sys.argv[3], sys.argv[4], progress=False)
+done = apply_file(fitted, sys.argv[4], sys.argv[5], progress=False)
 print(before, peak(), done.rows)
 """
 
 
-@pytest.mark.parametrize("ending", [".npy", ".parquet", ".arrow"])
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None:
-    """A file ten times as large, of 80 MB, takes little more memory."""
+@pytest.mark.parametrize(
+    ("ending", "k", "lists"),
+    [(".npy", 10, None), (".parquet", 1000, pa.list_(pa.float32())), (".arrow", 10, 10)],
+)
+def test_memory_does_not_grow_with_the_file(
+    tmp_path: Path, ending: str, k: int, lists: Any
+) -> None:
+    """A file ten times as large, of 40 MB, takes little more memory."""
     small, large = (tmp_path / f"{name}{ending}" for name in ("small", "large"))
-    block = np.random.default_rng(0).normal(size=(100_000, 10)).astype(np.float32)
+    block = np.random.default_rng(0).normal(size=(1_000_000 // k, k)).astype(np.float32)
     if ending == ".npy":
-        np.save(small, np.tile(block, (2, 1)))
-        with large.open("wb") as file:
-            np.lib.format.write_array_header_2_0(
-                file, {"descr": "<f4", "fortran_order": False, "shape": (2_000_000, 10)}
-            )
-            for _ in range(20):
-                file.write(block.data)
+        np.save(small, block)
+        np.save(large, np.tile(block, (10, 1)))
     else:
-        rows = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), 10)
-        table = pa.table({"logits": rows})
-        for path, times in ((small, 2), (large, 20)):
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), k)
+        table = pa.table({"logits": rows if lists == k else rows.cast(lists)})
+        for path, times in ((small, 1), (large, 10)):
             with tables.new_table(path, ending, table.schema) as writer:
                 for _ in range(times):
                     writer.write_table(table)
-    targets = (tmp_path / f"out{one}{ending}" for one in range(2))
-    first, second = targets
+    first, second = (tmp_path / f"out{one}{ending}" for one in range(2))
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, small, first, large, second],
+        [sys.executable, "-c", MEASURED, str(k), small, first, large, second],
         capture_output=True,
         text=True,
         check=True,
     )
-    before, after, rows = map(int, done.stdout.split())
+    before, after, count = map(int, done.stdout.split())
     size = large.stat().st_size >> 20
-    assert (size > 70, rows) == (True, 2_000_000)
+    assert (size > 35, count) == (True, 10 * len(block))
     assert 20 < before < 400
     assert after - before < size / 2, (before, after)
