@@ -6,27 +6,23 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import httpx
 
 from calibrd.calls import Calls
 from calibrd.connection import PART_BYTES, Connection
 from calibrd.flows import Answer, Awaiting, Blocking, Flow, Pause, R, Send, Step, Together, Work
+from calibrd.following import begin_anew_after_fork
+from calibrd.signed_urls import keep_out_of_logs, unlogged
+
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
-class Client(Calls, Blocking):
-    """A client of the service; may be shared by threads, and closed or used as a context.
+class _Reaching(Calls, Generic[Http]):
+    """What both clients are made of: calls, and httpx clients to send them with."""
 
-    ``url`` and ``api_key`` are by default those of CALIBRD_URL and CALIBRD_API_KEY, or the service
-    that ``make serve`` runs on this machine. ``timeout`` is that of one answer. What can be
-    repeated without harm is tried again for ``patience`` seconds while the service is away. Data
-    of more than ``part_bytes`` are uploaded in parts of this size.
-
-    >>> with Client("http://127.0.0.1:8000") as client:
-    ...     client.url
-    'http://127.0.0.1:8000'
-    """
+    _kind: ClassVar[Any]  # of httpx client
 
     def __init__(
         self,
@@ -37,16 +33,69 @@ class Client(Calls, Blocking):
         patience: float = 30.0,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        super().__init__(
+        self._begin(
             Connection.make(url, api_key, timeout=timeout, patience=patience, part_bytes=part_bytes)
         )
-        self._http = httpx.Client(**self.connection.options())
-        self._foreign = httpx.Client(**self.connection.options(foreign=True))
+
+    @classmethod
+    def over(cls, connection: Connection) -> Self:
+        """A client of its own that asks as another does; the environment is not looked at."""
+        made = cls.__new__(cls)
+        made._begin(connection)
+        return made
+
+    def _begin(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._tls = httpx.create_ssl_context()  # which takes longer than all the rest
+        self._open()
+        begin_anew_after_fork(self)
+
+    def _open(self) -> None:
+        self._lock = threading.Lock()
+        self._http: Http = self._made(foreign=False)
+        self._foreign: Http | None = None
+
+    def _made(self, *, foreign: bool) -> Http:
+        return cast(Http, self._kind(**self.connection.options(foreign=foreign), verify=self._tls))
+
+    def _abroad(self) -> Http:
+        """The client for servers that the service has named; few callers ever need one."""
+        with self._lock:
+            if self._foreign is None:
+                keep_out_of_logs()
+                self._foreign = self._made(foreign=True)
+            return self._foreign
+
+    def after_fork(self) -> None:
+        """Take connections of its own: on those it was forked with the other process is answered.
+
+        They are not closed, for they are still in use there.
+        """
+        if not self._http.is_closed:
+            self._open()
+
+
+class Client(_Reaching[httpx.Client], Blocking):
+    """A client of the service; may be shared by threads, and closed or used as a context.
+
+    ``url`` and ``api_key`` are by default those of CALIBRD_URL and CALIBRD_API_KEY, or the service
+    that ``make serve`` runs on this machine. ``timeout`` is how long the service may be silent
+    while it is listened to. What can be repeated without harm is tried again for ``patience``
+    seconds while the service is away. Data of more than ``part_bytes`` are uploaded in parts of
+    this size. In a forked process it goes on with connections of its own.
+
+    >>> with Client("http://127.0.0.1:8000") as client:
+    ...     client.url
+    'http://127.0.0.1:8000'
+    """
+
+    _kind = httpx.Client
 
     def close(self) -> None:
         """Close its connections."""
         self._http.close()
-        self._foreign.close()
+        if self._foreign is not None:
+            self._foreign.close()
 
     def __enter__(self) -> Self:
         return self
@@ -79,8 +128,11 @@ class Client(Calls, Blocking):
     def _do(self, step: Step, given_up: threading.Event) -> Any:
         match step:
             case Send():
-                http = self._foreign if step.foreign else self._http
-                return _answer(http.request(**self.connection.request(step)))
+                asked = self.connection.request(step)
+                if step.foreign:
+                    with unlogged():
+                        return _answer(self._abroad().request(**asked))
+                return _answer(self._http.request(**asked))
             case Pause():
                 if given_up.wait(step.seconds):
                     raise _GivenUp
@@ -105,28 +157,16 @@ class _GivenUp(Exception):
     """Another of the flows that run together has failed, or Ctrl-C was pressed."""
 
 
-class AsyncClient(Calls, Awaiting):
+class AsyncClient(_Reaching[httpx.AsyncClient], Awaiting):
     """The same calls as ``Client``, awaited: for one event loop."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        api_key: str | None = None,
-        *,
-        timeout: float = 30.0,
-        patience: float = 30.0,
-        part_bytes: int = PART_BYTES,
-    ) -> None:
-        super().__init__(
-            Connection.make(url, api_key, timeout=timeout, patience=patience, part_bytes=part_bytes)
-        )
-        self._http = httpx.AsyncClient(**self.connection.options())
-        self._foreign = httpx.AsyncClient(**self.connection.options(foreign=True))
+    _kind = httpx.AsyncClient
 
     async def close(self) -> None:
         """Close its connections."""
         await self._http.aclose()
-        await self._foreign.aclose()
+        if self._foreign is not None:
+            await self._foreign.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,8 +195,11 @@ class AsyncClient(Calls, Awaiting):
     async def _do(self, step: Step) -> Any:
         match step:
             case Send():
-                http = self._foreign if step.foreign else self._http
-                return _answer(await http.request(**self.connection.request(step)))
+                asked = self.connection.request(step)
+                if step.foreign:
+                    with unlogged():
+                        return _answer(await self._abroad().request(**asked))
+                return _answer(await self._http.request(**asked))
             case Pause():
                 await asyncio.sleep(step.seconds)
                 return None

@@ -86,8 +86,7 @@ class Connection:
             headers["User-Agent"] = f"calibrd/{version} python/{platform.python_version()}"
             if self.api_key is not None:
                 headers["Authorization"] = f"Bearer {self.api_key}"
-        timeout = httpx.Timeout(self.timeout, connect=min(self.timeout, CONNECT_SECONDS))
-        return {"headers": headers, "timeout": timeout}
+        return {"headers": headers}
 
     def request(self, step: Send) -> dict[str, Any]:
         """A step as arguments of an httpx client's ``request``."""

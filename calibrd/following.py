@@ -16,10 +16,14 @@ SPREAD = 0.2
 
 
 class Followed(Protocol):
-    """What can look for news, and must begin anew in a forked process."""
+    """What can look for news."""
 
     def refresh(self) -> bool:
         """Look once."""
+
+
+class Forked(Protocol):
+    """What must begin anew in a forked process."""
 
     def after_fork(self) -> None:
         """Do without the locks, threads and connections of the process it was forked from."""
@@ -62,10 +66,10 @@ def _look(watched: weakref.ref[Followed]) -> None:
         traceback.clear_frames(error.__traceback__)
 
 
-_of_this_process: weakref.WeakSet[Followed] = weakref.WeakSet()
+_of_this_process: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
-def begin_anew_after_fork(owner: Followed) -> None:
+def begin_anew_after_fork(owner: Forked) -> None:
     """Call its ``after_fork`` in every process that is forked from this one."""
     _of_this_process.add(owner)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # the next look comes soon
 PATIENCE = 2.0
-# no connection is kept from one look to the next, nor into a forked process
+# no connection is kept from one look to the next
 HEADERS = {"Connection": "close"}
 AWAY = "away"
 
@@ -47,9 +47,7 @@ class Source:
         if self._client is None:
             from calibrd.client import Client  # which has all calls, also the one that makes this
 
-            self._client = Client(
-                here.url, here.api_key, timeout=here.timeout, patience=here.patience
-            )
+            self._client = Client.over(here)
         asked = {"patience": min(here.patience, PATIENCE), "headers": HEADERS}
         return self._client.run(Loading(self._client, self.wanted, asked).flow(known))
 
@@ -158,7 +156,7 @@ class LocalMap:
                 if self._source is source:
                     self._note(error)
                 raise
-            if self._source is not source:  # closed or forked meanwhile
+            if self._source is not source:  # closed meanwhile
                 return False
             self._now = found
             self._note(None)
@@ -169,11 +167,11 @@ class LocalMap:
 
     def _note(self, error: Exception | None) -> None:
         """Keep what is wrong, or that nothing is any more, and say it once."""
-        kind = None if error is None else _kind(error)
+        kind = "" if error is None else _kind(error)
         if kind != AWAY and AWAY in self._said:
             self._said.remove(AWAY)
             _log.info("%s: the service is back", self.reference)
-        if error is None or kind is None:
+        if error is None:
             if self._said:
                 _log.info("%s: version %d is confirmed again", self.reference, self.version)
             self._said.clear()
@@ -226,8 +224,6 @@ class LocalMap:
     def after_fork(self) -> None:
         """Begin anew in a forked process."""
         self._lock = threading.Lock()
-        if self._source is not None:
-            self._source = Source(self._source.connection, self._source.wanted)
         if self._follower is not None:
             self._follower = Follower(self, self._follower.seconds)
 

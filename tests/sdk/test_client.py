@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
+from faulty_line import faulty_line
 from live_service import Running, sample
+from local_maps import fitted
 
 import calibrd
 from calibrd.calls import Calls
@@ -55,3 +61,33 @@ def test_both_clients_have_every_call_and_say_what_it_gives(service: Running) ->
             assert method.__doc__
             assert "Flow" not in str(inspect.signature(method))
             assert "self" not in inspect.signature(method).parameters
+
+
+BOTH_SIDES = """
+import os, sys, time, calibrd
+client = calibrd.Client(sys.argv[1])
+client.get_version("both-sides@1")
+child = os.fork()
+mine = 1 if child else 2
+time.sleep(0 if child else 0.002)
+for _ in range(20):
+    found = client.get_version(f"both-sides@{mine}").number
+    if found != mine:
+        print(f"asked for {mine}, was given {found}", flush=True)
+        os._exit(1)
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_both_sides_of_a_fork_get_their_own_answers(client: calibrd.Client) -> None:
+    for temperature in (2.0, 3.0):
+        client.register("both-sides", fitted(temperature))
+    with faulty_line(client.url) as line:
+        line.before = lambda asked: time.sleep(0.005)  # both are asking at the same time
+        done = subprocess.run(
+            [sys.executable, "-c", BOTH_SIDES, line.url], capture_output=True, text=True, timeout=60
+        )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

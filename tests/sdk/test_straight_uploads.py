@@ -47,11 +47,12 @@ def is_signed(asked: Asked) -> bool:
 
 
 def test_parts_go_straight_to_the_store_and_the_key_does_not(
-    local: Local, token: str, store: FaultyLine
+    local: Local, token: str, store: FaultyLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
         faulty_line(str(local.base_url)) as line,
         calibrd.Client(line.url, token, part_bytes=PART_BYTES) as client,
+        caplog.at_level(logging.DEBUG),
     ):
         made = client.upload(*sample(), progress=False)
         assert client.get_dataset(f"sha256:{made.sha256}") == made
@@ -63,6 +64,10 @@ def test_parts_go_straight_to_the_store_and_the_key_does_not(
         assert "authorization" not in one.headers
         assert token not in str(one)
     assert all(one.headers["authorization"] == f"Bearer {token}" for one in line.asked)
+    logged = [record.getMessage() for record in caplog.records]
+    assert sum(f"PUT {store.url}" in one for one in logged) == len(sent)
+    # what may be written with a signature is nobody's business who reads logs
+    assert not any("X-Amz-Signature" in one for one in logged)
 
 
 def test_parts_go_through_the_service_if_the_store_takes_none(

@@ -1,0 +1,35 @@
+"""URLs that are secrets: who has one may write, so what logs say of them ends before the query."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import httpx
+
+_under_way: ContextVar[bool] = ContextVar("calibrd_signed_url", default=False)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """What httpx logs within this block has no query."""
+    before = _under_way.set(True)
+    try:
+        yield
+    finally:
+        _under_way.reset(before)
+
+
+def keep_out_of_logs() -> None:
+    """Make ``unlogged`` work: httpx logs the URL of every request."""
+    logging.getLogger("httpx").addFilter(_without_query)
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    if _under_way.get() and isinstance(record.args, tuple):
+        record.args = tuple(
+            one.copy_with(query=None) if isinstance(one, httpx.URL) else one for one in record.args
+        )
+    return True
