@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrators import charts, notebook, page, wording
+from calibrators.caution import cautious
 from calibrators.errors import DataError, ExportError
 from calibrators.measurement import (
     METRICS,
@@ -82,9 +83,14 @@ class Report(Measurement):
         """What was measured, by name: "before" (if given) and "after"."""
         return {"after": self} if self.before is None else {"before": self.before, "after": self}
 
+    @property
+    def cautious_error(self) -> Interval:
+        """The interval of the debiased squared error that a gate decides by (see caution.py)."""
+        return cautious(self.intervals["debiased_squared_error"], self.equal_mass, self.level)
+
     def gate(self, limit: float) -> Gate:
         """Whether the calibration error is known to be at most ``limit`` (see verdict.gate)."""
-        found = gate(self.intervals["debiased_squared_error"], limit)
+        found = gate(self.cautious_error, limit)
         return found if self.n >= LEAST_ROWS else Gate.INSUFFICIENT_DATA
 
     def with_fit(self, **fit: Any) -> Report:

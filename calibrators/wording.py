@@ -48,6 +48,10 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "margin": "Rows are split at the thirds of the margin, the largest minus the second "
         "largest logit of the uncalibrated model; rows of equal margin stay together. Their "
         "equal-mass tables have fewer bins where there would be fewer than 20 rows in each.",
+        "gate": "A gate decides by the interval of the debiased squared error, widened where rows "
+        "that are all right or all wrong show no spread: upwards to the largest gap of all rows "
+        "together that Wilson's interval of the accuracy allows, downwards by what such a bin "
+        "leaves in doubt.",
         "verdict": "Better and worse mean that the whole interval of the change lies on that side "
         f"of 0. It rests on the debiased squared error and the NLL, and needs {LEAST_ROWS} rows.",
     }

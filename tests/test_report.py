@@ -86,6 +86,20 @@ def test_a_gate_refuses_a_senseless_limit(limit: float) -> None:
         gate(SAME, limit)
 
 
+@pytest.mark.parametrize(("confidence", "limit"), [(0.999, 0.03), (0.9999, 0.01), (0.999, 0.0005)])
+def test_rows_that_are_all_right_do_not_decide(confidence: float, limit: float) -> None:
+    """100 of 100 right is no rarity at an accuracy of 0.965, nor at 0.999."""
+    rows = np.tile([confidence, 1 - confidence], (100, 1))
+    assert evaluate(rows, np.zeros(100, int), draws=100).gate(limit) is Gate.INSUFFICIENT_DATA
+    many = evaluate(np.tile(rows, (100, 1)), np.zeros(10_000, int), draws=100)
+    assert many.gate(0.03) is Gate.PASS
+
+
+def test_a_bin_of_equal_outcomes_can_break_a_limit() -> None:
+    rows = np.tile([0.6, 0.4], (200, 1))
+    assert evaluate(rows, np.zeros(200, int), draws=100).gate(0.1) is Gate.FAIL
+
+
 def test_a_report_gates_only_with_enough_rows(fixed: Report) -> None:
     assert fixed.gate(0.2) is Gate.PASS
     assert evaluate(*few_rows(50), draws=100).gate(0.9) is Gate.INSUFFICIENT_DATA

@@ -89,14 +89,14 @@ def markdown(report: Report, decided: Gate, words: str) -> str:
 
 def error_of(report: Report) -> tuple[float, float, float]:
     """The root of the debiased squared error, with the bounds of its interval."""
-    found = report.intervals["debiased_squared_error"]
+    found = report.cautious_error
     value, low, high = (math.sqrt(max(0.0, one)) for one in (found.value, found.low, found.high))
     return value, low, high
 
 
 def rows_needed(report: Report, limit: float) -> int | None:
     """About how many rows would decide if the estimate stayed: intervals shrink with its root."""
-    found = report.intervals["debiased_squared_error"]
+    found = report.cautious_error
     gap = abs(limit**2 - max(0.0, found.value))
     half = found.high - found.value if found.value <= limit**2 else found.value - found.low
     if gap <= 0 or not math.isfinite(half) or half / gap > math.sqrt(MOST_TIMES):
