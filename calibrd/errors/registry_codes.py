@@ -40,7 +40,7 @@ class NoOnnx(NotFound):
 
 
 class NeedsForce(Conflict):
-    """The version was judged worse, or not judged."""
+    """The version was judged worse, or not judged, or takes other input than the one before."""
 
     hint = (
         "client.report(ref) says why; promote(..., force=True, reason='...') does it all the same"

@@ -51,15 +51,16 @@ def move(
     """Point an alias at a version.
 
     ``expected`` is the revision that the caller saw last: 0 for "there is none yet", None for
-    whatever it is now. A version that was judged worse, or could not be judged, needs ``force`` and
-    a reason.
+    whatever it is now. A version that was judged worse, could not be judged, or takes other input
+    than the one that the alias points at needs ``force`` and a reason.
     """
     check_alias(alias)
     calibrator = calibrator_named(store, principal, name)
     chosen = version_of(store, calibrator, version)
     there = store.aliases.get(calibrator.id, alias)
     _check_expected(there, expected, alias)
-    refused = _objection(chosen)
+    before = None if there is None else store.calibrators.version(calibrator.id, there.version)
+    refused = _objection(chosen, before, alias)
     if refused is not None and not (force and reason.strip()):
         raise Conflict(
             "needs_force",
@@ -112,12 +113,23 @@ def _before(newest_first: list[AliasMove]) -> int | None:
     return None
 
 
-def _objection(version: Version) -> str | None:
+def _objection(version: Version, before: Version | None, alias: str) -> str | None:
+    found = []
+    if before is not None and _input(version) != _input(before):
+        found.append(
+            f"takes {_input(version)}, but callers of {alias!r} send {_input(before)} now, as "
+            f"version {before.number} takes them"
+        )
     if version.verdict is None:
-        return "was not judged: it has no report, or one without a verdict"
-    if version.verdict in (Verdict.WORSE, Verdict.INSUFFICIENT_DATA):
-        return f"was judged {version.verdict} ({Verdict[version.verdict.upper()].meaning})"
-    return None
+        found.append("was not judged: it has no report, or one without a verdict")
+    elif version.verdict in (Verdict.WORSE, Verdict.INSUFFICIENT_DATA):
+        meaning = Verdict[version.verdict.upper()].meaning
+        found.append(f"was judged {version.verdict} ({meaning})")
+    return ", and ".join(found) or None
+
+
+def _input(version: Version) -> str:
+    return f"{version.kind} of {version.classes} classes"
 
 
 def _check_expected(there: Alias | None, expected: int | None, alias: str) -> None:

@@ -6,10 +6,10 @@ import time
 
 import pytest
 from live_service import in_process, sample
-from registering import temperature_registration
+from registering import registration, temperature_registration
 
 from calibrators import CalibrationSet, fit_and_judge
-from calibrators.methods.temperature import TemperatureScaling
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 
 ALIAS = "/v1/calibrators/c/aliases/production"
 
@@ -72,6 +72,27 @@ def test_what_was_not_judged_better_needs_force_and_a_reason(local, verdict):
     assert move(local, 1, force=True, reason="because").status_code == 200
     (entry,) = local.get(f"{ALIAS}/history").json()["items"]
     assert (entry["forced"], entry["reason"], entry["moved_by"]) == (True, "because", "anonymous")
+
+
+@pytest.mark.parametrize(
+    ("k", "kind", "taken"),
+    [(5, "probabilities", "probabilities of 5 classes"), (4, "logits", "logits of 4 classes")],
+)
+def test_what_takes_other_input_needs_force_and_a_reason(local, k, kind, taken):
+    register(local, 1.0)
+    body = registration(TemperatureMap(k=k, kind=kind, temperature=1.5))
+    assert local.post("/v1/calibrators/c/versions", json=body).status_code == 201
+    assert move(local, 1).status_code == 200
+    refused = move(local, 2)
+    assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
+    said = f"takes {taken}, but callers of 'production' send logits of 5 classes now"
+    assert said in refused.json()["detail"]
+    assert "was not judged" in refused.json()["detail"]
+    assert move(local, 2, force=True, reason="all callers know").status_code == 200
+    back = move(local, 1)
+    assert (back.status_code, back.json()["code"]) == (409, "needs_force")
+    assert f"send {taken} now" in back.json()["detail"]
+    assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
 
 
 def test_trade_off_is_moved_to_with_a_warning(local):
