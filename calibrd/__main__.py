@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-INTERRUPTED = 130
+from calibrd.commands import INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

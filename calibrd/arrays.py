@@ -16,6 +16,7 @@ Array = NDArray[Any]
 UNREADABLE = (TypeError, ValueError, RuntimeError, BufferError)
 NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
 NOT_NUMBERS = "USTO"
+NO_VALUES = ("NoneType", "NAType")  # the latter is that of pandas
 
 
 def as_array(values: Any, name: str = "values") -> Array:
@@ -180,7 +181,7 @@ def _from_cells(array: Array, name: str) -> Array:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     flat = array.reshape(-1)
-    missing = np.fromiter((one is None or str(one) == "<NA>" for one in flat), bool, flat.size)
+    missing = np.fromiter((type(one).__name__ in NO_VALUES for one in flat), bool, flat.size)
     _refuse_missing(missing.reshape(len(array), -1).any(axis=1), name)
     if isinstance(flat[0], str | bytes):
         raise _not_numbers(flat[0], name)

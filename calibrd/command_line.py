@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from calibrd import __version__
-from calibrd.commands import aliases, apply, demo, fit, gate, listing, report, serve
+from calibrd.commands import INTERRUPTED, aliases, apply, demo, fit, gate, listing, report, serve
 from calibrd.commands.asked import Asked
 from calibrd.commands.output import CommandError, Output, told_of
 
 TROUBLE = 3  # below are the gate's verdicts
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 Command = Callable[[Asked], int | None]
@@ -30,8 +29,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     output = Output(json="--json" in given, quiet="--quiet" in given or "-q" in given)
     try:
         return _run(given, output)
-    except KeyboardInterrupt:
-        output.document({"error": _told("interrupted", "interrupted by Ctrl-C")})
+    except KeyboardInterrupt as stop:
+        output.document({"error": told_of(stop)})
         return INTERRUPTED
     except BrokenPipeError:
         # whoever read the answer has enough of it; Python would complain once more at its end
@@ -60,10 +59,6 @@ def _run(given: list[str], output: Output) -> int:
     command: Command = asked.run
     with _notes(output):
         return command(Asked(asked, output, rest)) or 0
-
-
-def _told(code: str, message: str) -> dict[str, Any]:
-    return {"code": code, "message": message, "hint": None, "request_id": None}
 
 
 @contextmanager

@@ -9,10 +9,12 @@ name=${NAME:-fashion-ci}
 limit=${LIMIT:-0.04}
 model=sha256:$(sha256sum fashion_ce__cal.npz | cut -d' ' -f1) # in earnest, of the model's checkpoint
 
-calibrd fit fashion_ce__cal.npz --name "$name" --method smart --model "$model" --promote candidate
+made=$(calibrd fit fashion_ce__cal.npz --name "$name" --method smart --model "$model" --json)
+# its number: an alias could mean another version by the time of the promotion
+version=$(python -c 'import json, sys; print(json.load(sys.stdin)["version"]["number"])' <<<"$made")
 
 verdict=0
-calibrd gate fashion_ce__test.npz --map "$name@candidate" --model "$model" --max-ece "$limit" ||
+calibrd gate fashion_ce__test.npz --map "$name@$version" --model "$model" --max-ece "$limit" ||
   verdict=$?
 case $verdict in
   0) ;;
@@ -21,4 +23,4 @@ case $verdict in
   *) exit "$verdict" ;;
 esac
 
-calibrd promote "$name" candidate --reason "passed the gate at $limit"
+calibrd promote "$name" "$version" --reason "passed the gate at $limit"

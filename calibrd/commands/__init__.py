@@ -1,1 +1,3 @@
 """The commands of ``calibrd``, a file for each subject."""
+
+INTERRUPTED = 130

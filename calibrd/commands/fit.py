@@ -15,8 +15,10 @@ from calibrd.client import Client
 from calibrd.commands.asked import MAP_ENDING, Asked, Verb, add_rows_flags
 from calibrd.commands.output import CommandError
 from calibrd.fitting import fit_local
-from calibrd.results import Alias, Version
+from calibrd.references import Reference
+from calibrd.results import Alias, Dataset, Version
 from calibrd.streams import written_whole
+from calibrd.tables import errors_of
 
 PATIENCE = 30.0
 
@@ -92,22 +94,15 @@ def _check(flags: argparse.Namespace) -> None:
 
 def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
     flags, bars = asked.flags, asked.output.bars
-    data = asked.set_file(flags.data)
-    data.checked()
-    asked.output.note(f"{flags.data}: {len(data.labels):,} rows to {client.url}")
-    judging = None
-    if flags.evaluation is not None:
-        rows = asked.set_file(flags.evaluation)
-        rows.checked()
-        judging = client.upload(rows.values, rows.labels, kind=rows.kind, progress=bars)
+    Reference.of(flags.name)  # before anything is sent
+    dataset = _uploaded(asked, client, flags.data)
+    judging = None if flags.evaluation is None else _uploaded(asked, client, flags.evaluation)
     ordered = client.order(
         flags.name,
-        data.values,
-        data.labels,
+        dataset=dataset,
         methods=[(flags.method, params)],
         seed=flags.seed,
         model=flags.model,
-        kind=data.kind,
         held_out=flags.held_out,
         evaluation=judging,
         description=flags.description,
@@ -119,6 +114,13 @@ def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
         asked.output.note(f"fit {ordered.id} goes on; `calibrd versions {flags.name}` will list it")
         raise
     return client.get_version(f"{flags.name}@{done.versions[0]}")
+
+
+def _uploaded(asked: Asked, client: Client, path: str) -> Dataset:
+    data = asked.set_file(path)
+    asked.output.note(f"{path}: {len(data.labels):,} rows to {client.url}")
+    with errors_of(data.path, 0):
+        return client.upload(data.values, data.labels, kind=data.kind, progress=asked.output.bars)
 
 
 def _fit_here(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
@@ -151,20 +153,20 @@ def _judged(asked: Asked, params: dict[str, Any]) -> Judged:
     flags = asked.flags
     make_recipe(flags.method, params, seed=flags.seed)  # before anything is read
     data = asked.set_file(flags.data)
-    rows = data.checked().n
     judging = None if flags.evaluation is None else asked.set_file(flags.evaluation).checked()
-    asked.output.note(f"{flags.data}: {rows:,} rows, fitted here")
-    return fit_local(
-        data.values,
-        data.labels,
-        method=flags.method,
-        params=params,
-        seed=flags.seed,
-        kind=data.kind,
-        evaluation=judging,
-        held_out=flags.held_out,
-        progress=asked.output.bars,
-    )
+    asked.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted here")
+    with errors_of(data.path, 0):
+        return fit_local(
+            data.values,
+            data.labels,
+            method=flags.method,
+            params=params,
+            seed=flags.seed,
+            kind=data.kind,
+            evaluation=judging,
+            held_out=flags.held_out,
+            progress=asked.output.bars,
+        )
 
 
 def _param(text: str) -> tuple[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,7 +11,27 @@ from typing import Any
 
 from calibrators import CalibrationError
 from calibrators.plain import to_plain
-from calibrd.errors import CalibrdError, Refused
+from calibrd.errors import CalibrdError, Refused, code_of
+
+# in place of hints that name calls of Python
+HINTS = {
+    "alias_has_moved": "`calibrd history NAME` says where it is now",
+    "dataset_gone": "its rows were deleted meanwhile: the same command sends them again",
+    "invalid_key": "is it the key of this service? `python -m service keys create` makes new ones",
+    "key_has_ended": "`python -m service keys create` makes a new one",
+    "key_required": "set CALIBRD_API_KEY, or give --api-key",
+    "missing_scope": "use a key with that scope: `python -m service keys create` makes one",
+    "name_taken": "--output-column NAME names it otherwise, --drop-inputs leaves out what was read",
+    "needs_force": "`calibrd report NAME@NUMBER` says why; "
+    "`calibrd promote NAME NUMBER --force --reason WHY` does it all the same",
+    "no_such_alias": "`calibrd promote NAME NUMBER --alias ALIAS` makes one; NAME@3 needs none",
+    "no_such_calibrator": "`calibrd list` lists them; `calibrd fit DATA --name NAME` makes one",
+    "no_such_version": "`calibrd versions NAME` lists them",
+    "not_a_probability": "give --kind logits if these are logits",
+    "not_calibrd": "what runs at CALIBRD_URL, or at the --url that was given?",
+    "nothing_to_roll_back": "`calibrd history NAME` lists its moves; `calibrd promote` names one",
+    "service_away": "is the service running, and is CALIBRD_URL or --url right?",
+}
 
 
 class CommandError(Exception):
@@ -67,16 +86,20 @@ class Output:
         if not self.json:
             asked = f" (request {told['request_id']})" if told["request_id"] else ""
             sys.stderr.write(f"error: {told['message']}{asked}\n")
+            for note in told["notes"]:
+                sys.stderr.write(f"note: {note}\n")
             if told["hint"]:
                 sys.stderr.write(f"hint: {told['hint']}\n")
 
 
-def told_of(error: Exception) -> dict[str, Any]:
+def told_of(error: BaseException) -> dict[str, Any]:
     """An error as the document that ``--json`` prints."""
     message, request_id = _one_line(str(error)), None
-    code = str(getattr(error, "code", None) or _code_of(type(error)))
-    hint = str(getattr(error, "hint", "") or "")
+    code = str(getattr(error, "code", None) or code_of(type(error)))
+    hint = HINTS.get(code) or str(getattr(error, "hint", "") or "")
     match error:
+        case KeyboardInterrupt():
+            code, message = "interrupted", "interrupted by Ctrl-C"
         case Refused():
             message, request_id = _one_line(error.detail), error.request_id
         case CalibrdError():
@@ -95,7 +118,13 @@ def told_of(error: Exception) -> dict[str, Any]:
             code = "unexpected"
             message = f"{type(error).__name__}: {message}"
             hint = "this is a bug: run it again with --traceback, and report what that shows"
-    return {"code": code, "message": message, "hint": hint or None, "request_id": request_id}
+    return {
+        "code": code,
+        "message": message,
+        "notes": [_one_line(note) for note in getattr(error, "__notes__", [])],
+        "hint": hint or None,
+        "request_id": request_id,
+    }
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -128,11 +157,6 @@ def _dates_as_text(value: Any) -> Any:
         held = ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
         return {name: _dates_as_text(one) for name, one in held}
     return value
-
-
-def _code_of(kind: type[Exception]) -> str:
-    """``ServiceAway`` is ``service_away``."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def _one_line(text: str) -> str:

@@ -44,12 +44,13 @@ from calibrd.errors.kinds import NoSpace, NotAcceptable, Refused
 from calibrd.errors.registry_codes import *  # noqa: F403
 
 
-def _code_of(kind: type[Refused]) -> str:
+def code_of(kind: type[BaseException]) -> str:
+    """``ServiceAway`` is ``service_away``."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 NAMED: dict[str, type[Refused]] = {
-    _code_of(kind): kind
+    code_of(kind): kind
     for module in (access_codes, body_codes, data_codes, registry_codes)
     for kind in vars(module).values()
     if isinstance(kind, type) and kind.__module__ == module.__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from faulty_line import Say, faulty_line
 from live_service import ROOT, Running, sample, wait_until
 
 from calibrators.methods.temperature import TemperatureMap
+from calibrd import Client
 from calibrd.command_line import command_parser, run
+from calibrd.commands.output import HINTS
+from calibrd.errors import NAMED
 from calibrd.files import read_map
 
 LOGITS, LABELS = sample()
@@ -158,6 +163,9 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("gate PICKLED --map m --max-ece 0.1", "not of pickled objects"),
         ("gate SHORT --map m --max-ece 0.1", "logits have 600 rows but labels have 599"),
         ("gate CUBE --map m --max-ece 0.1", "must have shape (n, k)"),
+        ("fit SHORT --out f.calibrd --method temperature -q", "short.npz: logits have 600 rows"),
+        ("fit SHORT --name m -q", "short.npz: logits have 600 rows"),
+        ("fit VAL --name a/b", "name@alias or name@number"),
         ("gate VAL --map m --max-ece 3", "0.03 is three percentage points"),
         ("gate VAL --map m --max-ece nan", "0.03 is three percentage points"),
     ],
@@ -187,9 +195,33 @@ def test_a_mistake_is_told_in_a_line_or_two(
     done = calibrd(*given, "--json")
     assert done.code == 3
     told = done.document["error"]
-    assert {*told} == {"code", "message", "hint", "request_id"}
+    assert {*told} == {"code", "message", "notes", "hint", "request_id"}
     assert said in told["message"]
     assert done.err == ""
+
+
+def test_what_was_noted_is_told(calibrd: Any, service: Running) -> None:
+    with faulty_line(service.url) as line:
+        line.before = lambda asked: Say(503)
+        asked = ("rollback", "m", "--url", line.url)
+        assert "\nnote: it may or may not have been done: " in calibrd(*asked).err
+        (note,) = calibrd(*asked, "--json").document["error"]["notes"]
+    assert note.startswith("it may or may not have been done: ")
+
+
+def test_hints_name_commands_and_flags(calibrd: Any, client: Client, at: str) -> None:
+    client.register("unjudged", TemperatureMap(k=5, temperature=3.0))
+    done = calibrd("promote", "unjudged", 1)
+    assert "`calibrd promote NAME NUMBER --force --reason WHY` does it" in done.err
+    own = {"service_away", "not_calibrd", "name_taken", "dataset_gone"}
+    assert {*HINTS} - own <= {*NAMED}
+    parser = command_parser()
+    verbs = next(one.choices for one in parser._actions if isinstance(one.choices, dict))
+    flags = {flag for verb in verbs.values() for flag in verb._option_string_actions}
+    for hint in HINTS.values():
+        assert {*re.findall(r"(?<!\S)--[a-z-]+", hint)} <= flags
+        assert {*re.findall(r"`calibrd (\w+)", hint)} <= {*verbs}
+        assert "client." not in hint
 
 
 def test_quiet_says_only_the_answer(calibrd: Any, val: Path, tmp_path: Path) -> None:
