@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from calibrators import CalibrationMap, archive
-from calibrd.errors import MapDamaged, ModelMismatch
+from calibrd.errors import InputMismatch, MapDamaged, ModelMismatch
 from calibrd.flows import Answer, Flow, Work
 from calibrd.map_memory import LoadedMap, MapMemory
 from calibrd.references import Reference
@@ -48,11 +48,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Loading:
-    """One look at what a reference means now; ``asked`` goes with each of its requests."""
+    """One look at what a reference means now; ``asked`` goes with each of its requests.
+
+    With ``following``, a version that takes other input than the known one is an InputMismatch.
+    """
 
     client: Asking
     wanted: Wanted
     asked: Mapping[str, Any] = field(default_factory=dict)
+    following: bool = False
 
     def flow(self, known: LoadedMap | None) -> Flow[LoadedMap]:
         """The map that is meant now; the one that is ``known`` is not sent again."""
@@ -66,6 +70,8 @@ class Loading:
             Version, "GET", "calibrators", name, "versions", number, **self.asked
         )
         self.wanted.check_model(number, version.model)
+        if known is not None and self.following:
+            _check_input(known, version)
         if known is not None and known.sha256 == version.map_sha256:
             same = dataclasses.replace(known, number=number, model=version.model)
             return (yield from self._confirmed(same))
@@ -98,6 +104,15 @@ class Loading:
         )
         yield Work(lambda: self.wanted.memory.keep(self.wanted.reference, now, answer.content))
         return now
+
+
+def _check_input(known: LoadedMap, version: Version) -> None:
+    """Raise InputMismatch for a version that takes other input than the map in use."""
+    if (version.kind, version.classes) != (known.map.kind, known.map.k):
+        raise InputMismatch(
+            f"{version.reference} takes {version.kind} of {version.classes} classes, but version "
+            f"{known.number}, which is applied here, takes {known.map.kind} of {known.map.k}"
+        )
 
 
 def _opened(content: bytes, version: Version) -> CalibrationMap:

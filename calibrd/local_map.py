@@ -15,7 +15,7 @@ from calibrators import CalibrationMap, archive
 from calibrators.blocks import Floats
 from calibrd.arrays import as_array
 from calibrd.connection import Connection
-from calibrd.errors import ModelMismatch, Refused, ServerTrouble, ServiceAway
+from calibrd.errors import InputMismatch, ModelMismatch, Refused, ServerTrouble, ServiceAway
 from calibrd.following import Follower, begin_anew_after_fork
 from calibrd.loading import Loading, Wanted
 from calibrd.map_memory import LoadedMap
@@ -29,6 +29,8 @@ PATIENCE = 2.0
 # no connection is kept from one look to the next
 HEADERS = {"Connection": "close"}
 AWAY = "away"
+# an alias that has moved to what must not be applied here
+MISMATCH = (ModelMismatch, InputMismatch)
 
 _log = logging.getLogger("calibrd")
 
@@ -49,15 +51,17 @@ class Source:
 
             self._client = Client.over(here)
         asked = {"patience": min(here.patience, PATIENCE), "headers": HEADERS}
-        return self._client.run(Loading(self._client, self.wanted, asked).flow(known))
+        loading = Loading(self._client, self.wanted, asked, following=True)
+        return self._client.run(loading.flow(known))
 
 
 class LocalMap:
     """What ``client.load`` gives: a map that is applied in this process and follows its alias.
 
     It may be shared by threads and survives a fork. While the service is away, or refuses, it goes
-    on with the version it has: ``problem`` says what is wrong. Pickled or copied it serves the
-    version it has at that moment and follows nothing; no key goes with it.
+    on with the version it has: ``problem`` says what is wrong. It does not follow to a version that
+    takes another kind of input or number of classes. Pickled or copied it serves the version it has
+    at that moment and follows nothing; no key goes with it.
     """
 
     def __init__(
@@ -181,7 +185,7 @@ class LocalMap:
         if kind not in self._said:
             self._said.add(kind)
             _log.log(
-                logging.ERROR if isinstance(error, ModelMismatch) else logging.WARNING,
+                logging.ERROR if isinstance(error, MISMATCH) else logging.WARNING,
                 "%s: going on with version %d, confirmed %s: %s",
                 self.reference,
                 self.version,
@@ -243,6 +247,6 @@ def _kind(error: Exception) -> str:
     """Troubles of the same kind are one and the same to somebody who reads the log."""
     if isinstance(error, ServiceAway | ServerTrouble):
         return AWAY
-    if isinstance(error, ModelMismatch):
-        return error.detail
+    if isinstance(error, MISMATCH):
+        return str(error)
     return error.code if isinstance(error, Refused) else type(error).__name__

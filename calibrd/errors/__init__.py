@@ -9,6 +9,7 @@ CalibrdError
 ├── FitWasCancelled        somebody cancelled it
 ├── WaitedTooLong          the time given to ``wait`` is over; the fit goes on
 ├── MapDamaged             bytes of a map that do not have the hash they should have
+├── InputMismatch          an alias has moved to a version that takes other input
 └── Refused                the service answered with a problem: ``code``, ``status``, ``request_id``
     ├── Malformed          400
     ├── Unauthenticated    401

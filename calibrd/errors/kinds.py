@@ -97,6 +97,15 @@ class MapDamaged(CalibrdError):
     """Bytes of a map that do not have the hash they should have."""
 
 
+class InputMismatch(CalibrdError):
+    """An alias has moved to a version that takes other input than the loaded one before."""
+
+    hint = (
+        "load it again where the program sends what that version takes, or roll the alias back: "
+        "client.rollback(name)"
+    )
+
+
 class Refused(CalibrdError):
     """The service answered with a problem.
 

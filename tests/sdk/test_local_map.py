@@ -22,7 +22,9 @@ from live_service import Running, wait_until
 from local_maps import LOGITS, fitted, release
 
 import calibrd
-from calibrd.errors import MapDamaged, ModelMismatch, NotFound
+from calibrators import CalibrationMap
+from calibrators.methods.temperature import TemperatureMap
+from calibrd.errors import InputMismatch, MapDamaged, ModelMismatch, NotFound
 
 
 def refreshers() -> list[threading.Thread]:
@@ -149,6 +151,38 @@ def test_an_alias_is_not_followed_to_another_model(
         client.rollback("retrained")
         wait_until(lambda: not local.is_stale)
     assert "retrained@production: version 1 is confirmed again" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TemperatureMap(k=5, kind="probabilities", temperature=2.0),
+        TemperatureMap(k=4, temperature=2.0),
+    ],
+    ids=["kind", "classes"],
+)
+def test_an_alias_is_not_followed_to_a_map_of_other_input(
+    client: calibrd.Client, caplog: pytest.LogCaptureFixture, other: CalibrationMap
+) -> None:
+    caplog.set_level(logging.INFO, "calibrd")
+    name = f"other-input-{other.kind}"
+    release(client, name, 2.0)
+    with client.load(name, refresh=0.05) as local:
+        version = client.register(name, other)
+        client.promote(name, version, force=True, reason="a test")
+        wait_until(lambda: local.is_stale)
+        for _ in range(2):
+            with pytest.raises(InputMismatch, match=f"takes {other.kind} of {other.k} classes"):
+                local.refresh()
+        assert local.version == 1
+        assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
+        assert "which is applied here, takes logits of 5" in (local.problem or "")
+        said = [one for one in caplog.records if one.levelno >= logging.WARNING]
+        assert [one.levelno for one in said] == [logging.ERROR]
+        assert client.load(name, refresh=None).version == 2
+        client.rollback(name)
+        wait_until(lambda: not local.is_stale)
+        assert local.version == 1
 
 
 def test_what_is_not_there_is_refused(client: calibrd.Client) -> None:
