@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators import DataError, Report
 from calibrd.errors import NAMED, NotCalibrd, Refused, kind_of
 from calibrd.flows import Answer
 from calibrd.results import Record, read
@@ -28,12 +29,19 @@ def document_of(answer: Answer) -> Any:
         raise NotCalibrd(f"the answer is not JSON, but begins with {shown!r}") from error
 
 
-def member_of(document: Any, name: str) -> Any:
+def member_of(document: Any, name: str | int) -> Any:
     """A member of the service's JSON."""
     try:
         return document[name]
     except (TypeError, KeyError, IndexError) as error:
         raise NotCalibrd(f"the answer is JSON, but has no {name!r}") from error
+
+
+def header_of(answer: Answer, name: str) -> str:
+    """A header that the service always sends."""
+    if name not in answer.headers:
+        raise NotCalibrd(f"the answer has no header {name!r}")
+    return answer.headers[name]
 
 
 def array_of(answer: Answer) -> NDArray[Any]:
@@ -54,11 +62,26 @@ def record_of(kind: type[Record], document: Any) -> Record:
         raise NotCalibrd(f"the answer is JSON, but not that of a {name}: {error}") from error
 
 
+def records_of(kind: type[Record], document: Any) -> list[Record]:
+    """The records of a list in the service's JSON."""
+    if not isinstance(document, list):
+        raise NotCalibrd(f"the answer is JSON, but no list of {kind.__name__.lower()}s")
+    return [record_of(kind, one) for one in document]
+
+
+def report_of(document: Any) -> Report:
+    """A report from the service's JSON."""
+    try:
+        return Report.from_dict(document)
+    except (DataError, KeyError) as error:
+        raise NotCalibrd(f"the answer is JSON, but not that of a report: {error}") from error
+
+
 def page_of(kind: type[Record], answer: Answer) -> tuple[list[Record], str | None]:
     """The records of a page of a list, and where the next page begins."""
     document = document_of(answer)
     items, after = member_of(document, "items"), member_of(document, "next")
-    return [record_of(kind, one) for one in items], after
+    return records_of(kind, items), after
 
 
 def seconds_to_wait(answer: Answer) -> float:

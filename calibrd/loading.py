@@ -14,7 +14,7 @@ from calibrd.errors import InputMismatch, MapDamaged, ModelMismatch
 from calibrd.flows import Answer, Flow, Work
 from calibrd.map_memory import LoadedMap, MapMemory
 from calibrd.references import Reference
-from calibrd.results import Alias, Version
+from calibrd.results import Version
 
 if TYPE_CHECKING:
     from calibrd.calls.base import Asking
@@ -60,7 +60,7 @@ class Loading:
 
     def flow(self, known: LoadedMap | None) -> Flow[LoadedMap]:
         """The map that is meant now; the one that is ``known`` is not sent again."""
-        number = yield from self._number()
+        number = yield from self.client.number_at(self.wanted.reference, **self.asked)
         if known is not None and known.number == number:
             answer = yield from self._map(number, {"If-None-Match": f'"{known.sha256}"'})
             if answer.status == 304:
@@ -76,14 +76,6 @@ class Loading:
             same = dataclasses.replace(known, number=number, model=version.model)
             return (yield from self._confirmed(same))
         return (yield from self._fetched(version))
-
-    def _number(self) -> Flow[int]:
-        name, ref = self.wanted.reference
-        if self.wanted.reference.number is not None:
-            return self.wanted.reference.number
-        place = ("calibrators", name, "aliases", ref)
-        alias = yield from self.client.ask_for(Alias, "GET", *place, **self.asked)
-        return alias.version
 
     def _map(self, number: int, headers: Mapping[str, str]) -> Flow[Answer]:
         place = ("calibrators", self.wanted.reference.name, "versions", number, "map")

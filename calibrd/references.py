@@ -11,6 +11,16 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 DEFAULT_ALIAS = "production"
 
 
+def checked_name(name: str) -> str:
+    """The name of a calibrator alone; ValueError for all else, also for ``name@alias``."""
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            "a calibrator's name is of 1 to 64 letters a-z, digits, '.', '_' and '-', without "
+            f"'@', got {name!r}"
+        )
+    return name
+
+
 class Reference(NamedTuple):
     """A calibrator and which of its versions: an alias, or a number."""
 

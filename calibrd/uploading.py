@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from calibrd.answers import document_of, record_of
+from calibrd.answers import document_of, member_of, records_of
 from calibrd.cache import Cache, Entry
 from calibrd.connection import given
 from calibrd.errors import Conflict, Invalid, NoPresignedUploads, NoSuchDataset, StoreAway
@@ -22,6 +23,7 @@ from calibrd.results import Dataset, Part
 if TYPE_CHECKING:
     from calibrd.calls.base import Asking
 
+ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what may be one: the memory is a file, which may be cut
 MOST_PARTS = 10_000
 AT_ONCE = 4
 SOON = timedelta(days=1)
@@ -107,14 +109,15 @@ class Upload:
                 else:
                     made = yield from self._sent_and_joined(sha256, size, memory)
         except (Conflict, Invalid):
-            memory.forget()  # whatever is wrong with it, the next one begins anew
+            yield Work(memory.forget)  # whatever is wrong with it, the next one begins anew
             raise
-        memory.forget()
+        yield Work(memory.forget)
         return made
 
     def _sent_and_joined(self, sha256: str, size: int, memory: Entry) -> Flow[Dataset]:
-        id, there = yield from self._opened(memory.read())
-        memory.write(id)
+        remembered: str | None = yield Work(memory.read)
+        id, there = yield from self._opened(remembered)
+        yield Work(lambda: memory.write(id))
         count = -(-self.payload.bytes // size)
         with Progress(
             self.payload.bytes, "upload", shown=self.progress, unit="B", unit_scale=True
@@ -134,15 +137,15 @@ class Upload:
 
     def _opened(self, id: str | None) -> Flow[tuple[str, dict[int, Part]]]:
         """An upload that broke off earlier and the parts it has, or a new one."""
-        if id is not None:
+        if id is not None and ID.fullmatch(id):
             try:
                 answer = yield from self.client.ask("GET", "datasets", id)
             except NoSuchDataset:
                 pass
             else:
                 found = document_of(answer)
-                if found["status"] == "uploading":
-                    parts = [record_of(Part, one) for one in found["parts"]]
+                if member_of(found, "status") == "uploading":
+                    parts = records_of(Part, member_of(found, "parts"))
                     return id, {part.number: part for part in parts}
         query = {"upload": "parts", **self.keeping.query}
         # one that is opened twice and never sent is given up by the service
@@ -185,5 +188,5 @@ class Upload:
         place = ("datasets", id, "parts", "presigned")
         body = {"parts": [vars(part)]}
         answer = yield from self.client.ask("POST", *place, body=body, repeatable=True)
-        (signed,) = document_of(answer)["parts"]
-        yield from self.client.connection.put_elsewhere(signed["url"], content)
+        signed = member_of(member_of(document_of(answer), "parts"), 0)
+        yield from self.client.connection.put_elsewhere(member_of(signed, "url"), content)

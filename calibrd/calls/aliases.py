@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calibrd.calls.versions import VersionCalls
 from calibrd.flows import Flow, call
-from calibrd.references import Reference
+from calibrd.references import Reference, checked_name
 from calibrd.results import Alias, Move, Version
 
 
@@ -28,13 +28,11 @@ class AliasCalls(VersionCalls):
         ``reason``. With ``expected``, the revision last seen (0: there is none yet), the move is
         refused with AliasHasMoved if somebody else moved it since.
         """
+        checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:
             raise ValueError(f"{version.reference} is no version of {name!r}")
         wanted = version.number if isinstance(version, Version) else version
         number = yield from self.number_at(Reference.of(f"{name}@{wanted}"))
-        headers = {}
-        if expected is not None:
-            headers = {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}
         body = {"version": number, "reason": reason, "force": force}
         place = ("calibrators", name, "aliases", alias)
         return (
@@ -43,7 +41,7 @@ class AliasCalls(VersionCalls):
                 "PUT",
                 *place,
                 body=body,
-                headers=headers,
+                headers=_condition(expected),
                 # a condition that held the first time does not hold again
                 repeatable=expected is None,
                 look=_look(name, alias),
@@ -51,24 +49,48 @@ class AliasCalls(VersionCalls):
         )
 
     @call
-    def rollback(self, name: str, *, alias: str = "production", reason: str = "") -> Flow[Alias]:
-        """Take back the last move of an alias; again, the one before that."""
-        place = ("calibrators", name, "aliases", alias, "rollback")
-        body, look = {"reason": reason}, _look(name, alias)
-        return (yield from self.ask_for(Alias, "POST", *place, body=body, look=look))
+    def rollback(
+        self,
+        name: str,
+        *,
+        alias: str = "production",
+        reason: str = "",
+        expected: int | None = None,
+    ) -> Flow[Alias]:
+        """Take back the last move of an alias; again, the one before that.
+
+        With ``expected``, the revision last seen, it is refused with AliasHasMoved if somebody else
+        moved the alias since.
+        """
+        if expected == 0:
+            raise ValueError("expected must be a revision to take back, and there is none before 1")
+        place = ("calibrators", checked_name(name), "aliases", alias, "rollback")
+        headers, look = _condition(expected), _look(name, alias)
+        body = {"reason": reason}
+        return (
+            yield from self.ask_for(Alias, "POST", *place, body=body, headers=headers, look=look)
+        )
 
     @call
     def history(
         self, name: str, *, alias: str = "production", limit: int | None = None
     ) -> Flow[list[Move]]:
         """The moves of an alias, newest first."""
-        place = ("calibrators", name, "aliases", alias, "history")
+        place = ("calibrators", checked_name(name), "aliases", alias, "history")
         return (yield from self.ask_for_all(Move, *place, limit=limit))
 
     @call
     def get_alias(self, name: str, alias: str = "production") -> Flow[Alias]:
         """Where an alias points."""
-        return (yield from self.ask_for(Alias, "GET", "calibrators", name, "aliases", alias))
+        place = ("calibrators", checked_name(name), "aliases", alias)
+        return (yield from self.ask_for(Alias, "GET", *place))
+
+
+def _condition(expected: int | None) -> dict[str, str]:
+    """The header that asks for a revision; 0 means that there is no such alias yet."""
+    if expected is None:
+        return {}
+    return {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}
 
 
 def _look(name: str, alias: str) -> str:

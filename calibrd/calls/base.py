@@ -7,10 +7,13 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from calibrd.answers import document_of, page_of, record_of
 from calibrd.connection import Connection, given, path
 from calibrd.flows import Answer, Flow, Send
-from calibrd.results import Record
+from calibrd.references import Reference
+from calibrd.results import Alias, Record
 
 PAGE = 200
 # what makes no difference when it is done twice
@@ -50,7 +53,7 @@ class Asking:
         """
         sent = dict(headers or {})
         if body is not None:
-            content = json.dumps(body, allow_nan=False).encode()
+            content = json.dumps(body, allow_nan=False, default=_plain).encode()
             sent["Content-Type"] = "application/json"
         step = Send(method, path(*place), content, query or {}, sent, timeout)
         again = method in REPEATABLE if repeatable is None else repeatable
@@ -78,6 +81,21 @@ class Asking:
             if cursor is None:
                 break
         return found
+
+    def number_at(self, ref: Reference, **asked: Any) -> Flow[int]:
+        """The number of the version that a reference means now."""
+        if ref.number is not None:
+            return ref.number
+        place = ("calibrators", ref.name, "aliases", ref.ref)
+        alias = yield from self.ask_for(Alias, "GET", *place, **asked)
+        return alias.version
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} of {type(value).__name__} cannot be sent as JSON")
 
 
 def once() -> dict[str, str]:

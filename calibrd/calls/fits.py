@@ -15,7 +15,7 @@ from calibrd.connection import given
 from calibrd.errors import FitFailed, FitWasCancelled, WaitedTooLong, going_on
 from calibrd.flows import Flow, Pause, call
 from calibrd.progress import FitProgress
-from calibrd.references import Reference
+from calibrd.references import Reference, checked_name
 from calibrd.results import Dataset, Fit, Version
 
 Params = Mapping[str, Any]
@@ -102,7 +102,9 @@ class FitCalls(DatasetCalls, VersionCalls):
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
             raise TypeError("a fit takes logits and labels, or dataset=, and not both")
-        Reference.of(name)  # before anything is sent
+        if dataset is not None and (delete_after_fit or kind != "logits"):
+            raise TypeError("delete_after_fit= and kind= are for logits that are uploaded here")
+        checked_name(name)
         if dataset is None:
             dataset = yield from DatasetCalls.upload.flow(
                 self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calibrd.answers import document_of, record_of
+from calibrd.answers import document_of, records_of
 from calibrd.calls.base import Asking
 from calibrd.connection import given
 from calibrd.flows import Flow, call
@@ -20,7 +20,7 @@ class KeyCalls(Asking):
     def keys(self) -> Flow[list[Key]]:
         """The keys of this workspace, also those that have ended."""
         answer = yield from self.ask("GET", "keys")
-        return [record_of(Key, one) for one in document_of(answer)]
+        return records_of(Key, document_of(answer))
 
     @call
     def create_key(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calibrd.cache import Cache
 from calibrd.calls.base import Asking
-from calibrd.errors import ServerTrouble, ServiceAway
+from calibrd.errors import CalibrdError, MapDamaged, NotCalibrd, Refused, ServerTrouble, ServiceAway
 from calibrd.flows import Flow, Work, call
 from calibrd.loading import Loading, Wanted
 from calibrd.local_map import LocalMap, Source, checked_refresh
@@ -27,9 +27,9 @@ class LocalCalls(Asking):
         """A map that is applied in this process and follows its alias.
 
         Every ``refresh`` seconds it is looked whether the alias has moved (None: never). What was
-        loaded is kept on disk, and used while the service is away; this is logged once. With
-        ``model``, the fingerprint of the model that runs here, a version fitted for another one is
-        refused with ModelMismatch.
+        loaded is kept on disk, and used while the service is away, something else answers in its
+        place, or what comes is damaged; this is logged once. With ``model``, the fingerprint of the
+        model that runs here, a version fitted for another one is refused with ModelMismatch.
         """
         checked_refresh(refresh)
         wanted = Wanted(Reference.of(ref), model, MapMemory(Cache(self.connection)))
@@ -40,7 +40,9 @@ class LocalCalls(Asking):
         else:
             try:
                 loaded = yield from Loading(self, wanted, self._short_try()).flow(known)
-            except (ServiceAway, ServerTrouble) as error:
+            except CalibrdError as error:
+                if not _says_nothing_of_the_map(error):
+                    raise
                 wanted.check_model(known.number, known.model)
                 loaded, trouble = known, error
         source = Source(self.connection, wanted)
@@ -52,3 +54,11 @@ class LocalCalls(Asking):
             "timeout": min(here.timeout, SHORT_TIMEOUT),
             "patience": min(here.patience, SHORT_PATIENCE),
         }
+
+
+def _says_nothing_of_the_map(error: CalibrdError) -> bool:
+    """Whether the trouble is on the way, and not a word of the service on this map or this key."""
+    if isinstance(error, Refused):
+        told_nothing = error.code == f"status_{error.status}"  # a page of somebody before it
+        return isinstance(error, ServerTrouble) or told_nothing
+    return isinstance(error, ServiceAway | NotCalibrd | MapDamaged)

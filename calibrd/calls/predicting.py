@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from calibrators import DataError, Report
 from calibrators.data import Kind
-from calibrd.answers import array_of, document_of, member_of
+from calibrd.answers import array_of, document_of, header_of, member_of, report_of
 from calibrd.arrays import as_array
 from calibrd.calls.base import Asking
 from calibrd.connection import given
@@ -43,7 +43,7 @@ class PredictCalls(Asking):
         Many rows are sent in blocks, several at once. With ``model``, a version that was fitted for
         another model is refused with ModelMismatch. ``load`` does the same without a network.
         """
-        array = as_array(values)
+        array: Array = yield Work(lambda: as_array(values))
         if array.ndim not in (1, 2) or not array.size:
             raise DataError(
                 "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
@@ -73,17 +73,18 @@ class PredictCalls(Asking):
     ) -> Flow[Report]:
         """How well a version calibrates these rows, at most 100,000; calculated on the service."""
         payload: Payload = yield Work(lambda: packed(values, labels, kind))
+        content: bytes = yield Work(lambda: payload.read(0, payload.bytes))
         answer = yield from self.ask(
             "POST",
             "calibrators",
             Reference.of(ref),
             "predict",
-            content=payload.read(0, payload.bytes),
+            content=content,
             headers={"Content-Type": MEDIA_TYPE, "Accept": "application/json"},
             query=given(model=model),
             repeatable=True,
         )
-        return Report.from_dict(member_of(document_of(answer), "evaluation"))
+        return report_of(member_of(document_of(answer), "evaluation"))
 
     def _predicted(self, ref: str, block: Array, query: Any) -> Flow[tuple[Array, str]]:
         """Probabilities of a block, and the version that gave them."""
@@ -98,7 +99,7 @@ class PredictCalls(Asking):
             query=query,
             repeatable=True,
         )
-        return array_of(answer), answer.headers["calibrd-version"]
+        return array_of(answer), header_of(answer, "calibrd-version")
 
 
 def _npy(array: Array) -> bytes:

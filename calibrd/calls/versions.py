@@ -6,13 +6,13 @@ import base64
 import dataclasses
 
 from calibrators import CalibrationMap, Report, archive
-from calibrd.answers import document_of, record_of
+from calibrd.answers import document_of, records_of, report_of
 from calibrd.calls.base import Asking, once
 from calibrd.connection import given
 from calibrd.errors import NotFound
 from calibrd.flows import Flow, Work, call
-from calibrd.references import Reference
-from calibrd.results import Alias, Calibrator, Method, Version
+from calibrd.references import Reference, checked_name
+from calibrd.results import Calibrator, Method, Version
 
 
 class VersionCalls(Asking):
@@ -22,7 +22,7 @@ class VersionCalls(Asking):
     def methods(self) -> Flow[list[Method]]:
         """What the service can fit."""
         answer = yield from self.ask("GET", "methods")
-        return [record_of(Method, one) for one in document_of(answer)]
+        return records_of(Method, document_of(answer))
 
     @call
     def calibrators(self, *, limit: int | None = None) -> Flow[list[Calibrator]]:
@@ -32,12 +32,13 @@ class VersionCalls(Asking):
     @call
     def get_calibrator(self, name: str) -> Flow[Calibrator]:
         """A calibrator and its aliases."""
-        return (yield from self.ask_for(Calibrator, "GET", "calibrators", name))
+        return (yield from self.ask_for(Calibrator, "GET", "calibrators", checked_name(name)))
 
     @call
     def versions(self, name: str, *, limit: int | None = None) -> Flow[list[Version]]:
         """The versions of a calibrator, newest first, without their reports."""
-        return (yield from self.ask_for_all(Version, "calibrators", name, "versions", limit=limit))
+        place = ("calibrators", checked_name(name), "versions")
+        return (yield from self.ask_for_all(Version, *place, limit=limit))
 
     @call
     def get_version(self, ref: str | Version) -> Flow[Version]:
@@ -81,6 +82,7 @@ class VersionCalls(Asking):
         ``calibrd.fit_local`` gives both the map and its report. Without a report the version can
         only be promoted by force.
         """
+        checked_name(name)
         content: bytes = yield Work(lambda: archive.dump(fitted))
         body = given(
             map=base64.b64encode(content).decode(),
@@ -110,14 +112,6 @@ class VersionCalls(Asking):
         """A version as an ONNX model: float32 logits (n, k) to probabilities (n, k)."""
         return (yield from self._bytes(Reference.of(ref), "onnx"))
 
-    def number_at(self, ref: Reference) -> Flow[int]:
-        """The number of the version that a reference means now."""
-        if ref.number is not None:
-            return ref.number
-        place = ("calibrators", ref.name, "aliases", ref.ref)
-        alias = yield from self.ask_for(Alias, "GET", *place)
-        return alias.version
-
     def version_at(self, ref: Reference) -> Flow[Version]:
         """The version that a reference means now, with its report."""
         number = yield from self.number_at(ref)
@@ -136,7 +130,7 @@ class VersionCalls(Asking):
     def report_of(self, name: str, number: int) -> Flow[Report]:
         """The report of a version."""
         answer = yield from self.ask("GET", "calibrators", name, "versions", number, "report")
-        return Report.from_dict(document_of(answer))
+        return report_of(document_of(answer))
 
     def _bytes(self, ref: Reference, form: str) -> Flow[bytes]:
         number = yield from self.number_at(ref)

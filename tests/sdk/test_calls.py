@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from calibrators import CalibrationSet
 from calibrators.judging import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
 from calibrd import errors
+from calibrd.progress import FitProgress
 
 LOGITS, LABELS = sample(seed=5)
 FITTED, REPORT = fit_and_judge(TemperatureScaling(), CalibrationSet(LOGITS, LABELS))
@@ -49,7 +51,9 @@ def test_promote_with_the_revision_that_was_seen(client: calibrd.Client) -> None
     with pytest.raises(errors.AliasHasMoved):
         client.promote("moves", 1, expected=1)
 
-    assert client.rollback("moves", reason="it was worse").version == 1
+    with pytest.raises(errors.AliasHasMoved):
+        client.rollback("moves", expected=1)
+    assert client.rollback("moves", reason="it was worse", expected=2).version == 1
     with pytest.raises(errors.NothingToRollBack):
         client.rollback("moves")
     moves = client.history("moves")
@@ -127,6 +131,50 @@ def test_what_a_fit_refuses(client: calibrd.Client) -> None:
         client.fit("refused", LOGITS, LABELS, dataset=dataset)
     with pytest.raises(ValueError, match="letters a-z"):
         client.fit("Not a name", LOGITS, LABELS)
+
+
+def test_what_a_dataset_that_is_there_cannot_be_told(client: calibrd.Client) -> None:
+    for given in ({"delete_after_fit": True}, {"kind": "probabilities"}):
+        with pytest.raises(TypeError, match="for logits that are uploaded"):
+            client.order("refused", dataset="ds_1", **given)
+
+
+def test_a_reference_is_no_name() -> None:
+    with calibrd.Client("http://127.0.0.1:9", patience=0) as nowhere:  # nothing is sent
+        for ask in (
+            lambda name: nowhere.fit(name, LOGITS, LABELS),
+            lambda name: nowhere.register(name, FITTED),
+            lambda name: nowhere.promote(name, 1),
+            nowhere.rollback,
+            nowhere.history,
+            nowhere.get_alias,
+            nowhere.get_calibrator,
+            nowhere.versions,
+        ):
+            with pytest.raises(ValueError, match="without '@', got 'm@3'"):
+                ask("m@3")
+
+
+def test_numbers_of_numpy_are_sent(waiting: calibrd.Client) -> None:
+    params = {"steps": np.int64(3), "learning_rate": np.float32(0.5)}
+    fit = waiting.order("numpys", LOGITS, LABELS, methods=[("smart", params)], seed=np.int32(7))
+    assert fit.seed == 7
+    assert fit.methods[0]["params"].items() >= {"steps": 3, "learning_rate": 0.5}.items()
+    with pytest.raises(TypeError, match="cannot be sent as JSON"):
+        waiting.order("numpys", dataset=fit.dataset, methods=[("smart", {"steps": {3}})])
+
+
+def test_the_bar_of_a_fit_shows_step_and_loss(
+    waiting: calibrd.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = waiting.order("shown", LOGITS, LABELS, methods=["temperature"], progress=False)
+    told = {"method": "smart", "methods_done": 0, "methods": 1, "step": 420, "total": 2000}
+    with FitProgress(fit, shown=True) as bar:
+        assert "waits for a worker" in capsys.readouterr().err
+        bar.show(dataclasses.replace(fit, status="running", progress={**told, "loss": 0.51234}))
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert last.startswith("shown:  21%")
+    assert "method=smart, step=420/2000, loss=0.5123]" in last
 
 
 def test_a_fit_that_fails_says_why(client: calibrd.Client) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 import service.errors
 from calibrd import errors
-from calibrd.answers import error_of
+from calibrd.answers import error_of, header_of, member_of, records_of, report_of
 from calibrd.errors import NAMED, CalibrdError, Refused, kind_of
 from calibrd.flows import Answer
+from calibrd.results import Key
 from service.api.problems import STATUSES
 
 ROOT = Path(__file__).parents[2]
@@ -165,3 +166,18 @@ def test_every_hint_is_a_short_line() -> None:
         assert "\n" not in kind.hint
         assert len(kind.hint) < 120
         assert not kind.hint.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda: header_of(Answer(200, {}, b""), "calibrd-version"),
+        lambda: member_of(member_of({"parts": []}, "parts"), 0),
+        lambda: records_of(Key, 3),
+        lambda: report_of({"format": 1}),
+        lambda: report_of([]),
+    ],
+)
+def test_an_odd_answer_is_not_calibrds(look) -> None:
+    with pytest.raises(errors.NotCalibrd, match="the answer"):
+        look()

@@ -14,11 +14,19 @@ from collections.abc import Iterator
 import httpx
 import numpy as np
 import pytest
+from faulty_line import Say, faulty_line
 from live_service import wait_until
 from local_maps import LOGITS, Site, fitted, release
 
 import calibrd
-from calibrd.errors import ModelMismatch, ServiceAway, Unauthenticated
+from calibrd.errors import (
+    MapDamaged,
+    ModelMismatch,
+    NoSuchAlias,
+    NotCalibrd,
+    ServiceAway,
+    Unauthenticated,
+)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +150,43 @@ def test_killed_while_it_loads_without_a_cache_it_waits(site: Site, client: cali
     assert time.monotonic() - began > 0.5
     assert (local.version, local.is_stale) == (1, False)
     assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
+
+
+PAGES = [
+    Say(404, {"Content-Type": "text/html"}, b"<h1>default backend</h1>"),
+    Say(404, {"X-Request-Id": "of-the-ingress"}, b"<h1>default backend</h1>"),
+    Say(200, {"Content-Type": "text/html"}, b"<h1>We will be back soon</h1>"),
+    Say(302, {"Location": "https://login.example.org"}),
+]
+
+
+def test_another_answers_in_its_place_and_the_cache_serves(
+    client: calibrd.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    release(client, "replaced", 2.0)
+    with faulty_line(client.url) as line, calibrd.Client(line.url) as behind:
+        with behind.load("replaced", refresh=None) as local:
+            for page in PAGES:
+                line.before = lambda asked, page=page: page
+                with behind.load("replaced", refresh=None) as again:
+                    assert (again.version, again.is_stale) == (1, True)
+                with pytest.raises(calibrd.errors.CalibrdError):
+                    local.refresh()
+                assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
+        with pytest.raises(NotCalibrd):
+            behind.load("replaced@1")  # of which nothing is on disk
+        line.before = lambda asked: None
+        release(client, "replaced", 3.0)
+        line.after = lambda asked: Say(200, {}, b"damaged") if asked.path.endswith("/map") else None
+        with behind.load("replaced", refresh=None) as again:
+            assert (again.version, again.is_stale) == (1, True)
+            with pytest.raises(MapDamaged):
+                again.refresh()
+        said_no = b'{"code": "no_such_alias", "detail": "gone"}'
+        line.before = lambda asked: Say(404, {}, said_no)
+        with pytest.raises(NoSuchAlias):
+            behind.load("replaced")
+    assert len(said(caplog, logging.WARNING)) >= len(PAGES) + 1
 
 
 def test_a_revoked_key_is_said_and_never_papered_over(

@@ -164,6 +164,24 @@ def test_an_upload_that_broke_off_goes_on_later(
     assert not remembered.exists()
 
 
+@pytest.mark.parametrize("written", ["", "..", "ds_1/../2\n", "\x00" * 30])
+def test_a_memory_that_is_no_id_counts_as_none(
+    client: calibrd.Client, line: FaultyLine, data, cache_dir: Path, written: str
+) -> None:
+    line.before = lambda asked: lose() if asked.method == "PUT" else None
+    with (
+        calibrd.Client(line.url, part_bytes=SMALL, patience=0) as broken,
+        pytest.raises(errors.ServiceAway),
+    ):
+        broken.upload(*data, progress=False)
+    (remembered,) = cache_dir.rglob("uploads/*")
+    remembered.write_text(written)
+    line.before = lambda asked: None
+    with calibrd.Client(line.url, part_bytes=SMALL) as later:
+        assert later.upload(*data, progress=False).status == "ready"
+    assert not remembered.exists()
+
+
 def test_an_upload_that_is_gone_begins_anew(
     over: calibrd.Client, line: FaultyLine, client: calibrd.Client, data, cache_dir: Path
 ) -> None:
