@@ -57,8 +57,8 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
     estimator; the map and the report count every row once.
 
     Fitted: ``estimator_``, ``map_`` (to be registered with ``client.register(name, model.map_,
-    model.report_)``), ``report_``, ``calibration_set_`` (the outputs and labels of the map's fit),
-    ``classes_``, ``response_`` (which output is used).
+    model.report_)``), ``report_``, ``calibration_set_`` (the outputs and labels of the map's fit,
+    which a pickle of the model holds too), ``classes_``, ``response_`` (which output is used).
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
                 setattr(self, name, getattr(self.estimator_, name))
         self.calibration_set_ = self._calibration_set(outputs, labels)
         self.map_: CalibrationMap = recipe.fit(self.calibration_set_)
+        self._judging = recipe, self.seed, isinstance(self.estimator, FrozenEstimator)
         self._report: Report | None = None
         return self
 
@@ -106,8 +107,8 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         """How the method does on rows it was not fitted on; calculated when first asked for."""
         check_is_fitted(self)
         if self._report is None:
-            judged = fit_and_judge(self._recipe(), self.calibration_set_, seed=self.seed)
-            frozen = isinstance(self.estimator, FrozenEstimator)
+            recipe, seed, frozen = self._judging  # the parameters may have changed since
+            judged = fit_and_judge(recipe, self.calibration_set_, seed=seed)
             folds = "a frozen estimator" if frozen else "estimators fitted on the other folds"
             self._report = judged.report.with_fit(outputs=f"{self.response_} of {folds}")
         return self._report
@@ -207,7 +208,8 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             raise ValueError(
                 f"the frozen estimator does not know the class {strange.tolist()[0]!r}"
             )
-        index = np.searchsorted(self.classes_, labels)
+        order = np.argsort(self.classes_)  # those of a frozen estimator may have any
+        index = order[np.searchsorted(self.classes_, labels, sorter=order)]
         if self.response_ == "predict_proba":
             return CalibrationSet.from_probabilities(rows, index)
         return CalibrationSet(rows, index)

@@ -23,6 +23,11 @@ SAID = {
     "docs/command-line.md": (),
     "docs/batch.md": (),
 }
+RUN = ("python", "bash")
+NOT_RUN = {"text": "what is printed", "yaml": "tests/sdk/test_command_line_guide.py runs its step"}
+# how blocks begin that are run by hand, or would start what these tests are part of
+BY_HAND = ("import ray\n", "make serve ")
+ELSEWHERE = {"docs/deploying.md": "tests/test_docker.py"}
 
 
 class Block(NamedTuple):
@@ -35,8 +40,30 @@ class Block(NamedTuple):
 
 def blocks_of(document: str) -> list[Block]:
     text = (ROOT / document).read_text()
-    found = re.finditer(r"^```(python|bash)\n(.*?)^```", text, re.M | re.S)
+    found = re.finditer(r"^ *```([^`\n]*)\n(.*?)^ *```$", text, re.M | re.S)
     return [Block(one[1], one[2], text[: one.start()].count("\n") + 2) for one in found]
+
+
+@pytest.mark.parametrize("document", SAID)
+def test_no_block_is_left_out_by_a_slip_in_its_tag(document: str) -> None:
+    blocks = blocks_of(document)
+    strange = [
+        (block.line, block.language)
+        for block in blocks
+        if block.language not in (*RUN, *NOT_RUN) and not block.code.startswith(BY_HAND)
+    ]
+    assert strange == []
+    fences = re.findall(r"^ *(?:```|~~~)", (ROOT / document).read_text(), re.M)
+    assert len(fences) == 2 * len(blocks)
+
+
+def test_no_document_is_left_out() -> None:
+    for path in (ROOT / "docs").glob("*.md"):
+        name = f"docs/{path.name}"
+        if name in ELSEWHERE:
+            assert name in (ROOT / ELSEWHERE[name]).read_text()
+        elif name not in SAID:
+            assert not {block.language for block in blocks_of(name)} & {*RUN}
 
 
 def as_statement(block: Block, document: str) -> str:
@@ -56,7 +83,7 @@ def test_blocks_run_as_pasted(document: str, service: Running, tmp_path: Path) -
     blocks = blocks_of(document)
     assert blocks
     printed = ""
-    for language in ("python", "bash"):
+    for language in RUN:
         chosen = [block for block in blocks if block.language == language]
         if language == "python":
             command = [sys.executable, "-W", "error", "-"]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.datasets import make_classification
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.exceptions import NotFittedError
@@ -151,6 +151,32 @@ def test_a_frozen_estimator_is_not_fitted_again() -> None:
         model.fit(X[:3], ["cat", "yak", "dog"])
     with pytest.raises(ValueError, match="sample_weight has no use"):
         model.fit(X[:3], NAMES[Y[:3]], sample_weight=np.ones(3))
+
+
+class Turned(ClassifierMixin, BaseEstimator):
+    """Naive Bayes whose classes are in no order."""
+
+    def fit(self, X: Any, y: Any) -> Turned:
+        self.inner_ = GaussianNB().fit(X, y)
+        self.classes_ = self.inner_.classes_[[1, 2, 0]]
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        return self.inner_.predict_proba(X)[:, [1, 2, 0]]
+
+
+def test_the_classes_of_a_frozen_estimator_may_have_any_order() -> None:
+    turned = Turned().fit(X[SEEN], NAMES[Y[SEEN]])
+    model = CalibratedModel(FrozenEstimator(turned), "temperature")
+    model.fit(X[UNSEEN], NAMES[Y[UNSEEN]])
+    assert (model.predict(X) == turned.inner_.predict(X)).all()
+    assert model.classes_[model.calibration_set_.labels].tolist() == NAMES[Y[UNSEEN]].tolist()
+
+
+def test_the_report_is_of_what_was_fitted() -> None:
+    model = CalibratedModel(GaussianNB(), "temperature").fit(X[SEEN], Y[SEEN])
+    right = pickle.loads(pickle.dumps(model)).report_  # noqa: S301
+    assert model.set_params(calibrator="identity", seed=7).report_ == right
 
 
 def test_it_is_copied_saved_searched_and_put_in_pipelines(fitted: CalibratedModel) -> None:
