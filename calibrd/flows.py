@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,35 +84,46 @@ class Awaiting:
         raise NotImplementedError
 
 
-class call(Generic[P, R]):
-    """Makes a flow a method of both clients: one blocks, the other is awaited."""
+class Call(Protocol[P, R]):
+    """A method of both clients, as types see it; ``flow`` is what other flows go through."""
 
-    def __init__(self, flow: Callable[Concatenate[Any, P], Flow[R]]) -> None:
-        self.flow = flow
-        self.__doc__ = flow.__doc__
+    @property
+    def flow(self) -> Callable[Concatenate[Any, P], Flow[R]]:
+        """The description of the call."""
 
     @overload
-    def __get__(self, client: None, owner: Any) -> call[P, R]: ...
+    def __get__(self, client: None, owner: Any) -> Call[P, R]: ...
     @overload
     def __get__(self, client: Blocking, owner: Any) -> Callable[P, R]: ...
     @overload
     def __get__(self, client: Awaiting, owner: Any) -> Callable[P, Coroutine[Any, Any, R]]: ...
-    def __get__(self, client: Any, owner: Any) -> Any:
-        if client is None:
-            return self
 
-        @functools.wraps(self.flow)
-        def run(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client.run(self.flow(client, *args, **kwargs))
-
-        run.__signature__ = _signature(self.flow)  # type: ignore[attr-defined]
-        return run
+    @overload
+    def __call__(self, client: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(
+        self, client: Awaiting, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
 
 
-@functools.cache
+def call(flow: Callable[Concatenate[Any, P], Flow[R]]) -> Call[P, R]:
+    """Makes a flow a method of both clients: one blocks, the other is awaited.
+
+    It is a plain function, which inspect, help and mock know; what it gives is up to ``run``.
+    """
+
+    @functools.wraps(flow)
+    def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.run(flow(self, *args, **kwargs))
+
+    made: Any = run
+    made.flow = flow
+    made.__signature__ = _signature(flow)
+    return cast(Call[P, R], made)
+
+
 def _signature(flow: Callable[..., Any]) -> inspect.Signature:
-    """The signature that a user of the method sees: without self, with the answer's type."""
+    """The signature that a user of the method sees: with the answer's type."""
     found = inspect.signature(flow)
     answer = str(found.return_annotation).removeprefix("Flow[").removesuffix("]")
-    _, *rest = found.parameters.values()
-    return found.replace(parameters=rest, return_annotation=answer)
+    return found.replace(return_annotation=answer)

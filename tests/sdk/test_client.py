@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import pydoc
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +19,6 @@ from local_maps import fitted
 
 import calibrd
 from calibrd.calls import Calls
-from calibrd.flows import call
 
 LOGITS, LABELS = sample()
 
@@ -53,7 +54,7 @@ def test_the_same_awaited(service: Running) -> None:
 
 
 def test_both_clients_have_every_call_and_say_what_it_gives(service: Running) -> None:
-    names = [name for name in dir(Calls) if isinstance(inspect.getattr_static(Calls, name), call)]
+    names = [name for name in dir(Calls) if hasattr(getattr(Calls, name), "flow")]
     assert {"fit", "wait", "upload", "versions", "promote", "rollback", "history"} <= {*names}
     with calibrd.Client(service.url) as client:
         for name in names:
@@ -61,6 +62,19 @@ def test_both_clients_have_every_call_and_say_what_it_gives(service: Running) ->
             assert method.__doc__
             assert "Flow" not in str(inspect.signature(method))
             assert "self" not in inspect.signature(method).parameters
+
+
+@pytest.mark.parametrize("kind", [calibrd.Client, calibrd.AsyncClient])
+def test_calls_are_methods_to_those_who_look_at_the_class(kind: type) -> None:
+    assert list(inspect.signature(kind.rollback).parameters)[:2] == ["self", "name"]
+    assert kind.rollback.__doc__
+    shown = pydoc.plaintext.document(kind)
+    assert "rollback(self, name: 'str', *, alias: 'str' = 'production'" in shown
+    double = mock.create_autospec(kind, instance=True)
+    double.rollback("a", reason="b")
+    double.rollback.assert_called_with(name="a", reason="b")
+    with pytest.raises(TypeError, match="rason"):
+        double.rollback("a", rason="b")
 
 
 BOTH_SIDES = """
