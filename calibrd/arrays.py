@@ -23,7 +23,8 @@ def as_array(values: Any, name: str = "values") -> Array:
     """The numbers of an array, a tensor on any device, a column, a frame, a table or a list.
 
     A column whose cells are lists becomes rows, as do the columns of a frame; nothing is copied
-    that need not be. Missing values and text are a DataError; ``name`` is what it calls them.
+    that need not be. Missing or masked values, lists in lists of a column, and text are a
+    DataError; ``name`` is what it calls them.
 
     >>> as_array([[2.0, 0.5], [1.0, 0.0]]).shape
     (2, 2)
@@ -32,7 +33,7 @@ def as_array(values: Any, name: str = "values") -> Array:
     calibrators.errors.DataError: labels must be class indices 0..k-1, got text such as 'cat'
     """
     try:
-        array = values if isinstance(values, np.ndarray) else _read(values, name)
+        array = _unmasked(values, name) if isinstance(values, np.ndarray) else _read(values, name)
         if array.dtype.kind == "O" and array.size:
             array = _from_cells(array, name)
     except DataError:
@@ -66,6 +67,14 @@ def _read(values: Any, name: str) -> Array:
     if hasattr(values, "__dlpack__") and not hasattr(values, "__array__"):
         return np.from_dlpack(values)
     return np.asarray(values)
+
+
+def _unmasked(array: Array, name: str) -> Array:
+    if not isinstance(array, np.ma.MaskedArray):
+        return array
+    if np.ma.is_masked(array):
+        raise DataError("masked", f"{name} must not be masked: drop those rows first")
+    return np.asarray(array)
 
 
 def _from_torch(tensor: Any, name: str) -> Array:
@@ -102,6 +111,8 @@ def _from_polars(series: Any, name: str) -> Array:
         return np.asarray(series.to_numpy())
     lengths = series.list.len() if nested == "List" else series.arr.len()
     _refuse_ragged(lengths.min(), lengths.max(), name)
+    if type(series.dtype.inner).__name__ in ("List", "Array"):
+        raise _nested(name)
     cells = series.explode()
     _refuse_missing(cells.is_null, name, some=cells.null_count(), width=lengths.min())
     return as_array(cells, name).reshape(len(series), -1)
@@ -142,6 +153,8 @@ def _from_arrow(array: Any, name: str, start: int = 0, width: int = 1) -> Array:
     lengths = np.asarray(array.value_lengths())
     _refuse_ragged(lengths.min(), lengths.max(), name)
     rows = _from_arrow(array.flatten(), name, start, width * int(lengths[0]))
+    if rows.ndim != 1:
+        raise _nested(name)
     return rows.reshape(len(array), -1)
 
 
@@ -223,6 +236,10 @@ def _refuse_ragged(shortest: Any, longest: Any, name: str) -> None:
 
 def _ragged(name: str) -> DataError:
     return DataError("not_an_array", f"{name} must have equally many numbers in every row")
+
+
+def _nested(name: str) -> DataError:
+    return DataError("bad_shape", f"{name} must be flat lists of numbers, got lists in lists")
 
 
 def _not_numbers(example: Any, name: str, what: str = "text") -> DataError:

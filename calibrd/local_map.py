@@ -232,6 +232,16 @@ class LocalMap:
             self._follower = Follower(self, self._follower.seconds)
 
 
+def map_of(given: CalibrationMap | LocalMap) -> CalibrationMap:
+    """A map as it is; of a loaded one the map that it applies now."""
+    if isinstance(given, LocalMap):
+        return given.map
+    if isinstance(given, CalibrationMap):
+        return given
+    pair = ": give the pair of fit_local as *fitted" if isinstance(given, tuple) else ""
+    raise TypeError(f"a map must be a CalibrationMap or a LocalMap, got {type(given)!r}{pair}")
+
+
 def checked_refresh(seconds: float | None) -> None:
     """Raise ValueError if it is no time between two looks."""
     if seconds is not None and not (0 < seconds < math.inf):

@@ -25,6 +25,8 @@ except ModuleNotFoundError as error:
 from torch import Tensor, nn
 
 from calibrators import CalibrationMap
+from calibrators.data import Kind
+from calibrd.local_map import LocalMap
 from calibrd.progress import Progress
 from calibrd.torch_graph import MapModule
 
@@ -39,22 +41,32 @@ class CalibratedModule(nn.Module):
 
     The map's numbers are part of the ``state_dict``, begin on the model's device and move with the
     module, which can be exported by ``torch.export`` and ``torch.onnx``. The model gives logits as
-    a tensor, or as ``output.logits`` or ``output["logits"]``.
+    a tensor, or as ``output.logits`` or ``output["logits"]``. With
+    ``outputs="probabilities"`` it gives those in the same ways, and the map was fitted on them.
     """
 
-    def __init__(self, model: nn.Module, map: CalibrationMap) -> None:
+    def __init__(
+        self, model: nn.Module, map: CalibrationMap | LocalMap, *, outputs: Kind = "logits"
+    ) -> None:
         super().__init__()
+        module = MapModule(map)
+        if module.kind != outputs:
+            raise ValueError(
+                f"the map was fitted on {module.kind}, but the model is said to give {outputs}: "
+                "outputs='logits' or outputs='probabilities' says what it gives"
+            )
         self.model = model
-        self.map = MapModule(map).to(_device_of(model))
+        self.map = module.to(_device_of(model))
+        self._outputs = outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Calibrated probabilities (n, k)."""
-        found: Tensor = self.map(_logits_of(self.model(*args, **kwargs)))
+        found: Tensor = self.map(_tensor_of(self.model(*args, **kwargs), self._outputs))
         return found
 
     def logits(self, *args: Any, **kwargs: Any) -> Tensor:
         """Calibrated logits (n, k), whose softmax are the calibrated probabilities."""
-        return self.map.logits(_logits_of(self.model(*args, **kwargs)))
+        return self.map.logits(_tensor_of(self.model(*args, **kwargs), self._outputs))
 
 
 def collect_logits(
@@ -82,7 +94,7 @@ def collect_logits(
     ):
         for batch in loader:
             args, kwargs, truth = _parts(batch)
-            output = _logits_of(model(*_moved(args, target), **_moved(kwargs, target)))
+            output = _tensor_of(model(*_moved(args, target), **_moved(kwargs, target)), "logits")
             wide = output.to(torch.promote_types(output.dtype, torch.float32))
             logits.append(wide.cpu().numpy())
             labels.append(torch.as_tensor(truth).cpu().numpy())
@@ -116,15 +128,15 @@ def _device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _logits_of(output: Any) -> Tensor:
+def _tensor_of(output: Any, name: str) -> Tensor:
     if isinstance(output, Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else None
-    found = getattr(output, "logits", None) if found is None else found
+    found = output.get(name) if isinstance(output, Mapping) else None
+    found = getattr(output, name, None) if found is None else found
     if isinstance(found, Tensor):
         return found
     raise TypeError(
-        "the model must give logits as a tensor, output.logits or output['logits'], "
+        f"the model must give {name} as a tensor, output.{name} or output[{name!r}], "
         f"got {type(output).__name__}"
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from calibrators import CalibrationMap, DataError, ExportError
 from calibrators.onnx import DOUBLE, FLOAT, calibrated_logits
+from calibrd.local_map import LocalMap, map_of
 
 
 class Operation(NamedTuple):
@@ -147,7 +148,8 @@ class MapModule(nn.Module):
     Equal to ``map.apply`` to 1e-6. Its numbers are buffers, so they are in the ``state_dict`` and
     move with ``to``; they keep their precision under ``half`` and autocast, and the answer is
     float32, or float64 for such logits. Gradients flow through. A map that was fitted on
-    probabilities takes those. NaN stays NaN.
+    probabilities takes those. NaN stays NaN. Of a map that follows an alias it is what that map
+    applies now, and stays so.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> MapModule(TemperatureMap(k=2, temperature=2.0))(torch.tensor([[4.0, 0.0]])).numpy().round(3)
@@ -156,8 +158,9 @@ class MapModule(nn.Module):
 
     START = "start"
 
-    def __init__(self, map: CalibrationMap) -> None:
+    def __init__(self, map: CalibrationMap | LocalMap) -> None:
         super().__init__()
+        map = map_of(map)
         self.k, self.kind, self.method = map.k, map.kind, map.method
         recorded = Recorder()
         self._end = calibrated_logits(map, recorded, self.START)

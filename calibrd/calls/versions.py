@@ -11,6 +11,7 @@ from calibrd.calls.base import Asking, once
 from calibrd.connection import given
 from calibrd.errors import NotFound
 from calibrd.flows import Flow, Work, call
+from calibrd.local_map import LocalMap, map_of
 from calibrd.references import Reference, checked_name
 from calibrd.results import Calibrator, Method, Version
 
@@ -70,7 +71,7 @@ class VersionCalls(Asking):
     def register(
         self,
         name: str,
-        fitted: CalibrationMap,
+        fitted: CalibrationMap | LocalMap,
         report: Report | None = None,
         *,
         model: str | None = None,
@@ -79,11 +80,12 @@ class VersionCalls(Asking):
     ) -> Flow[Version]:
         """Make a version of a map that was fitted here: no logits leave this machine.
 
-        ``calibrd.fit_local`` gives both the map and its report. Without a report the version can
-        only be promoted by force.
+        ``calibrd.fit_local`` gives both the map and its report: ``register(name, *fitted)``.
+        Without a report the version can only be promoted by force.
         """
         checked_name(name)
-        content: bytes = yield Work(lambda: archive.dump(fitted))
+        plain = map_of(fitted)
+        content: bytes = yield Work(lambda: archive.dump(plain))
         body = given(
             map=base64.b64encode(content).decode(),
             report=None if report is None else report.to_dict(),

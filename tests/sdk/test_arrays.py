@@ -188,6 +188,12 @@ def test_class_names_are_refused(values: Any) -> None:
         pa.array([[1, 2, 3], [3]]),
         pa.chunked_array([[[1, 2]], [[3]]]),
         pl.DataFrame({"a": [[1, 2], [3, 4]], "b": [1, 2]}),
+        pl.Series([[[1, 2]], [[3, 4]]]),
+        pl.Series([[[1, 2]], [[3, 4]]], dtype=pl.List(pl.Array(pl.Int64, 2))),
+        pl.Series([[[1, 2]], [[3, 4]]], dtype=pl.Array(pl.Int64, (1, 2))),
+        pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]]),
+        pa.array([[[1], [3]], [[5], [7]]]),
+        pa.table({"a": pa.array([[[1, 2]], [[3, 4]]], pa.list_(pa.list_(pa.int8(), 2), 1))}),
         object(),
     ],
     ids=lambda one: type(one).__module__.partition(".")[0],
@@ -199,8 +205,12 @@ def test_what_is_no_matrix_is_refused(values: Any) -> None:
 
 
 def test_a_mask_is_not_lost() -> None:
-    with pytest.raises(DataError, match="must not be masked"):
-        CalibrationSet(as_array(np.ma.masked_array(ROWS, ROWS > 3)), [0, 1, 2])
+    masked = np.ma.masked_array(ROWS, ROWS > 3)
+    for values in (masked, list(masked)):
+        with pytest.raises(DataError, match="logits must not be masked") as caught:
+            as_array(values, "logits")
+        assert caught.value.code == "masked"
+    assert type(as_array(np.ma.masked_array(ROWS, False))) is np.ndarray
 
 
 @pytest.mark.parametrize(

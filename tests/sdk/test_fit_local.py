@@ -36,6 +36,16 @@ def test_only_the_map_and_its_report_are_sent(client: calibrd.Client) -> None:
     assert np.abs(given - fitted.map.apply(LOGITS)).max() < 1e-6
 
 
+def test_what_register_takes(client: calibrd.Client) -> None:
+    fitted = calibrd.fit_local(LOGITS, LABELS, method="temperature", progress=False)
+    with pytest.raises(TypeError, match=r"give the pair of fit_local as \*fitted"):
+        client.register("taken", fitted)
+    first = client.register("taken", fitted.map)
+    with client.load("taken@1") as loaded:
+        again = client.register("taken", loaded)
+    assert (again.number, again.map_sha256) == (2, first.map_sha256)
+
+
 def test_it_is_the_fit_of_the_maths_on_any_arrays() -> None:
     plain = fit_and_judge(TemperatureScaling(), CalibrationSet(LOGITS, LABELS))
     tensor = torch.tensor(LOGITS, requires_grad=True)

@@ -6,6 +6,7 @@ import copy
 import io
 import subprocess
 import sys
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -22,6 +23,9 @@ from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureMap
 from calibrators.onnx import trial_rows
 from calibrators.softmax import softmax
+from calibrd.local_map import LocalMap
+from calibrd.map_memory import LoadedMap
+from calibrd.references import Reference
 from calibrd.torch import CalibratedModule, MapModule, collect_logits, fingerprint
 
 LOGITS, LABELS = sample()
@@ -99,6 +103,29 @@ def model() -> nn.Module:
 @pytest.fixture
 def calibrated(model: nn.Module, maps: dict[str, CalibrationMap]) -> CalibratedModule:
     return CalibratedModule(model, maps["smart"]).eval()
+
+
+def test_the_map_takes_what_the_model_gives(
+    model: nn.Module, maps: dict[str, CalibrationMap]
+) -> None:
+    model.eval()
+    chances = nn.Sequential(model, nn.Softmax(1))
+    with pytest.raises(ValueError, match="fitted on probabilities, but the model is said to give"):
+        CalibratedModule(model, maps["probabilities"])
+    with pytest.raises(ValueError, match="fitted on logits, but the model is said to give proba"):
+        CalibratedModule(chances, maps["smart"], outputs="probabilities")
+    whole = CalibratedModule(chances, maps["probabilities"], outputs="probabilities")
+    assert torch.equal(whole(X), MapModule(maps["probabilities"])(chances(X)))
+
+
+def test_a_loaded_map_is_taken_as_it_is_now(model: nn.Module) -> None:
+    fitted = TemperatureMap(k=5, temperature=2.0)
+    now = LoadedMap(1, "0" * 64, None, datetime.now(UTC), fitted)
+    loaded = LocalMap(now, Reference("net", "production"))
+    model.eval()
+    assert torch.equal(CalibratedModule(model, loaded)(X), CalibratedModule(model, fitted)(X))
+    with pytest.raises(TypeError, match="must be a CalibrationMap or a LocalMap, got"):
+        MapModule("net@production")  # type: ignore[arg-type]
 
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1)) * 5
