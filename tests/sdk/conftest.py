@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_line import FaultyLine, faulty_line
 from live_service import Running, running
 
 import calibrd
@@ -26,6 +27,13 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("CALIBRD_URL", "CALIBRD_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     return folder
+
+
+@pytest.fixture
+def line(service: Running) -> Iterator[FaultyLine]:
+    """A way to the shared service that can be made to fail."""
+    with faulty_line(service.url) as made:
+        yield made
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from faulty_line import Say, faulty_line
+from faulty_line import FaultyLine, Say
 from live_service import ROOT, Running, sample, wait_until
 
 from calibrators.methods.temperature import TemperatureMap
@@ -200,12 +200,11 @@ def test_a_mistake_is_told_in_a_line_or_two(
     assert done.err == ""
 
 
-def test_what_was_noted_is_told(calibrd: Any, service: Running) -> None:
-    with faulty_line(service.url) as line:
-        line.before = lambda asked: Say(503)
-        asked = ("rollback", "m", "--url", line.url)
-        assert "\nnote: it may or may not have been done: " in calibrd(*asked).err
-        (note,) = calibrd(*asked, "--json").document["error"]["notes"]
+def test_what_was_noted_is_told(calibrd: Any, line: FaultyLine) -> None:
+    line.before = lambda asked: Say(503)
+    asked = ("rollback", "m", "--url", line.url)
+    assert "\nnote: it may or may not have been done: " in calibrd(*asked).err
+    (note,) = calibrd(*asked, "--json").document["error"]["notes"]
     assert note.startswith("it may or may not have been done: ")
 
 

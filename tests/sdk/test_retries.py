@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from faulty_line import Asked, FaultyLine, Say, faulty_line, first, lose
-from live_service import Running, sample
+from faulty_line import Asked, FaultyLine, Say, first, lose
+from live_service import sample
 
 import calibrd
 from calibrators import CalibrationSet
@@ -25,12 +25,6 @@ LOGITS, LABELS = sample(seed=2101)  # which no other test uploads
 FITTED = TemperatureScaling().fit(CalibrationSet(LOGITS, LABELS))
 FORCED = {"force": True, "reason": "it has no report"}
 BUSY = Say(503, {"Content-Type": "text/html"}, b"<h1>nobody behind this proxy</h1>")
-
-
-@pytest.fixture
-def line(service: Running) -> Iterator[FaultyLine]:
-    with faulty_line(service.url) as made:
-        yield made
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_line import Asked, FaultyLine, Say, faulty_line, first, lose
+from faulty_line import Asked, FaultyLine, Say, first, lose
 from live_service import Running, sample
 
 import calibrd
@@ -23,12 +23,6 @@ from calibrators import DataError
 from calibrd import errors
 
 SMALL = 2048
-
-
-@pytest.fixture
-def line(service: Running) -> Iterator[FaultyLine]:
-    with faulty_line(service.url) as made:
-        yield made
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,12 +13,6 @@ from calibrd import errors
 from calibrd.connection import DEFAULT_URL
 
 PAGE = Say(200, {"content-type": "text/html"}, b"<!doctype html><title>A shop</title>")
-
-
-@pytest.fixture
-def line(service: Running) -> Iterator[FaultyLine]:
-    with faulty_line(service.url) as made:
-        yield made
 
 
 @pytest.mark.parametrize("more", ["/", "//", " ", "/\n"])
