@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from faulty_line import faulty_line
 from live_service import Running, wait_until
 from local_maps import LOGITS, fitted, release
 
@@ -87,6 +88,18 @@ def test_refresh_looks_now(client: calibrd.Client) -> None:
     assert local.version == 1
     assert local.refresh() is True
     assert (local.version, local.map.temperature) == (2, 3.0)
+
+
+def test_it_asks_as_the_client_that_loaded_it(
+    client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(client, "keyless", 2.0)
+    with faulty_line(client.url) as line, calibrd.Client(line.url) as keyless:
+        monkeypatch.setenv("CALIBRD_API_KEY", "cal_of_somebody_else")
+        with keyless.load("keyless", refresh=None) as local:
+            local.refresh()
+    assert len(line.asked) > 2
+    assert not any("authorization" in one.headers for one in line.asked)
 
 
 def test_who_applies_sees_one_map_or_the_other(client: calibrd.Client) -> None:
