@@ -88,7 +88,11 @@ class LocalMap:
             self._follower = Follower(self, refresh)
 
     def apply(self, values: Any) -> Floats:
-        """Calibrated probabilities (n, k) of logits, or of probabilities for maps of those."""
+        """Calibrated probabilities (n, k) of logits, or of probabilities for maps of those.
+
+        A map of two classes also takes one number for each row, (n,) or (n, 1); one row of more
+        classes is ``[row]``.
+        """
         if type(values) is not np.ndarray:
             values = as_array(values)
         return self._now.map.apply(values)

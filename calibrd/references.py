@@ -36,6 +36,8 @@ class Reference(NamedTuple):
         """
         if isinstance(given, Version):
             return cls(given.calibrator, str(given.number))
+        if not isinstance(given, str):
+            raise TypeError(f"a version is called by a str or a Version, got {given!r}")
         name, at, ref = given.partition("@")
         ref = ref if at else DEFAULT_ALIAS
         if not (NAME.fullmatch(name) and NAME.fullmatch(ref)):

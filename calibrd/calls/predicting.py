@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from calibrd.answers import array_of, document_of, header_of, member_of, report_
 from calibrd.arrays import as_array
 from calibrd.calls.base import Asking
 from calibrd.connection import given
+from calibrd.errors import AmbiguousRow, Invalid
 from calibrd.flows import Flow, Together, Work, call
 from calibrd.payload import MEDIA_TYPE, Payload, packed
 from calibrd.references import Reference
@@ -40,8 +42,11 @@ class PredictCalls(Asking):
     ) -> Flow[Array]:
         """Calibrated probabilities (n, k) of logits, or of probabilities for maps fitted on those.
 
-        Many rows are sent in blocks, several at once. With ``model``, a version that was fitted for
-        another model is refused with ModelMismatch. ``load`` does the same without a network.
+        Numbers without rows are one row; for a map of two classes they are the single logits (or
+        probabilities) of as many rows, as for the maps of ``load``, and so are more than fit into
+        one request. Many rows are sent in blocks, several at once. With ``model``, a version that
+        was fitted for another model is refused with ModelMismatch. ``load`` does the same without a
+        network.
         """
         array: Array = yield Work(lambda: as_array(values))
         if array.ndim not in (1, 2) or not array.size:
@@ -49,16 +54,21 @@ class PredictCalls(Asking):
                 "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
             )
         query = given(dtype=dtype, model=model)
-        rows = max(1, BLOCK_BYTES // (array.itemsize * array[0].size * WIDEST))
-        starts = range(rows, len(array), rows) if array.ndim == 2 else ()
-        first = array[:rows] if starts else array
-        found, version = yield from self._predicted(str(Reference.of(ref)), first, query)
+        name = str(Reference.of(ref))
+        if array.ndim == 1:
+            if array.nbytes * WIDEST <= BLOCK_BYTES:
+                with contextlib.suppress(AmbiguousRow):
+                    return (yield from self._predicted(name, array, query))[0]
+            array = array[:, np.newaxis]
+        rows = max(1, BLOCK_BYTES // (array.itemsize * array.shape[1] * WIDEST))
+        starts = range(rows, len(array), rows)
+        found, version = yield from self._block(name, array, range(rows), query)
 
-        def of(block: Array) -> Callable[[], Flow[tuple[Array, str]]]:
+        def of(start: int) -> Callable[[], Flow[tuple[Array, str]]]:
             # by the version that answered first: an alias may move meanwhile
-            return lambda: self._predicted(version, block, query)
+            return lambda: self._block(version, array, range(start, start + rows), query)
 
-        others = yield Together([of(array[start : start + rows]) for start in starts])
+        others = yield Together([of(start) for start in starts])
         return np.concatenate([found, *(one for one, _ in others)]) if others else found
 
     @call
@@ -85,6 +95,25 @@ class PredictCalls(Asking):
             repeatable=True,
         )
         return report_of(member_of(document_of(answer), "evaluation"))
+
+    def _block(self, ref: str, array: Array, rows: range, query: Any) -> Flow[tuple[Array, str]]:
+        """What is predicted of some rows; errors name a row by its place in the whole array."""
+        block = array[rows.start : rows.stop]
+        try:
+            return (yield from self._predicted(ref, block, query))
+        except Invalid as error:
+            first = error.details.get("first")
+            if len(block) == len(array) or not isinstance(first, int):
+                raise
+            here = rows.start + first
+            sentence = error.detail.replace(f"first row {first}", f"first row {here}")
+            raise type(error)(
+                error.code,
+                f"{sentence}; looked at rows {rows.start} to {rows.start + len(block) - 1}",
+                status=error.status,
+                request_id=error.request_id,
+                details={**error.details, "first": here},
+            ) from error
 
     def _predicted(self, ref: str, block: Array, query: Any) -> Flow[tuple[Array, str]]:
         """Probabilities of a block, and the version that gave them."""

@@ -14,8 +14,9 @@ from live_service import Local, Running, in_process, sample
 import calibrd
 from calibrators import CalibrationSet
 from calibrators.judging import fit_and_judge
-from calibrators.methods.temperature import TemperatureScaling
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrd import errors
+from calibrd.calls import predicting
 from calibrd.progress import FitProgress
 
 LOGITS, LABELS = sample(seed=5)
@@ -264,6 +265,34 @@ def test_predict_in_blocks_and_with_labels(client: calibrd.Client) -> None:
     assert report.n == len(LABELS)
     with pytest.raises(errors.WrongClasses):
         client.predict("blocks@1", LOGITS[:, :3])
+
+
+def test_predict_names_a_row_by_its_place_in_all(
+    client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicting, "BLOCK_BYTES", 100 * LOGITS[0].nbytes * predicting.WIDEST)
+    client.register("named-rows", FITTED)
+    for row in (20, 250):
+        broken = LOGITS.copy()
+        broken[row, 1] = np.nan
+        with pytest.raises(errors.Invalid, match=rf"first row {row}\b") as caught:
+            client.predict("named-rows@1", broken)
+        assert (caught.value.code, caught.value.details["first"]) == ("nan", row)
+    assert "looked at rows 200 to 299" in str(caught.value)
+
+
+def test_predict_takes_numbers_without_rows(
+    client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = TemperatureMap(k=2, temperature=2.0)
+    client.register("two-classes", binary)
+    client.register("five-classes", FITTED)
+    numbers = np.array([2.0, 0.5])
+    assert np.allclose(client.predict("two-classes@1", numbers), binary.apply(numbers))
+    assert np.allclose(client.predict("five-classes@1", LOGITS[0]), FITTED.apply(LOGITS[:1]))
+    monkeypatch.setattr(predicting, "BLOCK_BYTES", 1024)
+    many = np.linspace(-3, 3, 500)
+    assert np.allclose(client.predict("two-classes@1", many), binary.apply(many))
 
 
 def test_lists_are_read_to_their_end(client: calibrd.Client, service: Running) -> None:

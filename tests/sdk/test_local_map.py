@@ -205,6 +205,8 @@ def test_what_is_not_there_is_refused(client: calibrd.Client) -> None:
             client.load(ref)
     with pytest.raises(ValueError, match="name@alias"):
         client.load("Bad Name")
+    with pytest.raises(TypeError, match="a str or a Version, got None"):
+        client.load(None)  # type: ignore[arg-type]
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="refresh must be"):
             client.load("refused", refresh=seconds)
