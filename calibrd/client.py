@@ -144,13 +144,16 @@ class Client(_Reaching[httpx.Client], Blocking):
 
     def _together(self, step: Together) -> list[Any]:
         given_up = threading.Event()
-        with ThreadPoolExecutor(step.at_once, "calibrd") as pool:
-            try:
-                return list(pool.map(lambda make: self._run(make(), given_up), step.flows))
-            except BaseException:
-                given_up.set()  # who waits for the next try need not try again
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(step.at_once, "calibrd")
+        try:
+            return list(pool.map(lambda make: self._run(make(), given_up), step.flows))
+        except BaseException as error:
+            given_up.set()  # who waits for the next try need not try again
+            # Ctrl-C does not wait for answers that may never come
+            pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+            raise
+        finally:
+            pool.shutdown(wait=False)
 
 
 class _GivenUp(Exception):
