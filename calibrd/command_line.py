@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import traceback
 import warnings
@@ -15,7 +14,16 @@ from typing import Any, NoReturn
 from calibrd import __version__
 from calibrd.commands import INTERRUPTED, aliases, apply, demo, fit, gate, listing, report, serve
 from calibrd.commands.asked import Asked
-from calibrd.commands.output import CommandError, Output, told_of
+from calibrd.commands.output import (
+    ClosedPipe,
+    CommandError,
+    NotWritten,
+    Output,
+    finish,
+    take_any_text,
+    tell,
+    told_of,
+)
 
 TROUBLE = 3  # below are the gate's verdicts
 BROKEN_PIPE = 141
@@ -27,20 +35,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code; a trouble is told in a line or two."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     output = Output(json="--json" in given, quiet="--quiet" in given or "-q" in given)
+    take_any_text()
     try:
-        return _run(given, output)
+        code = _run(given, output)
+        finish()
     except KeyboardInterrupt as stop:
-        output.document({"error": told_of(stop)})
+        if output.json:
+            output.error(told_of(stop))
         return INTERRUPTED
-    except BrokenPipeError:
-        # whoever read the answer has enough of it; Python would complain once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ClosedPipe:
         return BROKEN_PIPE
+    except NotWritten as error:
+        Output().error(told_of(error))
+        return TROUBLE
     except Exception as error:  # noqa: BLE001 - a user is told in a line, a bug by --traceback
         if "--traceback" in given:
-            traceback.print_exc()
+            tell(traceback.format_exc())
         output.error(told_of(error))
         return TROUBLE
+    return code
 
 
 def _run(given: list[str], output: Output) -> int:

@@ -61,7 +61,7 @@ def gate(asked: Asked) -> int:
     decided = report.gate(flags.max_ece)
     words = paragraph(report, decided, flags.max_ece, used, flags.data)
     if flags.markdown is not None:
-        with flags.markdown.open("a", encoding="utf-8") as file:
+        with flags.markdown.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(markdown(report, decided, words))
     code = EXIT_CODES[decided]
     asked.output.answer(_document(report, decided, flags.max_ece, used, words, code), words)

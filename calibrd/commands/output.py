@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
 from calibrators import CalibrationError
 from calibrators.plain import to_plain
@@ -43,9 +45,21 @@ class CommandError(Exception):
         self.hint = hint
 
 
+class NotWritten(CommandError):
+    """Stdout does not take the answer."""
+
+
+class ClosedPipe(Exception):
+    """Whoever read the answer has enough of it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Answers as text or, with ``json``, as one document."""
+    """Answers as text or, with ``json``, as one document.
+
+    An answer that cannot be written is an error. Notes and errors are written where that is
+    possible: the exit code says enough.
+    """
 
     json: bool = False
     quiet: bool = False
@@ -53,19 +67,17 @@ class Output:
     @property
     def bars(self) -> bool:
         """Whether progress bars are shown: to people, not in the log of a job."""
-        return not self.quiet and sys.stderr.isatty()
+        return not self.quiet and sys.stderr is not None and sys.stderr.isatty()
 
     def note(self, text: str) -> None:
         """Tell a person how it goes."""
         if not self.quiet:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+            tell(text)
 
     def say(self, text: str = "") -> None:
         """A line of an answer that comes piece by piece; programs get the document instead."""
         if not self.json:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+            _answer(text)
 
     def answer(self, document: Any, text: str) -> None:
         """What the command was run for."""
@@ -75,21 +87,87 @@ class Output:
     def document(self, document: Any) -> None:
         """The answer for programs."""
         if self.json:
-            plain = to_plain(_dates_as_text(document))
-            sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False))
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            _answer(_as_json(to_plain(_dates_as_text(document))))
 
     def error(self, told: dict[str, Any]) -> None:
-        """What went wrong, in a line or two."""
-        self.document({"error": told})
-        if not self.json:
-            asked = f" (request {told['request_id']})" if told["request_id"] else ""
-            sys.stderr.write(f"error: {told['message']}{asked}\n")
-            for note in told["notes"]:
-                sys.stderr.write(f"note: {note}\n")
-            if told["hint"]:
-                sys.stderr.write(f"hint: {told['hint']}\n")
+        """What went wrong, in a line or two; as words also if the document finds no way out."""
+        if self.json:
+            try:
+                self.document({"error": told})
+            except (ClosedPipe, NotWritten):
+                pass
+            else:
+                return
+        asked = f" (request {told['request_id']})" if told["request_id"] else ""
+        tell(f"error: {told['message']}{asked}")
+        for note in told["notes"]:
+            tell(f"note: {note}")
+        if told["hint"]:
+            tell(f"hint: {told['hint']}")
+
+
+def take_any_text() -> None:
+    """Let stdout and stderr write what their encoding lacks as ``\\xfc``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def tell(text: str) -> None:
+    """A line to stderr, if it takes one."""
+    try:
+        _write(sys.stderr, f"{text}\n")
+    except (OSError, ValueError):
+        _give_up(sys.stderr)
+
+
+def finish() -> None:
+    """Write what is left; ClosedPipe or NotWritten if stdout does not take it."""
+    if sys.stdout is not None:
+        _answer(None)
+
+
+def _answer(text: str | None) -> None:
+    try:
+        _write(sys.stdout, "" if text is None else f"{text}\n")
+    except BrokenPipeError as error:
+        _give_up(sys.stdout)
+        raise ClosedPipe from error
+    except (OSError, ValueError) as error:
+        _give_up(sys.stdout)
+        raise NotWritten("not_written", f"stdout did not take the answer: {error}") from error
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        raise OSError("it is closed")
+    stream.write(text)
+    stream.flush()
+
+
+def _give_up(stream: TextIO | None) -> None:
+    """Python writes what is left once more at its end, and would choose the exit code if it cannot.
+
+    A stream without a file behind it has nothing to write to there.
+    """
+    try:
+        held = -1 if stream is None else stream.fileno()
+    except (OSError, ValueError):
+        return
+    if held >= 0:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, held)
+        os.close(nowhere)
+
+
+def _as_json(plain: Any) -> str:
+    """The document; in ASCII if the encoding of stdout lacks one of its letters."""
+    text = json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(plain, indent=2, allow_nan=False)
+    return text
 
 
 def told_of(error: BaseException) -> dict[str, Any]:

@@ -34,5 +34,4 @@ def serve(asked: Asked) -> None:
             "docker compose up",
         )
     flags = [one for one in asked.rest if one != "--json"]
-    sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "service", "serve", *flags])  # noqa: S606

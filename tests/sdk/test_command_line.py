@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from faulty_line import FaultyLine, Say
 from live_service import ROOT, Running, sample, wait_until
 
+from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
 from calibrd import Client
 from calibrd.command_line import command_parser, run
@@ -291,3 +293,48 @@ def test_a_closed_pipe_is_no_trouble(at: str) -> None:
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_cannot_be_written_is_no_verdict(
+    calibrd: Any, val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = tmp_path / "m.calibrd"
+    fitted.write_bytes(archive.dump(TemperatureMap(k=5, temperature=3.0)))
+    gate = f"{sys.executable} -m calibrd gate {val} --map {fitted} --max-ece 0.3 --json"
+    amiss = gate.replace(str(val), "missing.npz")
+    lines = [
+        (f"{gate} >/dev/full", "error: stdout did not take the answer"),
+        (f"{amiss} --traceback >/dev/full 2>&-", ""),
+        (f"{amiss.removesuffix(' --json')} 2>/dev/full", ""),
+    ]
+    begun = [
+        subprocess.Popen(line, shell=True, stdout=-1, stderr=-1, text=True)  # noqa: S602
+        for line, _ in lines
+    ]
+    told = [running.communicate(timeout=100)[1] for running in begun]
+    for running, err, (line, said) in zip(begun, told, lines, strict=True):
+        assert running.returncode == 3, line
+        assert err.startswith(said), line
+        assert "Traceback" not in err
+    monkeypatch.setattr(sys, "stdout", None)
+    done = calibrd(*gate.split()[3:])
+    assert (done.code, done.err) == (3, "error: stdout did not take the answer: it is closed\n")
+    monkeypatch.setattr(sys, "stderr", None)
+    assert calibrd(*gate.split()[3:]).code == 3
+
+
+def test_letters_that_the_encoding_lacks(
+    val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = tmp_path / "m.calibrd"
+    fitted.write_bytes(archive.dump(TemperatureMap(k=5, temperature=3.0)))
+    odd = tmp_path / "\xfc\udcff.npz"
+    odd.write_bytes(val.read_bytes())
+    asked = ["gate", str(odd), "--map", str(fitted), "--max-ece", "0.3"]
+    page = tmp_path / "page.md"
+    for more, said in ([], b"/\\xfc\\udcff.npz"), (["--json"], b"/\\u00fc\\udcff.npz"):
+        raw = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+        assert run([*asked, *more, "--markdown", str(page)]) == 0
+        assert said in raw.getvalue()
+    assert "/\xfc\\udcff.npz" in page.read_text(encoding="utf-8")
