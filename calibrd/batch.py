@@ -20,7 +20,14 @@ from calibrators import CalibrationMap, DataError
 from calibrd.arrays import as_array
 from calibrd.local_map import LocalMap
 from calibrd.progress import Progress
-from calibrd.streams import check_ending, open_source, open_target, refuse_taken, written_whole
+from calibrd.streams import (
+    check_ending,
+    check_folder,
+    open_source,
+    open_target,
+    refuse_taken,
+    written_whole,
+)
 from calibrd.tables import errors_of
 
 Array = NDArray[Any]
@@ -113,6 +120,7 @@ def apply_file(
     steady = steady_map(fitted)  # a file is of one version
     for path in (start, end):
         check_ending(path)
+    check_folder(end)
     if end.exists() and not force:
         raise FileExistsError(17, "is there already, and is replaced only with force", str(end))
     apply = BatchApply(

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from calibrd import __version__
 from calibrd.commands import INTERRUPTED, aliases, apply, demo, fit, gate, listing, report, serve
-from calibrd.commands.asked import Asked
+from calibrd.commands.asked import Asked, seconds
 from calibrd.commands.output import (
     ClosedPipe,
     CommandError,
@@ -152,7 +152,7 @@ def _common_flags() -> _Parser:
     )
     group.add_argument(
         "--patience",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="how long to try again while the service is away [5, fit: 30]",
     )

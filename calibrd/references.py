@@ -21,6 +21,16 @@ def checked_name(name: str) -> str:
     return name
 
 
+def checked_alias(alias: str) -> str:
+    """The name of an alias; ValueError for all else, also for a version's number."""
+    if not NAME.fullmatch(alias) or alias.isdigit():
+        raise ValueError(
+            "an alias is of 1 to 64 letters a-z, digits, '.', '_' and '-', not of digits alone, "
+            f"got {alias!r}"
+        )
+    return alias
+
+
 class Reference(NamedTuple):
     """A calibrator and which of its versions: an alias, or a number."""
 

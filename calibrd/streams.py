@@ -72,6 +72,14 @@ def check_ending(path: Path) -> None:
         raise DataError("unknown_format", f"{path} must end in one of {', '.join(ENDINGS)}")
 
 
+def check_folder(target: Path) -> None:
+    """Refuse a place where no file can be written."""
+    if target.is_dir():
+        raise IsADirectoryError(21, "is a folder: name a file in it", str(target))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(2, f"there is no folder {target.parent}", str(target))
+
+
 @contextmanager
 def open_source(path: Path, kind: str, columns: Sequence[str] | None) -> Iterator[Source]:
     """A file to read; what holds the numbers is called as their ``kind``, or is ``columns``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from calibrd.commands.asked import Asked, Verb
+from calibrd.commands.asked import Asked, Verb, add_limit_flag
 from calibrd.commands.output import minute, table
 from calibrd.results import Move
 
@@ -28,7 +28,7 @@ def add_to(verb: Verb) -> None:
     telling = verb("history", history, "list the moves of an alias, newest first")
     telling.add_argument("name", metavar="NAME")
     _add_alias_flag(telling)
-    telling.add_argument("--limit", type=int, metavar="N", help="at most so many")
+    add_limit_flag(telling)
 
 
 def promote(asked: Asked) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -95,6 +96,8 @@ class Asked:
             "method": now.map.method,
             "model": now.model,
             "sha256": now.sha256,
+            "confirmed_at": now.confirmed_at,
+            "problem": local.problem,
         }
         return NamedMap(now.map, said, facts)
 
@@ -114,6 +117,26 @@ def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) ->
             f"{path} holds {data.kind} of {data.k} classes, "
             f"but the map takes {fitted.kind} of {fitted.k}",
         )
+
+
+def add_limit_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that shortens a list."""
+    parser.add_argument("--limit", type=_count, metavar="N", help="at most so many")
+
+
+def seconds(text: str) -> float:
+    """A time that a flag gives."""
+    with suppress(ValueError):
+        if (given := float(text)) >= 0:
+            return given
+    raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more, got {text!r}")
+
+
+def _count(text: str) -> int:
+    with suppress(ValueError):
+        if (given := int(text)) >= 1:
+            return given
+    raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
 
 
 def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) -> None:

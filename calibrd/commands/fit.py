@@ -13,11 +13,12 @@ from calibrators.judging import Judged
 from calibrators.registry import make_recipe
 from calibrd.client import Client
 from calibrd.commands.asked import MAP_ENDING, Asked, Verb, add_rows_flags
-from calibrd.commands.output import CommandError
+from calibrd.commands.output import AfterVersion, CommandError
+from calibrd.files import SetFile
 from calibrd.fitting import fit_local
-from calibrd.references import Reference
+from calibrd.references import checked_alias, checked_name
 from calibrd.results import Alias, Dataset, Version
-from calibrd.streams import written_whole
+from calibrd.streams import check_folder, written_whole
 from calibrd.tables import errors_of
 
 PATIENCE = 30.0
@@ -71,7 +72,10 @@ def fit(asked: Asked) -> None:
         version = (_fit_here if flags.local else _fit_there)(asked, client, params)
         alias = None
         if flags.promote is not None:
-            alias = client.promote(flags.name, version, alias=flags.promote)
+            try:
+                alias = client.promote(flags.name, version, alias=flags.promote)
+            except Exception as error:
+                raise AfterVersion(version.reference, error) from error
     _answer(asked, version, alias)
 
 
@@ -80,6 +84,10 @@ def _check(flags: argparse.Namespace) -> None:
         raise CommandError(
             "usage", "say --name NAME for a version on the service, or --out FILE for a file"
         )
+    if flags.name is not None:
+        checked_name(flags.name)
+    if flags.promote is not None:
+        checked_alias(flags.promote)
     if flags.evaluation and Path(flags.evaluation).resolve() == Path(flags.data).resolve():
         raise CommandError("usage", "--evaluation must hold other rows than the fit sees")
     if flags.out is None:
@@ -88,15 +96,17 @@ def _check(flags: argparse.Namespace) -> None:
         raise CommandError("usage", "--local, --promote and --model have no use with --out")
     if flags.out.suffix != MAP_ENDING:
         raise CommandError("usage", f"--out must end in {MAP_ENDING}, got {flags.out}")
+    check_folder(flags.out)
     if flags.out.exists() and not flags.force:
         raise CommandError("file_exists", f"{flags.out} is there already; --force replaces it")
 
 
 def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
     flags, bars = asked.flags, asked.output.bars
-    Reference.of(flags.name)  # before anything is sent
-    dataset = _uploaded(asked, client, flags.data)
-    judging = None if flags.evaluation is None else _uploaded(asked, client, flags.evaluation)
+    data = asked.set_file(flags.data)
+    other = None if flags.evaluation is None else _evaluation(asked, data)
+    dataset = _uploaded(asked, client, data)
+    judging = None if other is None else _uploaded(asked, client, other)
     ordered = client.order(
         flags.name,
         dataset=dataset,
@@ -116,9 +126,21 @@ def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
     return client.get_version(f"{flags.name}@{done.versions[0]}")
 
 
-def _uploaded(asked: Asked, client: Client, path: str) -> Dataset:
-    data = asked.set_file(path)
-    asked.output.note(f"{path}: {len(data.labels):,} rows to {client.url}")
+def _evaluation(asked: Asked, data: SetFile) -> SetFile:
+    """The rows that judge, which must be such as the fit sees."""
+    found = asked.set_file(asked.flags.evaluation)
+    checked, classes = found.checked(), data.values.shape[1:]
+    if (checked.kind, (checked.k,)) != (data.kind, classes):
+        raise CommandError(
+            "wrong_kind",
+            f"{found.path} holds {checked.kind} of {checked.k} classes, but {data.path} holds "
+            f"{data.kind} of {' x '.join(map(str, classes))}",
+        )
+    return found
+
+
+def _uploaded(asked: Asked, client: Client, data: SetFile) -> Dataset:
+    asked.output.note(f"{data.path}: {len(data.labels):,} rows to {client.url}")
     with errors_of(data.path, 0):
         return client.upload(data.values, data.labels, kind=data.kind, progress=asked.output.bars)
 

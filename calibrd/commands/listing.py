@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from calibrd.commands.asked import Asked, Verb
+from calibrd.commands.asked import Asked, Verb, add_limit_flag
 from calibrd.commands.output import minute, table
 
 
 def add_to(verb: Verb) -> None:
     """Add the commands."""
     listing = verb("list", list_calibrators, "list the calibrators of the workspace")
-    listing.add_argument("--limit", type=int, metavar="N", help="at most so many")
+    add_limit_flag(listing)
     numbered = verb("versions", list_versions, "list the versions of a calibrator, newest first")
     numbered.add_argument("name", metavar="NAME")
-    numbered.add_argument("--limit", type=int, metavar="N", help="at most so many")
+    add_limit_flag(numbered)
 
 
 def list_calibrators(asked: Asked) -> None:

@@ -45,6 +45,15 @@ class CommandError(Exception):
         self.hint = hint
 
 
+class AfterVersion(Exception):
+    """A version was made, and then its promotion went wrong."""
+
+    def __init__(self, version: str, why: Exception) -> None:
+        super().__init__(f"{version}: {why}")
+        self.version = version
+        self.why = why
+
+
 class NotWritten(CommandError):
     """Stdout does not take the answer."""
 
@@ -172,6 +181,10 @@ def _as_json(plain: Any) -> str:
 
 def told_of(error: BaseException) -> dict[str, Any]:
     """An error as the document that ``--json`` prints."""
+    if isinstance(error, AfterVersion):
+        told = told_of(error.why)
+        words = f"{error.version} was made, but not promoted: {told['message']}"
+        return {**told, "message": words, "version": error.version}
     message, request_id = _one_line(str(error)), None
     code = str(getattr(error, "code", None) or code_of(type(error)))
     hint = HINTS.get(code) or str(getattr(error, "hint", "") or "")
@@ -202,6 +215,7 @@ def told_of(error: BaseException) -> dict[str, Any]:
         "notes": [_one_line(note) for note in getattr(error, "__notes__", [])],
         "hint": hint or None,
         "request_id": request_id,
+        "version": None,
     }
 
 

@@ -125,6 +125,33 @@ def test_fit_on_the_service_is_judged_as_asked(
     assert refused.document["error"]["request_id"]
 
 
+def test_a_map_out_of_a_stale_cache_says_so(
+    calibrd: Any, client: Client, line: FaultyLine, val: Path, tmp_path: Path
+) -> None:
+    client.register("stale", TemperatureMap(k=5, temperature=3.0))
+    client.promote("stale", 1, force=True, reason="a test")
+    asked = ("apply", val, tmp_path / "out.npy", "--map", "stale", "--force", "-q", "--json")
+    fine = calibrd(*asked, "--url", line.url).document["map"]
+    line.before = lambda asked: Say(503)
+    stale = calibrd(*asked, "--url", line.url, "--patience", 0).document["map"]
+    assert fine["problem"] is None
+    assert "503" in stale["problem"]
+    assert stale["confirmed_at"] == fine["confirmed_at"]
+
+
+def test_a_refused_promotion_names_the_version_that_was_made(
+    calibrd: Any, val: Path, at: str
+) -> None:
+    # 30 rows cannot judge
+    asked = ("fit", val, "--name", "same", "--method", "identity", "--held-out", 0.05)
+    done = calibrd(*asked, "--promote", "production", "--json")
+    assert done.code == 3
+    told = done.document["error"]
+    assert (told["code"], told["version"]) == ("needs_force", "same@1")
+    assert told["message"].startswith("same@1 was made, but not promoted: ")
+    assert told["request_id"]
+
+
 def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path) -> None:
     target = tmp_path / "m.calibrd"
     asked = ("fit", val, "--method", "temperature", "--out", target)
@@ -167,7 +194,18 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("gate CUBE --map m --max-ece 0.1", "must have shape (n, k)"),
         ("fit SHORT --out f.calibrd --method temperature -q", "short.npz: logits have 600 rows"),
         ("fit SHORT --name m -q", "short.npz: logits have 600 rows"),
-        ("fit VAL --name a/b", "name@alias or name@number"),
+        ("fit VAL --name a/b", "a calibrator's name is of"),
+        ("fit VAL --name m@3", "a calibrator's name is of"),
+        ("fit VAL --name m --promote pro@duction", "got 'pro@duction'"),
+        ("fit VAL --name m --promote 3", "not of digits alone"),
+        ("fit VAL --name m --evaluation missing.npz -q", "missing.npz: No such file"),
+        ("fit VAL --name m --evaluation SHORT -q", "short.npz: logits have 600 rows"),
+        ("fit VAL --name m --evaluation NARROW -q", "narrow.npz holds logits of 3 classes, but"),
+        ("fit VAL --out nodir/f.calibrd", "nodir/f.calibrd: there is no folder nodir"),
+        ("apply VAL nodir/o.npy --map MAP -q", "nodir/o.npy: there is no folder nodir"),
+        ("apply VAL FOLDER --map MAP -q", "folder.npy: is a folder"),
+        ("history m --limit -5", "--limit: must be a whole number, 1 or more, got '-5'"),
+        ("list --patience nan", "--patience: must be a number of seconds, 0 or more, got 'nan'"),
         ("gate VAL --map m --max-ece 3", "0.03 is three percentage points"),
         ("gate VAL --map m --max-ece nan", "0.03 is three percentage points"),
     ],
@@ -179,6 +217,7 @@ def test_a_mistake_is_told_in_a_line_or_two(
         "NOLABELS": {"logits": LOGITS},
         "PICKLED": {"logits": LOGITS, "labels": np.array([{}] * 600)},
         "SHORT": {"logits": LOGITS, "labels": LABELS[1:]},
+        "NARROW": {"logits": LOGITS[:, :3], "labels": LABELS % 3},
         "CUBE": {"logits": LOGITS[..., None], "labels": LABELS},
     }
     paths = {name: tmp_path / f"{name.lower()}.npz" for name in (*broken, "TEXT")}
@@ -186,7 +225,9 @@ def test_a_mistake_is_told_in_a_line_or_two(
         if name in words:
             np.savez(paths[name], **arrays)
     paths["TEXT"].write_text("text")
-    paths["VAL"] = val
+    paths |= {"VAL": val, "MAP": tmp_path / "m.calibrd", "FOLDER": tmp_path / "folder.npy"}
+    paths["MAP"].write_bytes(archive.dump(TemperatureMap(k=5, temperature=3.0)))
+    paths["FOLDER"].mkdir()
     given = [str(paths.get(word, word)) for word in words.split()]
     done = calibrd(*given)
     assert (done.code, done.out) == (3, "")
@@ -197,7 +238,7 @@ def test_a_mistake_is_told_in_a_line_or_two(
     done = calibrd(*given, "--json")
     assert done.code == 3
     told = done.document["error"]
-    assert {*told} == {"code", "message", "notes", "hint", "request_id"}
+    assert {*told} == {"code", "message", "notes", "hint", "request_id", "version"}
     assert said in told["message"]
     assert done.err == ""
 
