@@ -28,7 +28,7 @@ from calibrd.streams import (
     refuse_taken,
     written_whole,
 )
-from calibrd.tables import errors_of
+from calibrd.tables import errors_of, named_once
 
 Array = NDArray[Any]
 
@@ -61,6 +61,10 @@ class BatchApply:
     dtype: Literal["float32", "float64"] | None = None
     predictions: bool = False
     one_column_each: bool = False
+
+    def __post_init__(self) -> None:
+        if self.columns is not None and not isinstance(self.columns, str):
+            named_once(self.columns)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with the probabilities of its rows."""

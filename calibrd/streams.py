@@ -45,6 +45,13 @@ class Source(NamedTuple):
         """The columns or arrays that a target takes over: tables those of tables, npz of npz."""
         if target.suffix.lower() == ".npy" or _form(target) != _form(self.path):
             return []
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise DataError(
+                    "repeated_column",
+                    f"{self.path} has more than one column {name!r}, and {target} would keep them: "
+                    "rename one, or write an .npy",
+                )
         return [name for name in self.names if not (drop_inputs and name in self.inputs)]
 
 
@@ -138,7 +145,9 @@ def open_target(
             if kept:
                 npy_files.copy_arrays(source.path, archive, kept)
     else:
-        with _Tables(part, ending, kept) as target:
+        # row groups of parquet have dictionaries of their own, an arrow file has but one
+        plain = ending in tables.ARROW and source.path.suffix.lower() in tables.PARQUET
+        with _Tables(part, ending, kept, plain=plain) as target:
             yield target.write
 
 
@@ -165,8 +174,9 @@ def _single(added: Mapping[str, Array]) -> Iterable[Array]:
 class _Tables:
     """Record batches into a file that is opened when the first has told the schema."""
 
-    def __init__(self, part: Path, ending: str, kept: Sequence[str]) -> None:
+    def __init__(self, part: Path, ending: str, kept: Sequence[str], *, plain: bool) -> None:
         self._part = part
+        self._plain = plain
         self._ending = ending
         self._kept = kept
         self._opened: Any = None
@@ -182,6 +192,8 @@ class _Tables:
     def write(self, block: Block, added: Mapping[str, Array]) -> None:
         """A block with its new columns."""
         batch = None if block.batch is None else block.batch.select([*self._kept])
+        if batch is not None and self._plain:
+            batch = tables.without_dictionaries(batch)
         whole = tables.with_columns(batch, added)
         if self._writer is None:
             self._opened = tables.new_table(self._part, self._ending, whole.schema)

@@ -54,7 +54,7 @@ class Table:
 
     def chosen(self, columns: Sequence[str]) -> list[str]:
         """The columns that hold the numbers, all of which are there."""
-        wanted = [*columns]
+        wanted = named_once(columns)
         for name in wanted:
             if self.schema.names.count(name) != 1:
                 raise DataError(
@@ -91,8 +91,19 @@ class Table:
 
         try:
             yield
+        except pa.ArrowNotImplementedError as error:
+            raise DataError("unsupported", f"pyarrow cannot read {self.path}: {error}") from error
         except (pa.ArrowException, OSError) as error:
             raise DataError("damaged", f"{self.path} is damaged: {error}") from error
+
+
+def named_once(columns: Sequence[str]) -> list[str]:
+    """The columns, if none is named twice."""
+    wanted = [*columns]
+    for name in wanted:
+        if wanted.count(name) > 1:
+            raise DataError("repeated_column", f"the column {name!r} is named twice")
+    return wanted
 
 
 def _width_of(batch: pa.RecordBatch) -> int:
@@ -182,6 +193,32 @@ def with_columns(batch: pa.RecordBatch | None, added: Mapping[str, Array]) -> pa
         fields.append(pa.field(name, column.type))
     metadata = None if batch is None else batch.schema.metadata
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, metadata=metadata))
+
+
+def without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same values in plain types."""
+    pa = _pyarrow()
+    fields = [field.with_type(_plain(field.type)) for field in batch.schema]
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, fields, strict=True)
+    ]
+    schema = pa.schema(fields, metadata=batch.schema.metadata)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _plain(kind: Any) -> Any:
+    """A type without the dictionaries in it."""
+    pa = _pyarrow()
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pa.list_ if types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_plain(kind.value_type)))
+    return kind
 
 
 def _pyarrow() -> Any:

@@ -285,3 +285,54 @@ def test_memory_does_not_grow_with_the_file(
     assert (size > 35, count) == (True, 10 * len(block))
     assert 20 < before < 400
     assert after - before < size / 2, (before, after)
+
+
+@pytest.mark.parametrize("end", [".arrow", ".parquet"])
+def test_row_groups_with_dictionaries_of_their_own(tmp_path: Path, end: str) -> None:
+    words = [f"word {n // 100}" for n in range(600)]
+    groups = [
+        pa.table(
+            {"id": pa.array(words[at:][:100]).dictionary_encode(), "logits": [*LOGITS[at:][:100]]}
+        )
+        for at in range(0, 600, 100)
+    ]
+    path = tmp_path / "in.parquet"
+    with parquet.ParquetWriter(path, groups[0].schema) as writer:
+        for group in groups:
+            writer.write_table(group)
+    done = apply_file(FITTED, path, tmp_path / f"out{end}", progress=False)
+    np.testing.assert_array_equal(read(done.target), RIGHT)
+    opened = parquet.read_table if end == ".parquet" else lambda at: pa.ipc.open_file(at).read_all()
+    kept = opened(done.target)
+    assert kept["id"].to_pylist() == words
+
+
+def test_dictionaries_within_lists_and_structs(tmp_path: Path) -> None:
+    column = pa.array(["a", "b", "a"]).dictionary_encode()
+    pair = pa.StructArray.from_arrays([column], ["of"])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 3, 3], pa.int32()), pair)
+    batch = pa.record_batch({"pair": pair, "lists": lists, "n": [1, 2, 3]})
+    plain = tables.without_dictionaries(batch)
+    assert plain.to_pylist() == batch.to_pylist()
+    assert "dictionary" not in str(plain.schema)
+    path = tmp_path / "in.parquet"
+    held = {"logits": [*LOGITS], "lists": pa.array([["a"]] * 300 + [["b"]] * 300)}
+    kinds = {"logits": pa.list_(pa.float32()), "lists": pa.list_(column.type)}
+    table = pa.table(held).cast(pa.schema(kinds))
+    parquet.write_table(table, path, row_group_size=100)
+    with pytest.raises(DataError, match="pyarrow cannot read"):
+        apply_file(FITTED, path, tmp_path / "out.arrow", progress=False)
+
+
+def test_a_column_there_twice_or_named_twice(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    columns = [pa.array([*LOGITS]), pa.array(LABELS), pa.array(LABELS)]
+    parquet.write_table(pa.table(columns, names=["logits", "x", "x"]), path)
+    with pytest.raises(DataError, match="more than one column 'x'"):
+        apply_file(FITTED, path, tmp_path / "out.arrow", progress=False)
+    done = apply_file(FITTED, path, tmp_path / "out.npy", progress=False)
+    np.testing.assert_array_equal(read(done.target), RIGHT)
+    with pytest.raises(DataError, match="'a' is named twice"):
+        apply_file(FITTED, path, tmp_path / "two.npy", columns=["a", "a"], progress=False)
+    with pytest.raises(DataError, match="'a' is named twice"):
+        BatchApply(FITTED, columns=["a", "a"])
