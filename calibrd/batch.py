@@ -31,9 +31,9 @@ from calibrd.streams import (
 from calibrd.tables import errors_of, named_once
 
 Array = NDArray[Any]
-
-
 Applies = CalibrationMap | LocalMap
+
+PREDICTIONS = ("prediction", "confidence")
 
 
 class Applied(NamedTuple):
@@ -65,6 +65,11 @@ class BatchApply:
     def __post_init__(self) -> None:
         if self.columns is not None and not isinstance(self.columns, str):
             named_once(self.columns)
+        if self.predictions and self.output in PREDICTIONS and not self.one_column_each:
+            raise DataError(
+                "name_taken",
+                f"the predictions take the name {self.output!r}: choose another output",
+            )
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with the probabilities of its rows."""
@@ -87,7 +92,8 @@ class BatchApply:
         if self.one_column_each:
             made = {f"{self.output}_{one}": found[:, one] for one in range(found.shape[1])}
         if self.predictions:
-            made |= {"prediction": found.argmax(axis=1), "confidence": found.max(axis=1)}
+            best = (found.argmax(axis=1), found.max(axis=1))
+            made |= dict(zip(PREDICTIONS, best, strict=True))
         return made
 
 

@@ -336,3 +336,11 @@ def test_a_column_there_twice_or_named_twice(tmp_path: Path) -> None:
         apply_file(FITTED, path, tmp_path / "two.npy", columns=["a", "a"], progress=False)
     with pytest.raises(DataError, match="'a' is named twice"):
         BatchApply(FITTED, columns=["a", "a"])
+
+
+def test_predictions_do_not_replace_probabilities() -> None:
+    fitted = TemperatureMap(k=3, temperature=2.0)
+    with pytest.raises(DataError, match="predictions take the name 'confidence'"):
+        BatchApply(fitted, output="confidence", predictions=True)
+    found = BatchApply(fitted, predictions=True)({"logits": np.eye(3)})
+    assert found["prediction"].tolist() == [0, 1, 2]
