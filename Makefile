@@ -27,8 +27,8 @@ help:  ## list the targets
 serve: .venv/run  ## run the service on http://127.0.0.1:8000 (settings: docs/service.md)
 	@exec $(BIN)/python -m service serve $(FLAGS)
 
-test: .venv/base  ## run every test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+test: .venv/base  ## run every test, in three processes (they wait as much as they calculate)
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-faults: .venv/base  ## every fault of tests/faults as often as its table says (about 20 minutes)
 	CALIBRD_TEST_FAULTS=full $(BIN)/python -m pytest tests/faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent / "service"))  # helpers that tests
 
 if TYPE_CHECKING:
     from backends import Fleet
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heed_ctrl_c() -> None:
+    """A job in the background is started with SIGINT ignored, and so is all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
