@@ -68,7 +68,7 @@ def test_a_paused_worker_that_wakes_changes_nothing(site: Site, note: Callable[.
         sleeper = site.under_way(fit)
         in_a_transaction = site.is_fleet and number == 0
         with row_held(site, fit) if in_a_transaction else nullcontext():
-            sleeper.process.send_signal(signal.SIGSTOP)
+            site.place.put_to_sleep(sleeper.process)
             try:
                 done = site.place.wait(fit, seconds=60)
             finally:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import signal
+import sqlite3
+import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from backends import environment
+from sqlalchemy import make_url
 from stored import keys
 
 from service.core.blob_keys import dataset_key
@@ -73,6 +77,30 @@ class Place:
     def environment(self) -> dict[str, str]:
         """The settings for a process that works here."""
         return environment(self.settings.model_dump(exclude_unset=True))
+
+    def put_to_sleep(self, process: subprocess.Popen[Any]) -> None:
+        """Stop a process, but not while it holds SQLite's lock, which nobody can take from it."""
+        for _ in range(50):
+            process.send_signal(signal.SIGSTOP)
+            if self._can_be_written_to():
+                return
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.05)
+        raise AssertionError("it held the lock whenever it was stopped")
+
+    def _can_be_written_to(self) -> bool:
+        url = make_url(self.settings.database)
+        if url.get_backend_name() != "sqlite":
+            return True  # which ends a transaction that stands still
+        connection = sqlite3.connect(str(url.database), timeout=1.0, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            connection.close()
+        return True
 
     def close(self) -> None:
         """Close the connections."""

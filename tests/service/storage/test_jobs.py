@@ -187,7 +187,7 @@ def test_a_killed_workers_fit_is_run_by_another_and_written_once(place: Place, c
 def test_a_worker_that_slept_changes_nothing_when_it_wakes(place: Place, crew: Crew) -> None:
     fit = place.order(place.dataset(), SOME_SECONDS)
     sleeper = crew.running(fit)
-    sleeper.send_signal(signal.SIGSTOP)
+    place.put_to_sleep(sleeper)
     done = place.wait(fit)
     sleeper.send_signal(signal.SIGCONT)
     assert (done.status, done.attempt) == (FitStatus.SUCCEEDED, 2)
