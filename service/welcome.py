@@ -19,12 +19,11 @@ A first fit, in another terminal, from this folder:
 
 or in Python:
 
-  import httpx
-  api = httpx.Client(base_url="{url}", timeout=60)
-  body = open("examples/data/fashion_ce__cal.npz", "rb").read()
-  fit = api.post("/v1/calibrators/fashion/fits?method=smart", content=body,
-                 headers={{"Content-Type": "application/x-npz", "Prefer": "wait=60"}}).json()
-  print(fit["status"], api.get("/v1/calibrators/fashion/versions/1").json()["verdict"])
+  import calibrd, numpy as np
+  data = np.load("examples/data/fashion_ce__cal.npz")
+  client = calibrd.Client("{url}")
+  version = client.fit("fashion", data["logits"], data["labels"], method="smart")
+  print(version.reference, version.verdict)
 """
 
 
