@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
@@ -68,20 +69,20 @@ Step: TypeAlias = Send | Pause | Work | Together
 Flow: TypeAlias = Generator[Step, Any, R]
 
 
-class Blocking:
+class Blocking(ABC):
     """A client whose calls block."""
 
+    @abstractmethod
     def run(self, flow: Flow[R]) -> R:
         """Do the steps of a flow, one after the other."""
-        raise NotImplementedError
 
 
-class Awaiting:
+class Awaiting(ABC):
     """A client whose calls are awaited."""
 
+    @abstractmethod
     async def run(self, flow: Flow[R]) -> R:
         """Do the steps of a flow, one after the other."""
-        raise NotImplementedError
 
 
 class Call(Protocol[P, R]):
