@@ -1,0 +1,158 @@
+"""The state that steers AdaFocal's loss, and its update: pure numpy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+from numpy.typing import NDArray
+
+from calibrators.adafocal.statistics import BinStatistics
+from calibrators.constraints import check_fields
+from calibrators.errors import DataError, ParameterError
+
+Rule = Literal["adafocal", "calfocal", "calfocal_per_sample"]
+Floats = NDArray[np.float64]
+
+# the exponent of an update: beyond it gammas would leave the range of numbers at once
+MOST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How gammas follow the gap between confidence C and accuracy A of their bin.
+
+    ``adafocal``: gamma times ``exp(rate (C - A))``, and its sign switches (focal, inverse-focal)
+    where it comes nearer to 0 than ``switch_at``. ``calfocal``, its ancestor without memory:
+    gamma = ``exp(rate (C - A))``, or with p in place of C for every sample
+    (``calfocal_per_sample``).
+    """
+
+    bins: Annotated[int, Ge(1), Le(1000)] = 15
+    rate: Annotated[float, Gt(0), Le(1000)] = 1.0
+    gamma_max: Annotated[float, Gt(0), Le(100)] = 20.0
+    gamma_min: Annotated[float, Ge(-100), Le(0)] = -2.0
+    switch_at: Annotated[float, Ge(0), Le(1)] = 0.2
+    rule: Rule = "adafocal"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.switch_at > min(self.gamma_max, -self.gamma_min):
+            raise ParameterError(
+                "bad_parameter",
+                f"Settings.switch_at must lie inside gamma_min and gamma_max, got {self.switch_at}",
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class AdaFocalState:
+    """Edges (bins + 1) and gammas (bins) after so many updates; it never changes, it is replaced.
+
+    References: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, Algorithm 1.
+
+    >>> state = AdaFocalState.initial(bins=2, rate=10.0)
+    >>> sure_and_wrong = BinStatistics.from_confidences([0.6, 0.6, 0.9, 0.9], [1, 1, 0, 1])
+    >>> after = state.update(sure_and_wrong)
+    >>> after.step, after.gammas.round(2).tolist()
+    (1, [-0.2, 20.0])
+    """
+
+    settings: Settings
+    step: int
+    edges: Floats
+    gammas: Floats
+    accuracy: Floats
+
+    def __post_init__(self) -> None:
+        bins = self.settings.bins
+        for name, size in (("edges", bins + 1), ("gammas", bins), ("accuracy", bins)):
+            array = np.array(getattr(self, name), dtype=np.float64)
+            if array.shape != (size,) or not np.isfinite(array).all():
+                raise DataError("bad_state", f"{name} must be {size} finite numbers")
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        if (np.diff(self.edges) < 0).any() or self.edges[0] != 0 or self.edges[-1] != 1:
+            raise DataError("bad_state", "edges must rise from 0 to 1")
+        if not isinstance(self.step, int) or self.step < 0:
+            raise DataError("bad_state", f"step must be a whole number from 0, got {self.step!r}")
+
+    @classmethod
+    def initial(cls, bins: int = 15, **settings: Any) -> AdaFocalState:
+        """Before the first update: bins of equal width, every gamma 1, nothing known."""
+        return cls.begin(Settings(bins=bins, **settings))
+
+    @classmethod
+    def begin(cls, settings: Settings) -> AdaFocalState:
+        """Before the first update of these settings."""
+        bins = settings.bins
+        edges = np.arange(bins + 1) / bins
+        # an accuracy equal to the bin's middle says that nothing is off there
+        return cls(settings, 0, edges, np.ones(bins), (edges[:-1] + edges[1:]) / 2)
+
+    def update(self, statistics: BinStatistics) -> AdaFocalState:
+        """The state after a validation pass: new bins of equal mass, gammas one step on."""
+        table = statistics.equal_mass(self.settings.bins)
+        gaps = (table.mean_confidence - table.accuracy).tolist()
+        gammas = [
+            _next(self.settings, gamma, gap)
+            for gamma, gap in zip(self.gammas.tolist(), gaps, strict=True)
+        ]
+        return replace(
+            self,
+            step=self.step + 1,
+            edges=np.concatenate([table.lower, [1.0]]),
+            gammas=np.array(gammas),
+            accuracy=table.accuracy,
+        )
+
+    def switches(self, before: AdaFocalState) -> list[int]:
+        """The bins whose gamma has another sign than before."""
+        return np.flatnonzero((self.gammas < 0) != (before.gammas < 0)).tolist()
+
+    def is_near(self, other: AdaFocalState, tolerance: float = 1e-9) -> bool:
+        """Whether both are the same but for rounding: machines differ in the last bit of exp."""
+        return (
+            self.settings == other.settings
+            and self.step == other.step
+            and all(
+                np.allclose(getattr(self, name), getattr(other, name), rtol=tolerance, atol=0)
+                for name in ("edges", "gammas", "accuracy")
+            )
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AdaFocalState) and self.is_near(other, 0.0)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON; numbers keep every bit."""
+        arrays = {name: getattr(self, name).tolist() for name in ("edges", "gammas", "accuracy")}
+        return {"settings": asdict(self.settings), "step": self.step, **arrays}
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> AdaFocalState:
+        """The state that ``to_dict`` wrote; DataError or ParameterError if it is none."""
+        try:
+            settings = Settings(**document["settings"])
+            arrays = [document[name] for name in ("edges", "gammas", "accuracy")]
+            return cls(settings, document["step"], *arrays)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, DataError | ParameterError):
+                raise
+            raise DataError("bad_state", f"this is no state: {error}") from error
+
+
+def _next(settings: Settings, gamma: float, gap: float) -> float:
+    """Gamma after an update with ``gap`` = C - A of its bin."""
+    exponent = max(-MOST_EXPONENT, min(MOST_EXPONENT, settings.rate * gap))
+    if settings.rule != "adafocal":
+        return min(settings.gamma_max, math.exp(exponent))
+    if gamma >= 0:
+        gamma = min(settings.gamma_max, gamma * math.exp(exponent))
+        return -settings.switch_at if abs(gamma) < settings.switch_at else gamma
+    gamma = max(settings.gamma_min, gamma * math.exp(-exponent))
+    return settings.switch_at if abs(gamma) < settings.switch_at else gamma
