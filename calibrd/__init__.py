@@ -10,6 +10,7 @@ from calibrd.client import AsyncClient, Client
 from calibrd.fitting import fingerprint, fit_local
 from calibrd.local_map import LocalMap
 from calibrd.results import Alias, Dataset, Fit, Move, Version
+from calibrd.run_results import Run, RunSession, RunState, RunStep, StepDecision
 
 __all__ = [
     "Alias",
@@ -19,6 +20,11 @@ __all__ = [
     "Fit",
     "LocalMap",
     "Move",
+    "Run",
+    "RunSession",
+    "RunState",
+    "RunStep",
+    "StepDecision",
     "Version",
     "__version__",
     "fingerprint",

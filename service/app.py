@@ -23,6 +23,7 @@ from service.api import (
     operations,
     predict,
     reports,
+    runs,
 )
 from service.api.body_guard import BodyGuard
 from service.api.guard import Guard
@@ -40,7 +41,7 @@ from service.core.keys import KeyRing
 from service.core.landing import remove_left_behind
 from service.core.part_uploads import PartUploads
 from service.core.serving import Maps, Served
-from service.core.watching import FitWatcher
+from service.core.watching import FitWatcher, RunWatcher
 from service.errors import BlobMissing, Damaged
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import DbosQueue
@@ -52,7 +53,7 @@ from service.storage.news import Listener
 from service.web import reference
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
-ROUTERS = (datasets, fits, aliases, calibrators, reports, keys, operations, reference)
+ROUTERS = (datasets, fits, aliases, calibrators, reports, runs, keys, operations, reference)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -113,6 +114,7 @@ def join(settings: Settings) -> Parts:
         keys=KeyRing(database),
         maps=maps,
         watcher=FitWatcher(database),
+        run_watcher=RunWatcher(database),
         datasets=datasets,
         part_uploads=PartUploads(
             database,
@@ -141,6 +143,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         refreshing.cancel()
         await asyncio.gather(refreshing, return_exceptions=True)
         await parts.watcher.close()
+        await parts.run_watcher.close()
         await asyncio.to_thread(workers.stop)
         parts.queue.close()
         parts.database.close()

@@ -7,6 +7,7 @@ from calibrd.calls.keys import KeyCalls
 from calibrd.calls.local import LocalCalls
 from calibrd.calls.operations import OperationCalls
 from calibrd.calls.predicting import PredictCalls
+from calibrd.calls.runs import RunCalls
 from calibrd.calls.versions import VersionCalls
 
 
@@ -18,6 +19,7 @@ class Calls(
     LocalCalls,
     OperationCalls,
     PredictCalls,
+    RunCalls,
     VersionCalls,
 ):
     """All of them."""

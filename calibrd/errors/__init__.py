@@ -36,13 +36,14 @@ Input that breaks a rule is found before anything is sent, and is a DataError of
 
 import re
 
-from calibrd.errors import access_codes, body_codes, data_codes, registry_codes
+from calibrd.errors import access_codes, body_codes, data_codes, registry_codes, run_codes
 from calibrd.errors.access_codes import *  # noqa: F403 - one module for all who catch them
 from calibrd.errors.body_codes import *  # noqa: F403
 from calibrd.errors.data_codes import *  # noqa: F403
 from calibrd.errors.kinds import *  # noqa: F403
 from calibrd.errors.kinds import NoSpace, NotAcceptable, Refused
 from calibrd.errors.registry_codes import *  # noqa: F403
+from calibrd.errors.run_codes import *  # noqa: F403
 
 
 def code_of(kind: type[BaseException]) -> str:
@@ -52,7 +53,7 @@ def code_of(kind: type[BaseException]) -> str:
 
 NAMED: dict[str, type[Refused]] = {
     code_of(kind): kind
-    for module in (access_codes, body_codes, data_codes, registry_codes)
+    for module in (access_codes, body_codes, data_codes, registry_codes, run_codes)
     for kind in vars(module).values()
     if isinstance(kind, type) and kind.__module__ == module.__name__
 }

@@ -31,8 +31,8 @@ class TooManyClasses(TooLarge):
     """More classes than the service takes."""
 
 
-class TooManyRows(TooLarge):
-    """More rows than can be judged at once."""
+class TooManyRows(TooLarge, Invalid):
+    """More rows than can be judged, or counted, at once."""
 
     hint = "give a part of the rows, or calibrators.evaluate(client.predict(...), labels) here"
 

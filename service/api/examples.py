@@ -146,6 +146,10 @@ EVENT_ANSWERS: Answers = {
         },
     }
 }
+OPEN_RUN_ANSWERS: Answers = {
+    200: {"description": "A session of a run that was there", **_json_answer("OpenedRunOut")},
+    201: {"description": "A new run and its first session"},
+}
 MAP_ANSWERS = _known_file("application/octet-stream", "The archive")
 ONNX_ANSWERS = _known_file("application/octet-stream", "The model")
 MOVE_ANSWERS: Answers = {

@@ -174,7 +174,7 @@ def _answer(fit: Fit, status: int, headers: dict[str, str]) -> JSONResponse:
 
 
 async def _events(joined: Parts, fit: Fit) -> AsyncIterator[str]:
-    changes = joined.watcher.changes(fit)
+    changes = joined.watcher.changes_of(fit)
     coming = asyncio.ensure_future(anext(changes, None))
     try:
         while True:

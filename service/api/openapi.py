@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from service.api import examples
 from service.api.guard import PUBLIC
+from service.api.run_examples import RUN_EXAMPLES
 from service.api.schema_examples import EXAMPLES
 from service.api.schemas import FitIn
 
@@ -62,7 +63,7 @@ def _document(app: FastAPI, plain_paths: dict[str, Any]) -> dict[str, Any]:
     schemas.update(wanted.pop("$defs"))
     wanted["properties"] |= examples.ARRAYS
     schemas["FitIn"] = wanted
-    for name, example in EXAMPLES.items():
+    for name, example in (EXAMPLES | RUN_EXAMPLES).items():
         schemas[name]["examples"] = [example]
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)

@@ -19,7 +19,7 @@ from service.core.fits import Queue
 from service.core.keys import KeyRing
 from service.core.part_uploads import PartUploads
 from service.core.serving import Maps
-from service.core.watching import FitWatcher
+from service.core.watching import FitWatcher, RunWatcher
 from service.errors import Forbidden
 from service.settings import Settings
 from service.storage.blobs import Blobs
@@ -39,6 +39,7 @@ class Parts:
     keys: KeyRing
     maps: Maps
     watcher: FitWatcher
+    run_watcher: RunWatcher
     datasets: Datasets
     part_uploads: PartUploads
     metrics: Metrics
@@ -55,6 +56,11 @@ class Parts:
             self.refresh()
         except Exception as error:  # noqa: BLE001 - what was committed is not undone by this
             _log.warning("refresh_failed", error=type(error).__name__)
+
+    def end_waiting(self) -> None:
+        """Answer all who wait for something, because the service ends."""
+        self.watcher.stop()
+        self.run_watcher.stop()
 
     @property
     def uploads(self) -> Path:

@@ -108,7 +108,8 @@ METHOD = {
 READY = {"status": "ok", "database": "ok", "blobs": "ok", "workers": "ok"}
 
 
-def _page(item: dict[str, Any]) -> dict[str, Any]:
+def page(item: dict[str, Any]) -> dict[str, Any]:
+    """A list of one item."""
     return {"items": [item], "next": None}
 
 
@@ -127,11 +128,11 @@ EXAMPLES: dict[str, Any] = {
     "MoveOut": MOVE,
     "NewKeyOut": {"key": KEY, "token": "cal_<id>_<secret>"},
     "NotesIn": {"tags": {"team": "vision"}},
-    "Page_CalibratorOut_": _page(CALIBRATOR),
-    "Page_DatasetOut_": _page(DATASET),
-    "Page_FitOut_": _page(FIT),
-    "Page_MoveOut_": _page(MOVE),
-    "Page_VersionOut_": _page(VERSION),
+    "Page_CalibratorOut_": page(CALIBRATOR),
+    "Page_DatasetOut_": page(DATASET),
+    "Page_FitOut_": page(FIT),
+    "Page_MoveOut_": page(MOVE),
+    "Page_VersionOut_": page(VERSION),
     "PartIn": PART,
     "PartsIn": {"parts": [PART]},
     "PartUrlsOut": {"parts": [PART_URL]},

@@ -51,7 +51,7 @@ def serve(settings: Settings, asked: argparse.Namespace) -> None:
         )
     )
     server.greeting = welcome(settings, port)
-    server.end_waiting = app.state.parts.watcher.stop
+    server.end_waiting = app.state.parts.end_waiting
     server.run(sockets=[listening])
 
 

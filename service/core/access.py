@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """What a key may do; every key may read calibrators, versions and reports."""
+    """What a key may do; every key may read calibrators, versions, reports and runs."""
 
     PREDICT = "predict"  # apply maps over HTTP
-    FIT = "fit"  # upload datasets, start and cancel fits, register versions
+    FIT = "fit"  # upload datasets, start and cancel fits, register versions, run trainings
     PROMOTE = "promote"  # move aliases, edit tags and descriptions
     ADMIN = "admin"  # all of these, and keys and metrics
 

@@ -70,10 +70,10 @@ def annotate(
     return store.calibrators.annotate(version.calibrator, number, **changed) or version
 
 
-def check_notes(tags: dict[str, str], description: str) -> None:
+def check_notes(tags: dict[str, str], description: str, what: str = "a version") -> None:
     """Raise if tags or description are too many or too long."""
     if len(tags) > MOST_TAGS:
-        raise Invalid("too_many_tags", f"a version takes at most {MOST_TAGS} tags, got {len(tags)}")
+        raise Invalid("too_many_tags", f"{what} takes at most {MOST_TAGS} tags, got {len(tags)}")
     for key, value in tags.items():
         check_name(key, "a tag")
         if len(value) > LONGEST_TAG or not value.isprintable():

@@ -1,48 +1,60 @@
-"""Waiting for fits: one poller for all who wait, and nobody holds a session or a thread."""
+"""Waiting for news: one poller for all who wait, and nobody holds a session or a thread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
+from typing import Generic, TypeVar
 
 import structlog
 
+from service.core.run_steps import decide_due
 from service.storage.database import Database
 from service.storage.records import Fit
+from service.storage.run_steps import SessionKey
 
 POLL_SECONDS = 0.2
+
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
 
 _log = structlog.get_logger("calibrd.watching")
 
 
-class FitWatcher:
-    """Tells those who wait how their fits go on."""
+class Watcher(Generic[Key, Item]):
+    """Tells those who wait how things go on; ``read`` gives those of some keys as they are."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._waiting: dict[str, set[asyncio.Queue[Fit | None]]] = {}
+    def __init__(self, what: str, read: Callable[[list[Key]], Mapping[Key, Item]]) -> None:
+        self._what = what
+        self._read = read
+        self._waiting: dict[Key, set[asyncio.Queue[Item | None]]] = {}
         self._poller: asyncio.Task[None] | None = None
         self._is_stopped = False
 
-    async def changes(self, fit: Fit) -> AsyncGenerator[Fit]:
-        """The fit now and after every change, until it is final or ``stop`` is called."""
-        yield fit
-        if fit.status.is_final:
+    async def changes(
+        self, key: Key, first: Item, is_enough: Callable[[Item], bool]
+    ) -> AsyncGenerator[Item]:
+        """The thing now and after every change, until it is enough or ``stop`` is called."""
+        yield first
+        if is_enough(first):
             return
-        with self._listening(fit.id) as news:
-            seen = fit
-            while not (seen.status.is_final or self._is_stopped):
+        with self._listening(key) as news:
+            seen = first
+            while not (is_enough(seen) or self._is_stopped):
                 current = await news.get()
                 if current is not None and current != seen:
                     seen = current
                     yield seen
 
-    async def finished(self, fit: Fit, seconds: float) -> Fit:
-        """The fit when it is final, or as it is after so many seconds or at ``stop``."""
-        latest = fit
+    async def until(
+        self, key: Key, first: Item, is_enough: Callable[[Item], bool], seconds: float
+    ) -> Item:
+        """The thing when it is enough, or as it is after so many seconds or at ``stop``."""
+        latest = first
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds), aclosing(self.changes(fit)) as changes:
+            changes = self.changes(key, first, is_enough)
+            async with asyncio.timeout(seconds), aclosing(changes):
                 async for current in changes:
                     latest = current
         return latest
@@ -61,37 +73,72 @@ class FitWatcher:
             await asyncio.gather(self._poller, return_exceptions=True)
 
     @contextmanager
-    def _listening(self, id: str) -> Iterator[asyncio.Queue[Fit | None]]:
-        news: asyncio.Queue[Fit | None] = asyncio.Queue(maxsize=1)
-        self._waiting.setdefault(id, set()).add(news)
+    def _listening(self, key: Key) -> Iterator[asyncio.Queue[Item | None]]:
+        news: asyncio.Queue[Item | None] = asyncio.Queue(maxsize=1)
+        self._waiting.setdefault(key, set()).add(news)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
         try:
             yield news
         finally:
-            listeners = self._waiting[id]
+            listeners = self._waiting[key]
             listeners.discard(news)
             if not listeners:
-                del self._waiting[id]
+                del self._waiting[key]
 
     async def _poll(self) -> None:
         while self._waiting:
+            found: Mapping[Key, Item] = {}
             try:
-                fits = await asyncio.to_thread(self._read, list(self._waiting))
+                found = await asyncio.to_thread(self._read, list(self._waiting))
             except Exception as error:  # noqa: BLE001 - the database may be away for a while
-                _log.warning("fits_not_read", error=type(error).__name__)
-                fits = []
-            for fit in fits:
-                for news in self._waiting.get(fit.id, ()):
-                    _tell(news, fit)
+                _log.warning(f"{self._what}_not_read", error=type(error).__name__)
+            for key, item in found.items():
+                for news in self._waiting.get(key, ()):
+                    _tell(news, item)
             await asyncio.sleep(POLL_SECONDS)
 
-    def _read(self, ids: list[str]) -> list[Fit]:
-        with self._database.read() as store:
-            return store.fits.several(ids)
+
+class FitWatcher(Watcher[str, Fit]):
+    """Tells how fits go on."""
+
+    def __init__(self, database: Database) -> None:
+        def read(ids: list[str]) -> dict[str, Fit]:
+            with database.read() as store:
+                return {fit.id: fit for fit in store.fits.several(ids)}
+
+        super().__init__("fits", read)
+
+    def changes_of(self, fit: Fit) -> AsyncGenerator[Fit]:
+        """The fit now and after every change, until it is final or ``stop`` is called."""
+        return self.changes(fit.id, fit, _is_final)
+
+    async def finished(self, fit: Fit, seconds: float) -> Fit:
+        """The fit when it is final, or as it is after so many seconds or at ``stop``."""
+        return await self.until(fit.id, fit, _is_final, seconds)
 
 
-def _tell(news: asyncio.Queue[Fit | None], fit: Fit | None) -> None:
+class RunWatcher(Watcher[SessionKey, int]):
+    """Tells how many steps of runs are decided, and sees that those that are due will be."""
+
+    def __init__(self, database: Database) -> None:
+        def read(keys: list[SessionKey]) -> dict[SessionKey, int]:
+            decide_due(database, keys)
+            with database.read() as store:
+                return store.run_steps.last_numbers(keys)
+
+        super().__init__("runs", read)
+
+    async def beyond(self, key: SessionKey, step: int, after: int, seconds: float) -> int:
+        """The last decided step of a session when it is beyond another, or after a while."""
+        return await self.until(key, step, lambda current: current > after, seconds)
+
+
+def _is_final(fit: Fit) -> bool:
+    return fit.status.is_final
+
+
+def _tell(news: asyncio.Queue[Item | None], item: Item | None) -> None:
     if news.full():  # who reads slowly gets the latest only
         news.get_nowait()
-    news.put_nowait(fit)
+    news.put_nowait(item)

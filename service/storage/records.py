@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 Kind = Literal["logits", "probabilities"]
+RunKind = Literal["adafocal", "monitor"]
+Decider = Literal["trainer", "service"]
 
 
 class FitStatus(StrEnum):
@@ -185,3 +187,69 @@ class Worker:
     device: str
     started_at: float
     seen_at: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training job under a name; ``settings`` are AdaFocal's, None of a monitor."""
+
+    id: str
+    workspace: str
+    name: str
+    kind: RunKind
+    settings: dict[str, Any] | None
+    tags: dict[str, str]
+    description: str
+    archived_at: float | None
+    created_by: str
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True)
+class RunSession:
+    """One life of a training job: its steps follow ``base_step``."""
+
+    run: str
+    number: int
+    id: str
+    base_step: int
+    base_state: dict[str, Any] | None
+    world_size: int
+    decides: Decider
+    merge_timeout: float
+    created_by: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class RunStatistics:
+    """What a rank posted for a step; its bytes are empty once they are merged."""
+
+    run: str
+    session: int
+    step: int
+    rank: int
+    sha256: str
+    statistics: bytes | None
+    claimed: dict[str, Any] | None
+    late: bool
+    posted_at: float
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """A step that is decided: the state after it, and what its statistics say."""
+
+    run: str
+    session: int
+    step: int
+    state: dict[str, Any] | None
+    ranks: list[int]
+    partial: bool
+    verified: bool | None
+    metrics: dict[str, Any]
+    bins: dict[str, Any] | None
+    reliability: dict[str, Any] | None
+    switched: list[int]
+    decided_at: float

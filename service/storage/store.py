@@ -12,6 +12,8 @@ from service.storage.fits import Fits, Workers
 from service.storage.idempotency import Idempotency
 from service.storage.inventory import Inventory
 from service.storage.keys import Keys
+from service.storage.run_steps import RunSteps
+from service.storage.runs import Runs
 
 
 class Store:
@@ -27,4 +29,6 @@ class Store:
         self.workers = Workers(session)
         self.idempotency = Idempotency(session)
         self.chores = Chores(session)
+        self.runs = Runs(session)
+        self.run_steps = RunSteps(session)
         self.inventory = Inventory(session)

@@ -34,7 +34,15 @@ NOT_OVER_HTTP = (
     "service/storage/snapshot.py",
 )
 # whose errors the service passes on as 422
-LIBRARY = ("archive", "base", "constraints", "data", "registry")
+LIBRARY = (
+    "adafocal/state",
+    "adafocal/statistics",
+    "archive",
+    "base",
+    "constraints",
+    "data",
+    "registry",
+)
 LIBRARY_ERRORS = ("ArchiveError", "DataError", "ParameterError")
 CODES_WITHOUT_A_LITERAL = {
     "nan": 422,  # a table in calibrators/data.py
@@ -44,6 +52,7 @@ CODES_WITHOUT_A_LITERAL = {
 }
 CODES_NOT_OVER_HTTP = {
     "no_such_workspace",  # only the command line names one
+    "bad_correct",  # of confidences, which are only given here
     "bad_fraction",  # CalibrationSet.split, in a worker
     "too_few_rows",
 }

@@ -11,6 +11,7 @@ from live_service import in_process, sample
 
 import calibrd
 from calibrators import CalibrationSet
+from calibrators.adafocal import BinStatistics
 from calibrators.judging import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
 from calibrd import errors
@@ -70,6 +71,7 @@ def every_call(url: str) -> set[str]:
         client.delete_dataset(whole.id)
         about_fits(client, parts)
         about_versions(client)
+        about_runs(client)
         about_keys(client, url, used)
     return used
 
@@ -106,6 +108,19 @@ def about_versions(client: calibrd.Client) -> None:
     client.predict("all", LOGITS[:3])
     client.evaluate("all", LOGITS, LABELS)
     client.load("all@1", refresh=None)
+
+
+def about_runs(client: calibrd.Client) -> None:
+    session = client.open_run("all")
+    statistics = BinStatistics.from_logits(LOGITS, LABELS)
+    assert session.state is not None
+    after = session.state.update(statistics)
+    client.send_statistics("all", 1, statistics, session=session, state=after)
+    client.run_state("all", after=0, wait=1)
+    client.run_history("all")
+    client.runs()
+    client.get_run("all")
+    client.update_run("all", archived=True)
 
 
 def about_keys(client: calibrd.Client, url: str, used: set[str]) -> None:

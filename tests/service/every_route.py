@@ -14,6 +14,7 @@ Need = Literal["public", "any", "predict", "fit", "promote", "admin"]
 CALIBRATOR = "/v1/calibrators/{name}"
 VERSION = f"{CALIBRATOR}/versions/{{number}}"
 ALIAS = f"{CALIBRATOR}/aliases/{{alias}}"
+RUN = "/v1/runs/{run}"
 MODEL = "/v2/models/{name}"
 MODEL_VERSION = f"{MODEL}/versions/{{version}}"
 
@@ -62,6 +63,13 @@ NEEDS: dict[str, Need] = {
     f"PUT {ALIAS}": "promote",
     f"GET {ALIAS}/history": "any",
     f"POST {ALIAS}/rollback": "promote",
+    "POST /v1/runs": "fit",
+    "GET /v1/runs": "any",
+    f"GET {RUN}": "any",
+    f"PATCH {RUN}": "fit",
+    f"POST {RUN}/steps/{{step}}/stats": "fit",
+    f"GET {RUN}/state": "any",
+    f"GET {RUN}/history": "any",
     f"GET {CALIBRATOR}@{{ref}}/predict": "predict",
     f"POST {CALIBRATOR}@{{ref}}/predict": "predict",
     f"GET {MODEL}": "predict",

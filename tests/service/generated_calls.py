@@ -139,6 +139,7 @@ def _known(operation: APIOperation[Any, Any, Any, Any], things: Things) -> dict[
     if "/parts/" in call.path or call.path.endswith("/commit"):
         ids["/v1/datasets"] = things.upload
     values = {"name": CALIBRATOR, "alias": ALIAS, "ref": ALIAS, "number": 1, "version": "1"}
+    values |= {"run": things.run, "step": 1}
     values["id"] = next((id for path, id in ids.items() if call.path.startswith(path)), "")
     return {name: values[name] for name in call.parameters}
 

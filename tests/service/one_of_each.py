@@ -14,10 +14,13 @@ from registering import registration
 from calibrators import CalibrationSet
 from calibrators.judging import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
+from service.api.run_examples import RUN_EXAMPLES
 
 CALIBRATOR = "fashion"
 ALIAS = "production"
 CLASSES = 5
+RUN = "resnet-cifar10"
+SESSION = "job-1207"
 IDEMPOTENCY_KEY = "the-first-order"
 
 
@@ -31,6 +34,7 @@ class Things:
     fit: str
     version: dict[str, Any]
     key: str
+    run: str
 
 
 def dataset_body() -> bytes:
@@ -46,7 +50,7 @@ def fitted_elsewhere() -> dict[str, Any]:
 
 
 def make_one_of_each(client: httpx.Client) -> Things:
-    """A dataset, an upload with a part, a fit that waits, a version, an alias and a key."""
+    """A dataset, an upload with a part, a fit that waits, a version, an alias, a key and a run."""
     body = dataset_body()
     dataset = _made(client.post("/v1/datasets", content=body, headers=NPZ))["id"]
     upload = _made(client.post("/v1/datasets?upload=parts"))["id"]
@@ -55,6 +59,8 @@ def make_one_of_each(client: httpx.Client) -> Things:
     url = f"/v1/calibrators/{CALIBRATOR}/aliases/{ALIAS}"
     _made(client.put(url, json={"version": version["number"]}))
     key = _made(client.post("/v1/keys", json={"name": "spare", "scopes": ["predict"]}))["key"]
+    client.patch(f"/v1/runs/{RUN}", json={"archived": False})  # if it is there already
+    run = _made(client.post("/v1/runs", json=run_body()))["name"]
     digest = hashlib.sha256(body).hexdigest()
     return Things(
         dataset=dataset,
@@ -63,7 +69,13 @@ def make_one_of_each(client: httpx.Client) -> Things:
         fit=order_fit(client, f"sha256:{digest}")["id"],
         version=version,
         key=key["id"],
+        run=run,
     )
+
+
+def run_body() -> dict[str, Any]:
+    """What opens the one session of the one run."""
+    return {**RUN_EXAMPLES["OpenRunIn"], "name": RUN, "session": SESSION}
 
 
 def order_fit(client: httpx.Client, dataset: str) -> dict[str, Any]:

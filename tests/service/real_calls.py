@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from one_of_each import CLASSES, Things, dataset_body, fitted_elsewhere
 
 from calibrators import all_methods
+from service.api.run_examples import RUN_EXAMPLES
 from service.core.formats import npy
 
 JSON = "application/json"
@@ -79,6 +80,26 @@ def _versions(_: Things) -> st.SearchStrategy[Real]:
     return notes.map(lambda text: Real(JSON, {**fitted_elsewhere(), "description": text}))
 
 
+def _runs(_: Things) -> st.SearchStrategy[Real]:
+    facts = st.fixed_dictionaries(
+        {"name": st.sampled_from(["one", "two", "resnet-cifar10"])},
+        optional={
+            "kind": st.sampled_from(["adafocal", "monitor"]),
+            "decides": st.sampled_from(["trainer", "service"]),
+            "world_size": st.integers(1, 3),
+            "from_step": st.integers(0, 2),
+            "session": st.sampled_from(["a", "b"]),
+        },
+    )
+    return facts.map(lambda body: Real(JSON, body))
+
+
+def _statistics(_: Things) -> st.SearchStrategy[Real]:
+    example = RUN_EXAMPLES["StatisticsIn"]
+    changes = st.sampled_from([{}, {"state": None}, {"rank": 1}, {"statistics": "Q0JTMQ=="}])
+    return changes.map(lambda change: Real(JSON, {**example, **change}))
+
+
 def _files(media_type: str) -> Callable[[Things], st.SearchStrategy[Real]]:
     return lambda _: st.just(Real(media_type, dataset_body()))
 
@@ -90,6 +111,8 @@ REAL: dict[str, Callable[[Things], st.SearchStrategy[Real]]] = {
     "POST /v1/calibrators/{name}/versions": _versions,
     "POST /v1/calibrators/{name}@{ref}/predict": _predictions,
     "GET /v1/calibrators/{name}@{ref}/predict": _row_in_query,
+    "POST /v1/runs": _runs,
+    "POST /v1/runs/{run}/steps/{step}/stats": _statistics,
     "POST /v2/models/{name}/infer": _tensors,
     "POST /v2/models/{name}/versions/{version}/infer": _tensors,
 }

@@ -21,6 +21,8 @@ PLACES = {
     "ref": "production",
     "number": 1,
     "version": "1",
+    "run": "resnet-cifar10",
+    "step": 1,
 }
 FOREIGN = [
     {"Host": "calibrd.example"},

@@ -20,6 +20,7 @@ from one_of_each import (
     order_fit,
 )
 
+from service.api.run_examples import RUN_EXAMPLES
 from service.core import keys
 from service.core.access import Scope
 
@@ -28,6 +29,8 @@ TENSOR = {"name": "logits", "datatype": "FP32", "shape": [1, 5], "data": ROW["lo
 BODIES: dict[str, Any] = {
     "PATCH /v1/calibrators/{name}/versions/{number}": {"description": "mine now"},
     "PUT /v1/calibrators/{name}/aliases/{alias}": {"version": 1, "force": True, "reason": "x"},
+    "PATCH /v1/runs/{run}": {"description": "mine now"},
+    "POST /v1/runs/{run}/steps/{step}/stats": RUN_EXAMPLES["StatisticsIn"],
     "POST /v1/calibrators/{name}@{ref}/predict": ROW,
     "POST /v2/models/{name}/infer": {"inputs": [TENSOR]},
     "POST /v2/models/{name}/versions/{version}/infer": {"inputs": [TENSOR]},
@@ -78,6 +81,7 @@ def places(call: Call, things: Things) -> Iterator[dict[str, Any]]:
         "/v1/keys": [things.key],
     }
     values = {"name": CALIBRATOR, "alias": ALIAS, "ref": ALIAS, "number": 1, "version": 1}
+    values |= {"run": things.run, "step": 1}
     if not call.parameters:
         return
     if "id" not in call.parameters:
@@ -93,6 +97,8 @@ def snapshot(client: httpx.Client, things: Things) -> list[Any]:
         "/v1/datasets",
         f"/v1/datasets/{things.upload}",
         f"/v1/fits/{things.fit}",
+        f"/v1/runs/{things.run}",
+        f"/v1/runs/{things.run}/history",
         "/v1/calibrators",
         f"/v1/calibrators/{CALIBRATOR}/versions",
         f"/v1/calibrators/{CALIBRATOR}/aliases/{ALIAS}/history",

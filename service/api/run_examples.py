@@ -1,0 +1,120 @@
+"""An example of every body and answer about training runs, by the name of its schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.api.schema_examples import AFTER, BEFORE, WHO, page
+
+RUN_NAME = "resnet-cifar10"
+SESSION_ID = "job-1207"
+# four rows of three classes
+STATISTICS = (
+    "Q0JTMXja7dkxCsJAEAXQXfQSAcuAvVh5Cq2DfbrczMpTeIkcwBtYmQXJBRackLxXpRlmGKb4YVMCYMVycH3SHwAAAPz/"
+    "r3x/AAAA8A+vyvoueP5ncP/eCQEA65LLA0eeXzl+X3kOj11JYH3aD1YFAAAAAAAAAACwaLfK+iZ4/k9w/6sTAgC2FR6b"
+    "ksCmDHS0DAAAAAAAAAAAgEV7V9aPwfPfg/ufnRAAsK3wOJYENmWgh2UAAAAAAAAAAAAs2qGyvg2e/xTc/+KEAIBthce2"
+    "JLApA+0sAwAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA6nwBH1cPUg=="
+)
+SETTINGS = {
+    "bins": 2,
+    "rate": 1.0,
+    "gamma_max": 20.0,
+    "gamma_min": -2.0,
+    "switch_at": 0.2,
+    "rule": "adafocal",
+}
+STATE = {
+    "settings": SETTINGS,
+    "step": 1,
+    "edges": [0.0, 0.786622824583395, 1.0],
+    "gammas": [0.6150755479067488, 1.4165360926716588],
+    "accuracy": [1.0, 0.5],
+}
+BEGIN = {
+    "settings": SETTINGS,
+    "step": 0,
+    "edges": [0.0, 0.5, 1.0],
+    "gammas": [1.0, 1.0],
+    "accuracy": [0.25, 0.75],
+}
+METRICS = {
+    "rows": 4,
+    "accuracy": 0.75,
+    "confidence": 0.681,
+    "ece": 0.462,
+    "ada_ece": 0.425,
+    "nll": 0.92,
+}
+SESSION = {
+    "id": SESSION_ID,
+    "number": 1,
+    "base_step": 0,
+    "world_size": 1,
+    "decides": "trainer",
+    "merge_timeout": 60.0,
+    "created_by": WHO,
+    "created_at": BEFORE,
+}
+RUN = {
+    "name": RUN_NAME,
+    "kind": "adafocal",
+    "settings": SETTINGS,
+    "step": 1,
+    "metrics": METRICS,
+    "tags": {"team": "vision"},
+    "description": "learning rate 0.1",
+    "archived": False,
+    "created_by": WHO,
+    "created_at": BEFORE,
+    "updated_at": AFTER,
+}
+STEP = {
+    "step": 1,
+    "session": SESSION_ID,
+    "decided_at": AFTER,
+    "ranks": [0],
+    "world_size": 1,
+    "partial": False,
+    "verified": True,
+    "metrics": METRICS,
+    "bins": {
+        "edges": STATE["edges"],
+        "count": [2.0, 2.0],
+        "confidence": [0.514, 0.848],
+        "accuracy": [1.0, 0.5],
+    },
+    "reliability": {
+        "count": [0.0, 1.0, 3.0],
+        "confidence": [None, 0.452, 0.757],
+        "accuracy": [None, 1.0, 0.667],
+    },
+    "gammas": STATE["gammas"],
+    "switched": [],
+}
+
+RUN_EXAMPLES: dict[str, Any] = {
+    "OpenRunIn": {"name": RUN_NAME, "settings": SETTINGS, "session": SESSION_ID},
+    "OpenedRunOut": {**RUN, "step": 0, "metrics": None, "session": SESSION, "state": BEGIN},
+    "Page_RunOut_": page(RUN),
+    "Page_RunStepOut_": page(STEP),
+    "RunDetailOut": {**RUN, "sessions": [SESSION]},
+    "RunNotesIn": {"tags": {"team": "vision"}, "archived": True},
+    "RunStateOut": {
+        "run": RUN_NAME,
+        "session": SESSION_ID,
+        "step": 1,
+        "state": STATE,
+        "metrics": METRICS,
+        "partial": False,
+        "verified": True,
+    },
+    "StatisticsIn": {"session": SESSION_ID, "statistics": STATISTICS, "state": STATE},
+    "StepDecisionOut": {
+        "step": 1,
+        "session": SESSION_ID,
+        "status": "decided",
+        "ranks": [0],
+        "late": False,
+        "state": STATE,
+    },
+}

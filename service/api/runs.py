@@ -1,0 +1,219 @@
+"""Routes of training runs: open, post statistics, wait for the state, look back."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+
+from calibrators.adafocal import BinStatistics
+from service.api import examples
+from service.api.paging import Cursor, Limit, Page, number_place, paged, time_place
+from service.api.parts import Caller, Joined, Parts, needs
+from service.api.run_schemas import (
+    MOST_STEPS,
+    SESSION_PATTERN,
+    OpenedRunOut,
+    OpenRunIn,
+    RunDetailOut,
+    RunNotesIn,
+    RunOut,
+    RunSessionOut,
+    RunStateOut,
+    RunStepOut,
+    StatisticsIn,
+    StepDecisionOut,
+    decision_of,
+)
+from service.api.strict_route import StrictRoute
+from service.core import run_steps, runs
+from service.core.access import Principal, Scope
+from service.errors import Invalid
+from service.storage import records
+from service.storage.run_steps import SessionKey
+from service.storage.store import Store
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictRoute)
+
+LONGEST_WAIT = 60
+SHOWN_SESSIONS = 200
+
+RunName = Annotated[str, Path(pattern=examples.NAME_PATTERN, examples=["resnet-cifar10"])]
+Step = Annotated[int, Path(ge=1, lt=MOST_STEPS, examples=[1])]
+Session = Annotated[
+    str | None, Query(pattern=SESSION_PATTERN, description="its id; by default the newest")
+]
+AfterStep = Annotated[int | None, Query(ge=0, lt=MOST_STEPS)]
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Begin a run, or go on with it",
+    dependencies=needs(Scope.FIT),
+    responses=examples.OPEN_RUN_ANSWERS,
+)
+def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn) -> OpenedRunOut:
+    """Gives a session to post to, and the state to go on with.
+
+    A run that is there goes on from its last decided step, or from `state` or `from_step` (then the
+    steps after it are done again). The same `session` again is the same session.
+    """
+    asked = runs.Opening(
+        **{name: getattr(body, name) for name in OpenRunIn.model_fields}
+        | {
+            "settings": None if body.settings is None else body.settings.read(),
+            "state": None if body.state is None else body.state.read(),
+        }
+    )
+    with joined.database.write() as store:
+        opened = runs.open_run(store, caller, asked)
+        last = store.run_steps.last_on_line(opened.run.id)
+    response.status_code = 201 if opened.is_new else 200
+    response.headers["Location"] = f"/v1/runs/{opened.run.name}"
+    return OpenedRunOut.opened(opened, last)
+
+
+@router.get("", summary="List runs, newest activity first")
+def list_runs(
+    joined: Joined,
+    caller: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    archived: Annotated[bool, Query(description="those that are archived, and no others")] = False,
+) -> Page[RunOut]:
+    """Runs of the caller's workspace, with the metrics of their last steps."""
+    after = time_place(cursor)
+    with joined.database.read() as store:
+        found = store.runs.page(caller.workspace, limit + 1, after, archived=archived)
+        return paged(found, limit, lambda run: _shown(store, run), lambda run: _place(run))
+
+
+@router.get("/{run}", summary="A run and its sessions")
+def get_run(joined: Joined, caller: Caller, run: RunName) -> RunDetailOut:
+    """Where it is, the metrics of its last step, and its newest sessions (at most 200)."""
+    with joined.database.read() as store:
+        return _detailed(store, runs.run_named(store, caller, run))
+
+
+@router.patch("/{run}", summary="Label or archive a run", dependencies=needs(Scope.FIT))
+def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -> RunDetailOut:
+    """An archived run is left out of lists and takes no new sessions; those it has may end."""
+    with joined.database.write() as store:
+        changed = runs.annotate(
+            store,
+            caller,
+            run,
+            tags=body.tags,
+            description=body.description,
+            archived=body.archived,
+        )
+        return _detailed(store, changed)
+
+
+@router.post(
+    "/{run}/steps/{step}/stats",
+    summary="Post a rank's statistics of a step",
+    dependencies=needs(Scope.FIT),
+)
+def post_statistics(
+    joined: Joined, caller: Caller, run: RunName, step: Step, body: StatisticsIn
+) -> StepDecisionOut:
+    """Once for each step and rank; the same again is answered alike, other numbers with 409.
+
+    A step is decided when it is complete and the one before is decided; steps may come in any
+    order. A rank that comes after the decision is `late`: it is noted, and not merged.
+    """
+    sent = run_steps.Sent(
+        body.session,
+        step,
+        body.rank,
+        BinStatistics.from_bytes(_decoded(body.statistics)),
+        None if body.state is None else body.state.read(),
+    )
+    with joined.database.write() as store:
+        posted = run_steps.post(store, caller, run, sent)
+    return decision_of(step, body.session, *posted)
+
+
+@router.get("/{run}/state", summary="The state to train with")
+async def run_state(
+    joined: Joined,
+    caller: Caller,
+    run: RunName,
+    after: AfterStep = None,
+    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds")] = 0,
+    session: Session = None,
+) -> RunStateOut:
+    """With `after` and `wait` the answer comes when a step beyond is decided, or in the end."""
+    key, answer = await asyncio.to_thread(_state, joined, caller, run, session)
+    if after is None or answer.step > after or not wait:
+        return answer
+    await joined.run_watcher.beyond(key, answer.step, after, wait)
+    _, answer = await asyncio.to_thread(_state, joined, caller, run, answer.session)
+    return answer
+
+
+@router.get("/{run}/history", summary="The steps of a run, oldest first")
+def run_history(
+    joined: Joined,
+    caller: Caller,
+    run: RunName,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    session: Annotated[
+        str | None, Query(pattern=SESSION_PATTERN, description="only its steps, done again or not")
+    ] = None,
+    after: AfterStep = None,
+) -> Page[RunStepOut]:
+    """Those that count: steps that were done again from an older state are left out."""
+    place = number_place(cursor)
+    known = [step for step in (place, after) if step is not None]
+    with joined.database.read() as store:
+        found = runs.run_named(store, caller, run)
+        chosen = None if session is None else runs.session_of(store, found, session)
+        steps = store.run_steps.page(found.id, limit + 1, max(known, default=None), chosen)
+    return paged(steps, limit, RunStepOut.of, lambda shown: shown.step.step)
+
+
+def _state(
+    joined: Parts, caller: Principal, name: str, session: str | None
+) -> tuple[SessionKey, RunStateOut]:
+    """Where a session is, after what was due is decided."""
+    with joined.database.read() as store:
+        run = runs.run_named(store, caller, name)
+        found = runs.session_of(store, run, session)
+    key = SessionKey(run.id, found.number)
+    run_steps.decide_due(joined.database, [key])
+    with joined.database.read() as store:
+        return key, RunStateOut.of(name, found, runs.head_of(store, found))
+
+
+def _shown(store: Store, run: records.Run) -> RunOut:
+    head = runs.head_of(store, runs.session_of(store, run, None))
+    shown: RunOut = RunOut.of(run, head, store.run_steps.last_on_line(run.id))
+    return shown
+
+
+def _detailed(store: Store, run: records.Run) -> RunDetailOut:
+    sessions = store.runs.sessions(run.id, SHOWN_SESSIONS)
+    last = store.run_steps.last_on_line(run.id)
+    shown = [RunSessionOut.of(one) for one in sessions]
+    made: RunDetailOut = RunDetailOut.of(
+        run, runs.head_of(store, sessions[0]), last, sessions=shown
+    )
+    return made
+
+
+def _place(run: records.Run) -> tuple[float, str]:
+    return run.updated_at, run.id
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise Invalid("bad_base64", "statistics must be their bytes in base64") from error

@@ -1,0 +1,179 @@
+"""SQL on the steps of runs: what ranks posted, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from sqlalchemy import Select, and_, func, insert, or_, select, tuple_, update
+from sqlalchemy.sql import ColumnElement
+
+from service.storage.records import RunSession, RunStatistics, RunStep
+from service.storage.rows import Repository, now
+from service.storage.tables import run_sessions, run_statistics, run_steps
+
+
+class SessionKey(NamedTuple):
+    """A session by its run's id and its number."""
+
+    run: str
+    number: int
+
+
+class Shown(NamedTuple):
+    """A step with the session that it belongs to."""
+
+    step: RunStep
+    session: RunSession
+
+
+class RunSteps(Repository):
+    """Statistics and steps of runs; whoever writes has locked the run."""
+
+    def post(self, session: RunSession, step: int, rank: int, **facts: Any) -> RunStatistics:
+        """Record what a rank sent."""
+        values = {"run": session.run, "session": session.number, "step": step, "rank": rank}
+        made = self._one(
+            RunStatistics,
+            insert(run_statistics)
+            .values(**values, posted_at=now(), **facts)
+            .returning(*run_statistics.c),
+        )
+        assert made is not None  # noqa: S101
+        return made
+
+    def posted(self, session: RunSession, step: int) -> list[RunStatistics]:
+        """What ranks have sent for a step, by rank."""
+        mine = _of(run_statistics, session) & (run_statistics.c.step == step)
+        chosen = select(run_statistics).where(mine).order_by(run_statistics.c.rank)
+        return self._all(RunStatistics, chosen)
+
+    def merged(self, session: RunSession, step: int) -> None:
+        """Let go of the bytes of a step that is decided."""
+        mine = _of(run_statistics, session) & (run_statistics.c.step == step)
+        self._changed(update(run_statistics).where(mine).values(statistics=None, claimed=None))
+
+    def seconds_since(self, time: float) -> float:
+        """Seconds since a time of the database."""
+        return float(self.session.scalar(select(now() - time)) or 0.0)
+
+    def add(self, session: RunSession, step: int, **facts: Any) -> RunStep:
+        """A step is decided."""
+        values = {"run": session.run, "session": session.number, "step": step}
+        made = self._one(
+            RunStep,
+            insert(run_steps).values(**values, decided_at=now(), **facts).returning(*run_steps.c),
+        )
+        assert made is not None  # noqa: S101
+        return made
+
+    def get(self, session: RunSession, step: int) -> RunStep | None:
+        """A step of a session, if it is decided."""
+        mine = _of(run_steps, session) & (run_steps.c.step == step)
+        return self._one(RunStep, select(run_steps).where(mine))
+
+    def last(self, session: RunSession) -> RunStep | None:
+        """The last step of a session that is decided."""
+        chosen = select(run_steps).where(_of(run_steps, session))
+        return self._one(RunStep, chosen.order_by(run_steps.c.step.desc()).limit(1))
+
+    def last_numbers(self, keys: Collection[SessionKey]) -> dict[SessionKey, int]:
+        """The numbers of the last decided steps of those sessions that have any."""
+        place = (run_steps.c.run, run_steps.c.session)
+        chosen = select(*place, func.max(run_steps.c.step)).where(tuple_(*place).in_(keys))
+        rows = self.session.execute(chosen.group_by(*place))
+        return {SessionKey(run, number): step for run, number, step in rows}
+
+    def page(
+        self, run: str, limit: int, after: int | None, session: RunSession | None
+    ) -> list[Shown]:
+        """A page of the steps of a session, or of the run's line, oldest first."""
+        chosen = _shown(run)
+        if session is None:
+            chosen = chosen.where(_on_the_line())
+        else:
+            chosen = chosen.where(run_steps.c.session == session.number)
+        if after is not None:
+            chosen = chosen.where(run_steps.c.step > after)
+        return self._shown(chosen.order_by(run_steps.c.step).limit(limit))
+
+    def last_on_line(self, run: str) -> Shown | None:
+        """The last decided step of a run's line."""
+        chosen = _shown(run).where(_on_the_line())
+        found = self._shown(chosen.order_by(run_steps.c.step.desc()).limit(1))
+        return found[0] if found else None
+
+    def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
+        """Sessions whose next step can be decided: it is complete, or has waited long enough."""
+        place = (run_statistics.c.run, run_statistics.c.session)
+        its_session = and_(
+            run_sessions.c.run == run_statistics.c.run,
+            run_sessions.c.number == run_statistics.c.session,
+        )
+        head = (
+            select(func.coalesce(func.max(run_steps.c.step), run_sessions.c.base_step))
+            .where(run_steps.c.run == run_sessions.c.run)
+            .where(run_steps.c.session == run_sessions.c.number)
+            .scalar_subquery()
+        )
+        chosen = (
+            select(*place)
+            .join(run_sessions, its_session)
+            .where(run_statistics.c.statistics.is_not(None), run_statistics.c.step == head + 1)
+            .group_by(*place, run_sessions.c.run, run_sessions.c.number)
+            .having(
+                or_(
+                    func.count() >= run_sessions.c.world_size,
+                    run_sessions.c.decides == "trainer",
+                    func.min(run_statistics.c.posted_at) + run_sessions.c.merge_timeout <= now(),
+                )
+            )
+        )
+        if keys is not None:
+            chosen = chosen.where(tuple_(*place).in_(keys))
+        return [SessionKey(*row) for row in self.session.execute(chosen.limit(limit))]
+
+    def waiting(self) -> int:
+        """How many statistics wait for others of their step, or for the step before."""
+        chosen = select(func.count()).select_from(run_statistics)
+        return self.session.scalar(chosen.where(run_statistics.c.statistics.is_not(None))) or 0
+
+    def _shown(self, statement: Select[Any]) -> list[Shown]:
+        width = len(run_steps.c)
+        steps, sessions = run_steps.c.keys(), run_sessions.c.keys()
+        return [
+            Shown(
+                RunStep(**dict(zip(steps, row[:width], strict=True))),
+                RunSession(**dict(zip(sessions, row[width:], strict=True))),
+            )
+            for row in self.session.execute(statement)
+        ]
+
+
+def _of(table: Any, session: RunSession) -> ColumnElement[bool]:
+    mine: ColumnElement[bool] = (table.c.run == session.run) & (table.c.session == session.number)
+    return mine
+
+
+def _shown(run: str) -> Select[Any]:
+    """Steps beside their sessions; both have columns of the same names."""
+    its_session = and_(
+        run_sessions.c.run == run_steps.c.run, run_sessions.c.number == run_steps.c.session
+    )
+    return (
+        select(*run_steps.c, *run_sessions.c)
+        .join(run_sessions, its_session)
+        .where(run_steps.c.run == run)
+    )
+
+
+def _on_the_line() -> ColumnElement[bool]:
+    """No newer session began before this step: it was not done again."""
+    newer = run_sessions.alias("newer")
+    began_before = (
+        select(newer.c.number)
+        .where(newer.c.run == run_steps.c.run)
+        .where(newer.c.number > run_steps.c.session)
+        .where(newer.c.base_step < run_steps.c.step)
+    )
+    return ~began_before.exists()

@@ -1,0 +1,98 @@
+"""Training jobs as the service sees them: they open runs and post statistics over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from typing import Any
+
+import httpx
+import numpy as np
+
+from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
+
+SETTINGS = Settings(bins=5, rate=2.0)
+
+
+@functools.cache
+def seen(number: int, rows: int = 200) -> BinStatistics:
+    """Statistics of a validation pass of an overconfident model, another for each number."""
+    rng = np.random.default_rng(number)
+    confidence = rng.uniform(0.3, 1.0, rows)
+    return BinStatistics.from_confidences(confidence, rng.uniform(size=rows) < confidence - 0.2)
+
+
+def text(statistics: BinStatistics) -> str:
+    """Statistics as a body has them."""
+    return base64.b64encode(statistics.to_bytes()).decode()
+
+
+def document(state: AdaFocalState | None) -> dict[str, Any] | None:
+    """A state as a body has it."""
+    return None if state is None else state.to_dict()
+
+
+def open_run(client: httpx.Client, name: str, **asked: Any) -> dict[str, Any]:
+    """A session of a run."""
+    if asked.get("kind") != "monitor":
+        asked.setdefault("settings", vars(SETTINGS))
+    return good(client.post("/v1/runs", json={"name": name, **asked}))
+
+
+def post(
+    client: httpx.Client,
+    name: str,
+    session: str,
+    step: int,
+    statistics: BinStatistics,
+    *,
+    rank: int = 0,
+    state: AdaFocalState | None = None,
+) -> httpx.Response:
+    """Statistics of a step and a rank."""
+    body = {
+        "session": session,
+        "rank": rank,
+        "statistics": text(statistics),
+        "state": document(state),
+    }
+    return client.post(f"/v1/runs/{name}/steps/{step}/stats", json=body)
+
+
+def state_of(client: httpx.Client, name: str, **asked: Any) -> dict[str, Any]:
+    """Where a session of a run is."""
+    return good(client.get(f"/v1/runs/{name}/state", params=asked))
+
+
+def history(client: httpx.Client, name: str, **asked: Any) -> list[dict[str, Any]]:
+    """The first 200 steps of a run."""
+    return good(client.get(f"/v1/runs/{name}/history", params={"limit": 200, **asked}))["items"]
+
+
+def line(client: httpx.Client, name: str) -> list[tuple[int, str]]:
+    """The steps of a run's history, and the sessions they are of."""
+    return [(one["step"], one["session"]) for one in history(client, name)]
+
+
+def trained(client: httpx.Client, name: str, steps: int, **asked: Any) -> AdaFocalState:
+    """A session in which the trainer decides some steps; the state after them."""
+    opened = open_run(client, name, **asked)
+    state = AdaFocalState.from_dict(opened["state"])
+    for _ in range(steps):
+        statistics = seen(state.step)
+        state = state.update(statistics)
+        session = opened["session"]["id"]
+        answer = good(post(client, name, session, state.step, statistics, state=state))
+        assert answer["status"] == "decided"
+    return state
+
+
+def good(answer: httpx.Response) -> Any:
+    """What was answered, and well."""
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """The status and the code of a refusal."""
+    return answer.status_code, answer.json()["code"]
