@@ -1,4 +1,4 @@
-"""Report -> Vega-Lite specification: one definition for browser, notebook, SVG and PNG.
+"""Report or run -> Vega-Lite specification: one definition for browser, notebook, SVG and PNG.
 
 Every chart is a plain dict with its data inside. ``to_svg``, ``to_png`` and ``to_html`` draw it
 without a network (``pip install 'calibrd[charts]'``).
@@ -8,6 +8,14 @@ from calibrators.charts.margins import margin_panels, temperature_curve
 from calibrators.charts.overview import before_after
 from calibrators.charts.reliability import reliability
 from calibrators.charts.render import to_html, to_png, to_svg
+from calibrators.charts.runs import (
+    run_accuracy,
+    run_charts,
+    run_errors,
+    run_gammas,
+    run_gaps,
+    run_nll,
+)
 from calibrators.charts.theme import MIME_TYPE
 
 __all__ = [
@@ -15,6 +23,12 @@ __all__ = [
     "before_after",
     "margin_panels",
     "reliability",
+    "run_accuracy",
+    "run_charts",
+    "run_errors",
+    "run_gammas",
+    "run_gaps",
+    "run_nll",
     "temperature_curve",
     "to_html",
     "to_png",

@@ -1,0 +1,175 @@
+"""Charts of a training run: gammas, C - A and the metrics of its steps over time.
+
+All take the steps of a run's history, oldest first, as plain dicts. What is drawn is worked out by
+the chart itself from the data set ``steps``, so that a page which replaces that data set draws the
+same chart live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from calibrators.charts.run_layers import (
+    FLAGS,
+    MARKS,
+    flags,
+    lines_of_bins,
+    lines_of_metrics,
+    marked,
+    of_picked,
+    sessions,
+    shown,
+    step,
+    word,
+    zero_line,
+)
+from calibrators.charts.theme import CONFIG, Spec, finished
+
+Step = Mapping[str, Any]
+
+DATA = "steps"
+WIDTH, HEIGHT, SMALL = 560, 300, 180
+# legends below each other, for narrow screens
+STACKED = {"bottom": {"direction": "vertical", "anchor": "start"}}
+
+
+def run_charts(steps: Iterable[Step]) -> dict[str, Spec]:
+    """All charts of a run by name; ``gammas`` is left out where no step of it has any.
+
+    >>> list(run_charts([]))
+    ['gammas', 'gaps', 'errors', 'nll', 'accuracy']
+    """
+    given = list(steps)
+    made = {
+        "gammas": run_gammas(given),
+        "gaps": run_gaps(given),
+        "errors": run_errors(given),
+        "nll": run_nll(given),
+        "accuracy": run_accuracy(given),
+    }
+    if given and all(one["gammas"] is None for one in given):
+        del made["gammas"]
+    return made
+
+
+def run_gammas(steps: Iterable[Step]) -> Spec:
+    """The gamma of every bin over time, with the switches between focal and inverse-focal.
+
+    >>> chart = run_gammas([])
+    >>> chart["data"]["name"], chart["title"]["text"]
+    ('steps', 'gamma by bin')
+    """
+    y = {
+        "field": "gamma",
+        "type": "quantitative",
+        "scale": {"type": "symlog", "constant": 1},
+        "axis": {"title": "gamma", "tickCount": 7},
+    }
+    switches = {
+        "transform": [
+            {"filter": "isArray(datum.gammas) && length(datum.switched) > 0"},
+            {"calculate": "datum.switched", "as": "bin"},
+            {"flatten": ["bin"]},
+            {"calculate": "datum.gammas[datum.bin]", "as": "gamma"},
+            {"calculate": "datum.gamma < 0 ? 'to inverse-focal' : 'to focal'", "as": "mark"},
+        ],
+        "mark": {"type": "point", "filled": True, "size": 65, "opacity": 1},
+        "encoding": {
+            "x": step(),
+            "y": y,
+            **marked(MARKS),
+            "opacity": of_picked(1, 0.1),
+            "tooltip": [shown("step"), shown("bin"), shown("gamma", ".4f"), word("mark")],
+        },
+    }
+    title = {
+        "text": "gamma by bin",
+        "subtitle": "above 0 focal: less confidence; below 0 inverse-focal: more",
+    }
+    layers = [zero_line(), sessions(), lines_of_bins(y), switches, flags(MARKS)]
+    return _chart(steps, title, layers, HEIGHT)
+
+
+def run_gaps(steps: Iterable[Step]) -> Spec:
+    """Confidence minus accuracy, C - A, of every bin over time (Figure 5 of the AdaFocal paper).
+
+    >>> run_gaps([])["title"]["text"]
+    'C − A by bin'
+    """
+    y = {
+        "field": "gap",
+        "type": "quantitative",
+        "axis": {"title": "C \N{MINUS SIGN} A", "tickCount": 7, "format": ".2~f"},
+    }
+    title = {
+        "text": "C \N{MINUS SIGN} A by bin",
+        "subtitle": "mean confidence minus accuracy: above 0 overconfident, below 0 underconfident",
+    }
+    return _chart(steps, title, [zero_line(), sessions(), lines_of_bins(y), flags(FLAGS)], HEIGHT)
+
+
+def run_errors(steps: Iterable[Step]) -> Spec:
+    """ECE and AdaECE over time.
+
+    >>> run_errors([])["title"]["text"]
+    'calibration error'
+    """
+    fields = {"ECE": "ece", "AdaECE": "ada_ece"}
+    title = {
+        "text": "calibration error",
+        "subtitle": "ECE: 15 bins of equal width; AdaECE: of equal mass",
+    }
+    return _metric(steps, title, fields, ".1%", ".2%", zero=True)
+
+
+def run_nll(steps: Iterable[Step]) -> Spec:
+    """The negative log-likelihood over time; steps without one are left out.
+
+    >>> run_nll([])["title"]["text"]
+    'negative log-likelihood'
+    """
+    title = {"text": "negative log-likelihood", "subtitle": "mean of −log p of the label"}
+    return _metric(steps, title, {"NLL": "nll"}, ".2~f", ".4f", zero=False)
+
+
+def run_accuracy(steps: Iterable[Step]) -> Spec:
+    """Accuracy and mean confidence over time.
+
+    >>> run_accuracy([])["title"]["text"]
+    'accuracy and confidence'
+    """
+    fields = {"accuracy": "accuracy", "mean confidence": "confidence"}
+    title = {
+        "text": "accuracy and confidence",
+        "subtitle": "a calibrated model has both alike",
+    }
+    return _metric(steps, title, fields, ".1~%", ".2%", zero=False)
+
+
+def _chart(steps: Iterable[Step], title: Spec, layers: list[Spec], height: int) -> Spec:
+    said = f"{title['text']} over the steps of a training run; {title['subtitle']}"
+    return finished(
+        {
+            "title": title,
+            "width": WIDTH,
+            "height": height,
+            "data": {"name": DATA, "values": [dict(one) for one in steps]},
+            "layer": layers,
+            "config": {**CONFIG, "legend": {**CONFIG["legend"], "layout": STACKED}},
+        },
+        said,
+    )
+
+
+def _metric(
+    steps: Iterable[Step],
+    title: Spec,
+    fields: Mapping[str, str],
+    axis: str,
+    form: str,
+    *,
+    zero: bool,
+) -> Spec:
+    lines = lines_of_metrics(fields, axis, form, zero=zero)
+    return _chart(steps, title, [sessions(), lines, flags()], SMALL)
