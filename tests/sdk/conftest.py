@@ -24,6 +24,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing is remembered from one test to the next, and nothing of the machine is used."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("CALIBRD_CACHE_DIR", str(folder))
+    monkeypatch.setenv("CALIBRD_STATE_DIR", str(tmp_path / "state"))
     for name in ("CALIBRD_URL", "CALIBRD_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     return folder

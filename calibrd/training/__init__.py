@@ -1,0 +1,25 @@
+"""Training that follows the model's calibration, and shows it as a run of the service.
+
+``AdaFocal`` steers a loss and needs torch; ``Monitor`` watches any training and needs numpy alone.
+Callbacks are in ``calibrd.training.lightning`` and ``calibrd.training.huggingface``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from calibrd.training.monitor import Monitor
+
+if TYPE_CHECKING:
+    from calibrd.training.steering import AdaFocal
+
+__all__ = ["AdaFocal", "Monitor"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch is loaded by those who use it
+    if name == "AdaFocal":
+        from calibrd.training.steering import AdaFocal
+
+        return AdaFocal
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,154 @@
+"""The queue of a run on disk: what a process has not sent when it ends, a later one sends.
+
+A folder for each run, in it one for each session: ``session.json`` says how it is opened, a file
+for each pass what is to be sent, and a lock is held on ``lock`` for as long as its process lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import platformdirs
+
+from calibrd.cache import write_whole
+from calibrd.connection import Connection
+from calibrd.training.passes import Pass, Plan
+
+_log = logging.getLogger("calibrd")
+
+PLAN, LOCK = "session.json", "lock"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+
+
+class Drawer:
+    """The folder of one session, held by this process."""
+
+    def __init__(self, folder: Path, lock: IO[bytes]) -> None:
+        self.folder = folder
+        self._lock = lock
+
+    def keep(self, one: Pass) -> None:
+        """Write a pass, if it is not there; OSError if that is not possible."""
+        if not self._file(one).exists():
+            _write(self._file(one), one.to_dict())
+
+    def note(self, plan: Plan) -> None:
+        """Write how it is opened now."""
+        with contextlib.suppress(OSError):
+            _write(self.folder / PLAN, plan.to_dict())
+
+    def forget(self, one: Pass) -> None:
+        """It has been sent."""
+        with contextlib.suppress(OSError):
+            self._file(one).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Everything has been sent."""
+        with contextlib.suppress(OSError):
+            (self.folder / PLAN).unlink(missing_ok=True)
+            (self.folder / LOCK).unlink(missing_ok=True)
+            self.folder.rmdir()
+        self.release()
+
+    def release(self) -> None:
+        """Leave it to a later process."""
+        self._lock.close()
+
+    def _file(self, one: Pass) -> Path:
+        return self.folder / f"{one.number:08d}.json"
+
+
+Leftover = tuple[Plan, Drawer, list[Pass]]
+
+
+class Journal:
+    """The sessions of one run that are, or may be, not sent yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of(cls, connection: Connection, run: str, folder: str | Path | None) -> Journal:
+        """That of a run of the service and the key of a connection."""
+        seen = f"{connection.url}\n{connection.api_key or ''}\n{run}"
+        name = f"{run}-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
+        return cls((state_folder() if folder is None else Path(folder)) / name)
+
+    def open(self, plan: Plan) -> Drawer:
+        """A folder for a session that begins; OSError if there can be none."""
+        folder = self.folder / f"{plan.session}-{plan.rank}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = _locked(folder)
+        if lock is None:
+            raise OSError(f"{folder} is in use by another process: the session's id must be new")
+        _write(folder / PLAN, plan.to_dict())
+        return Drawer(folder, lock)
+
+    def leftovers(self) -> list[Leftover]:
+        """What dead processes left behind, the oldest session first; now held."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for folder in sorted(self.folder.iterdir()):
+                left = self._left(folder) if (folder / PLAN).is_file() else None
+                if left is not None:
+                    found.append(left)
+        return sorted(found, key=lambda one: (one[0].begun, one[0].session))
+
+    def _left(self, folder: Path) -> Leftover | None:
+        lock = _locked(folder)
+        if lock is None:
+            return None
+        drawer = Drawer(folder, lock)
+        try:
+            plan = Plan.from_dict(json.loads((folder / PLAN).read_bytes()))
+            files = sorted(folder.glob("[0-9]*.json"))
+            passes = [Pass.from_dict(json.loads(file.read_bytes())) for file in files]
+        except UNREADABLE as error:
+            _log.warning("cannot read what is left in %s: %s", folder, error)
+            drawer.release()
+            return None
+        if not passes:
+            drawer.remove()
+            return None
+        return plan, drawer, passes
+
+
+def state_folder() -> Path:
+    """CALIBRD_STATE_DIR, or where this system keeps what programs must not lose."""
+    given = os.environ.get("CALIBRD_STATE_DIR")
+    base = Path(given) if given else platformdirs.user_state_path("calibrd", ensure_exists=False)
+    return base / "runs"
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(document).encode())
+
+
+def _locked(folder: Path) -> IO[bytes] | None:
+    """The open lock of a folder, or None if a living process holds it."""
+    file = (folder / LOCK).open("ab")
+    try:
+        _lock(file)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[bytes]) -> None:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(file: IO[bytes]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,160 @@
+"""Callbacks for PyTorch Lightning: as ``lightning.pytorch`` and as ``pytorch_lightning``.
+
+``validation_step`` returns ``{"logits": ..., "labels": ...}`` or ``(logits, labels)``, and every
+validation pass of ``fit`` but the sanity check is a step. Checkpoints of the trainer hold where it
+is, and ``fit(..., ckpt_path=...)`` goes on from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibrators.losses import AdaFocalLoss
+from calibrd.training.attaching import Attached, attached_loss, attached_monitor
+from calibrd.training.link import Service
+from calibrd.training.observer import BUDGET_SECONDS
+from calibrd.training.observing import IGNORED
+
+__all__ = ["AdaFocalCallback", "MonitorCallback"]
+
+NAMES = ("lightning.pytorch", "pytorch_lightning")
+HINT = "validation_step must return {'logits': ..., 'labels': ...} or (logits, labels)"
+
+
+def bases() -> tuple[type, ...]:
+    """The Callback classes of the packages that are loaded, or else of those installed."""
+    loaded = [name for name in NAMES if name in sys.modules]
+    found = loaded or [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0])]
+    if not found:
+        raise ModuleNotFoundError(
+            "calibrd.training.lightning needs lightning or pytorch_lightning", name="lightning"
+        )
+    return tuple(importlib.import_module(name).Callback for name in found)
+
+
+class _Hooks:
+    """The trainer's events, told to what is attached."""
+
+    _attached: Attached
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Training begins: its ranks and its checkpoint are known."""
+        self._attached.begin()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Observe a batch."""
+        if not trainer.sanity_checking:
+            self._attached.observe(*_parts(outputs))
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Step."""
+        if not trainer.sanity_checking:
+            self._attached.step()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Training has failed, or Ctrl-C was pressed."""
+        self._attached.end()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Training has ended."""
+        self._attached.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return self._attached.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._attached.load_state_dict(state_dict)
+
+
+class _AdaFocal(_Hooks):
+    """Steers ``callback.loss``, which the module trains with, by its validation passes.
+
+    Arguments are those of ``calibrd.training.AdaFocal``.
+    """
+
+    def __init__(
+        self,
+        client: Service,
+        run: str,
+        *,
+        loss: AdaFocalLoss | None = None,
+        budget: float = BUDGET_SECONDS,
+        fresh: bool = False,
+        folder: str | Path | None = None,
+        ignore_index: int = IGNORED,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        self.loss, self._attached = attached_loss(
+            client,
+            run,
+            hint=HINT,
+            loss=loss,
+            ignore_index=ignore_index,
+            budget=budget,
+            fresh=fresh,
+            folder=folder,
+            **settings,
+        )
+
+
+class _Monitor(_Hooks):
+    """Streams the calibration of every validation pass; arguments are those of ``Monitor``."""
+
+    def __init__(
+        self,
+        client: Service,
+        run: str,
+        *,
+        budget: float = BUDGET_SECONDS,
+        fresh: bool = False,
+        folder: str | Path | None = None,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        super().__init__()
+        self._attached = attached_monitor(
+            client,
+            run,
+            hint=HINT,
+            budget=budget,
+            fresh=fresh,
+            folder=folder,
+            ignore_index=ignore_index,
+        )
+
+
+def _parts(outputs: Any) -> tuple[Any, Any]:
+    if isinstance(outputs, dict) and "logits" in outputs and "labels" in outputs:
+        return outputs["logits"], outputs["labels"]
+    if isinstance(outputs, tuple | list) and len(outputs) == 2:
+        return outputs[0], outputs[1]
+    raise TypeError(f"{HINT}, got {type(outputs).__name__}")
+
+
+CALLBACKS = {"AdaFocalCallback": _AdaFocal, "MonitorCallback": _Monitor}
+if TYPE_CHECKING:
+    AdaFocalCallback, MonitorCallback = _AdaFocal, _Monitor
+
+
+def __getattr__(name: str) -> Any:
+    # made when it is asked for, so that only those who use it load the framework
+    if name not in CALLBACKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hooks = CALLBACKS[name]
+    about = {"__module__": __name__, "__doc__": hooks.__doc__}
+    globals()[name] = type(name, (hooks, *bases()), about)
+    return globals()[name]

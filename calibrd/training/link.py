@@ -1,0 +1,284 @@
+"""A training job's end of a run: where it begins, and what it hands over to be sent."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.util
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
+from calibrd.client import AsyncClient, Client
+from calibrd.connection import Connection
+from calibrd.training.errands import Errand, Errands, Late
+from calibrd.training.journal import Journal
+from calibrd.training.passes import Kind, Pass, Plan, Start, new_session
+from calibrd.training.ranks import Ranks
+from calibrd.training.sender import Sender
+from calibrd.training.sessions import Session
+
+_log = logging.getLogger("calibrd")
+
+Service = Client | AsyncClient | str | None
+
+
+class Link:
+    """Hands passes over to two threads: one writes them to disk, the other sends them.
+
+    No call waits longer than ``budget`` seconds, whatever disk and network do.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        run: str,
+        kind: Kind,
+        settings: Settings | None,
+        ranks: Ranks,
+        *,
+        budget: float,
+        session: str | None,
+        folder: str | Path | None,
+    ) -> None:
+        self._connection = connection
+        self._budget = budget
+        self._given = session
+        self._plan = Plan(
+            run, kind, settings, ranks.rank, ranks.size, ranks.decides, session or "", None
+        )
+        self._journal = Journal.of(connection, run, folder)
+        self._count = 0
+        self._number = 0
+        self._warned = False
+        self._disk = Errands("calibrd-journal")
+        self._sender = Sender(connection)
+        self.is_closed = False
+        self._leave = weakref.finalize(self, _leave, self._disk, self._sender)
+        self._leave.atexit = False
+        # unlike atexit's, it is also called at the end of processes of multiprocessing
+        self._at_exit = multiprocessing.util.Finalize(
+            None, _close, (weakref.ref(self),), exitpriority=100
+        )
+
+    def begin(self, first: Start, *, fresh: bool) -> Start:
+        """Where to begin: where the service says, or else what is known here, or ``first``.
+
+        Raises what the service refuses.
+        """
+        until = time.monotonic() + self._budget
+        try:
+            left = self._take_leftovers(until)
+            if self._plan.decides == "service":
+                start = self._begin_joined(first if fresh else None, until) or first
+            else:
+                start = self._begin_alone(first, left, until, fresh=fresh)
+        except BaseException:
+            self._drop()
+            raise
+        self._at = start
+        return start
+
+    def record(self, statistics: BinStatistics, before: Start, after: AdaFocalState | None) -> None:
+        """Hand over a pass and the state after it; waits until it is on disk, or long enough."""
+        until = time.monotonic() + self._budget
+        self._hand_over(statistics, before, after, until)
+        self._at = Start(before.step + 1, after)
+
+    def exchange(
+        self,
+        statistics: BinStatistics,
+        before: Start,
+        local: Callable[[AdaFocalState], AdaFocalState],
+    ) -> AdaFocalState:
+        """Hand over a rank's pass and wait for the service's state, or go on with ``local``'s."""
+        until = time.monotonic() + self._budget
+        session = self._hand_over(statistics, before, None, until, wants=True)
+        number = self._number
+        self._sender.wait(lambda: session.is_decided(number), until)
+        session.wanted = 0
+        known = session.decided
+        if known is not None and session.is_decided(number):
+            after = known
+        else:
+            assert before.state is not None  # noqa: S101 - only AdaFocal exchanges
+            newest = known if known is not None and known.step >= before.step else before.state
+            after = local(newest)
+            _log.warning(
+                "%s: no state of all ranks in %g s (%s): rank %d goes on with its own, step %d",
+                self._plan.run,
+                self._budget,
+                self._sender.trouble or "the others have not sent theirs",
+                self._plan.rank,
+                after.step,
+            )
+        self._at = Start(after.step, after)
+        return after
+
+    def close(self) -> None:
+        """Send what can be sent within the budget; the rest stays on disk."""
+        if self.is_closed:
+            return
+        until = time.monotonic() + self._budget
+        self._drop()
+        if not self._sender.join(until) or self._sender.left:
+            _log.warning(
+                "%s: not all is sent; the next process of this run sends what is in %s",
+                self._plan.run,
+                self._journal.folder,
+            )
+
+    def _drop(self) -> None:
+        self.is_closed = True
+        self._at_exit.cancel()
+        self._leave()
+
+    def _begin_alone(self, first: Start, left: Start | None, until: float, *, fresh: bool) -> Start:
+        run, start = self._plan.run, first
+        if not fresh:
+            look = self._sender.look(run, until)
+            if look.refusal is not None:
+                raise look.refusal
+            known = look.start if look.is_known else left
+            if known is not None and _is_of(known, self._plan):
+                start = known
+        session = self._begin_session(start)
+        if not self._is_open(session, until):
+            _log.warning(
+                "%s: the service has not answered in %g s (%s): training begins at step %d, and "
+                "what is to be sent waits",
+                run,
+                self._budget,
+                self._sender.trouble or "no answer",
+                start.step,
+            )
+        return start
+
+    def _begin_joined(self, start: Start | None, until: float) -> Start | None:
+        session = self._begin_session(start)
+        if self._is_open(session, until) and session.opened is not None:
+            return Start(session.opened.step, session.opened.state)
+        _log.warning(
+            "%s: the service has not answered in %g s (%s): rank %d begins on its own",
+            self._plan.run,
+            self._budget,
+            self._sender.trouble or "no answer",
+            self._plan.rank,
+        )
+        return start
+
+    def _is_open(self, session: Session, until: float) -> bool:
+        self._sender.wait(lambda: session.opened is not None or session.refusal is not None, until)
+        if session.refusal is not None:
+            raise session.refusal
+        return self._sender.give_up(session)
+
+    def _begin_session(self, start: Start | None, *, is_late: bool = False) -> Session:
+        id = self._given or new_session()
+        if self._given and self._count:
+            id = f"{id}.{self._count}"
+        self._count += 1
+        self._number = 0
+        self._session = Session(replace(self._plan, session=id, start=start, begun=time.time()))
+        self._session.is_late = is_late
+        self._sender.begin(self._session)
+        return self._session
+
+    def _hand_over(
+        self,
+        statistics: BinStatistics,
+        before: Start,
+        after: AdaFocalState | None,
+        until: float,
+        *,
+        wants: bool = False,
+    ) -> Session:
+        if before != self._at:  # a checkpoint was loaded
+            self._begin_session(before, is_late=True)
+        session = self._session
+        self._number += 1
+        one = Pass(self._number, statistics, after)
+        session.wanted_until = until
+        session.wanted = self._number if wants else 0
+        journal, sender = self._journal, self._sender
+
+        def kept() -> OSError | None:
+            try:
+                if session.drawer is None:
+                    session.drawer = journal.open(session.plan)
+                session.drawer.keep(one)
+            except OSError as error:
+                return error
+            finally:
+                sender.add(session, one)
+            return None
+
+        self._warn_of_disk(self._disk.ask(kept), until)
+        return session
+
+    def _warn_of_disk(self, errand: Errand[OSError | None], until: float) -> None:
+        try:
+            error: object = errand.result(until)
+        except Late:
+            error = f"not written in {self._budget:g} s"
+        if error is not None and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s: cannot write to %s (%s): what is not sent is lost when this process ends",
+                self._plan.run,
+                self._journal.folder,
+                error,
+            )
+
+    def _take_leftovers(self, until: float) -> Start | None:
+        """Have sent what earlier processes left; where the last of them was."""
+        journal, sender = self._journal, self._sender
+
+        def taken() -> Start | None:
+            last = None
+            for plan, drawer, passes in journal.leftovers():
+                session = Session(plan, drawer, is_left=True)
+                session.is_late = True
+                sender.begin(session)
+                for one in passes:
+                    sender.add(session, one)
+                if plan.start is not None and plan.decides == "trainer":
+                    last = Start(plan.start.step + passes[-1].number, passes[-1].state)
+            return last
+
+        try:
+            return self._disk.ask(taken).result(until)
+        except (Late, OSError) as error:
+            _log.warning("cannot read %s: %s", journal.folder, error or "it takes too long")
+            return None
+
+
+def connection_of(client: Service) -> Connection | None:
+    """How a client reaches the service, or a URL is reached; None if there is none."""
+    if client is None:
+        return None
+    if isinstance(client, str):
+        return Connection.make(client, None, timeout=30.0, patience=0.0)
+    if isinstance(client, Client | AsyncClient):
+        return client.connection
+    raise TypeError(f"client must be a Client, a URL or None, got {type(client).__name__}")
+
+
+def _is_of(start: Start, plan: Plan) -> bool:
+    """Whether a run of this plan can go on from there; if not, the service says what is wrong."""
+    if plan.settings is None:
+        return True
+    return start.state is not None and start.state.settings == plan.settings
+
+
+def _leave(disk: Errands, sender: Sender) -> None:
+    disk.ask(sender.end)
+    disk.end()
+
+
+def _close(link: weakref.ref[Link]) -> None:
+    found = link()
+    if found is not None:
+        found.close()

@@ -1,0 +1,78 @@
+"""A live monitor of calibration, for training with any loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from calibrators.adafocal import Summary
+from calibrd.training.link import Service
+from calibrd.training.observer import BUDGET_SECONDS, Observer
+from calibrd.training.observing import IGNORED
+from calibrd.training.passes import Start
+
+
+class Monitor(Observer):
+    """Streams the calibration of each validation pass to the service, as steps of a run.
+
+    ``client`` is a client, a URL, or None to stay in this process. Neither a service that is away
+    nor a full disk keeps training from going on: no call waits longer than ``budget`` seconds. The
+    run goes on after its last step, or from 0 on with ``fresh``, or from the ``state_dict`` given
+    as ``resume``. Ranks are those of torch.distributed, or are given with a ``session`` that they
+    share. What is not sent waits in ``folder``. Arrays of numpy are taken as well as tensors, and
+    torch is not needed.
+
+    >>> monitor = Monitor(None, run="resnet")
+    >>> monitor.observe([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]], [0, 1, 0])
+    >>> summary = monitor.step()
+    >>> monitor.steps, summary.rows, round(summary.accuracy, 3)
+    (1, 3, 0.667)
+    """
+
+    kind = "monitor"
+
+    def __init__(
+        self,
+        client: Service,
+        run: str,
+        *,
+        ignore_index: int = IGNORED,
+        budget: float = BUDGET_SECONDS,
+        rank: int | None = None,
+        world_size: int | None = None,
+        session: str | None = None,
+        fresh: bool = False,
+        resume: dict[str, Any] | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            client,
+            run,
+            None,
+            Start() if resume is None else Start(int(resume["step"])),
+            ignore_index=ignore_index,
+            budget=budget,
+            rank=rank,
+            world_size=world_size,
+            session=session,
+            fresh=fresh or resume is not None,
+            folder=folder,
+        )
+        self.steps = self._start.step
+
+    def step(self) -> Summary:
+        """End a validation pass: what it says of the model, by all ranks that are known here."""
+        statistics = self._merged()
+        before = Start(self.steps)
+        self.steps += 1
+        if self._link is not None:
+            self._link.record(statistics, before, None)
+        return statistics.summary()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"run": self.run, "step": self.steps}
+
+    def load_state_dict(self, document: dict[str, Any]) -> None:
+        """Go on from the step of a checkpoint."""
+        self.steps = int(document["step"])

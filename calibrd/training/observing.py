@@ -1,0 +1,98 @@
+"""What a validation pass leaves behind: three numbers of every row, and then their counts."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrators import DataError
+from calibrators.adafocal import BinStatistics
+from calibrators.data import check_rows
+from calibrd.arrays import Array, as_array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IGNORED = -100
+
+
+def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinStatistics:
+    """The statistics of logits (n, k) or (n, k, d1, ...) and labels (n,) or (n, d1, ...).
+
+    Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
+    Tensors are reduced on their own device; whatever else holds numbers is taken as numpy does.
+
+    >>> statistics_of([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).rows
+    2
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(logits, torch.Tensor):
+        return _of_tensors(logits, torch.as_tensor(labels), ignore_index)
+    return _of_arrays(as_array(logits, "logits"), as_array(labels, "labels"), ignore_index)
+
+
+def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> BinStatistics:
+    if logits.ndim > 1:
+        _check_shapes(logits.shape, labels.shape)
+        logits = np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1])
+        labels = labels.reshape(-1)
+    if labels.ndim == 1 and len(labels) == len(logits):
+        kept = labels != ignore_index
+        logits, labels = logits[kept], labels[kept]
+        if not len(labels):
+            return BinStatistics.empty()
+    return BinStatistics.from_logits(logits, labels)
+
+
+def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> BinStatistics:
+    import torch
+
+    if labels.is_floating_point() or labels.is_complex():
+        raise DataError("labels_not_integers", f"labels must be class indices, got {labels.dtype}")
+    with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
+        scores = logits.detach()
+        if scores.ndim == 1 or scores.shape[1:] == (1,):
+            scores = scores.reshape(-1, 1)
+            scores = torch.cat([torch.zeros_like(scores), scores], dim=1)
+        _check_shapes(tuple(scores.shape), tuple(labels.shape))
+        scores = scores.movedim(1, -1).reshape(-1, scores.shape[1])
+        truth = labels.to(scores.device, torch.int64).reshape(-1)
+        kept = truth != ignore_index
+        if not bool(kept.all()):
+            scores, truth = scores[kept], truth[kept]
+        if not len(truth):
+            return BinStatistics.empty()
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        odds, correct, surprise = _reduced(scores.to(wide), truth)
+        return BinStatistics.from_log_odds(
+            odds.cpu().numpy(), correct.cpu().numpy(), surprise.cpu().numpy()
+        )
+
+
+def _reduced(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-odds of the predicted class, whether it is the label's, and -log p of the label."""
+    import torch
+
+    classes = scores.shape[1]
+    outside = (truth < 0) | (truth >= classes)
+    count = int(outside.sum())
+    if count:
+        first, rule = int(outside.int().argmax()), f"labels must lie in 0..{classes - 1}"
+        raise DataError("label_out_of_range", rule, rows=count, first=first)
+    largest, top = scores.max(dim=1)
+    check_rows(largest.cpu().numpy())
+    behind = largest - scores.gather(1, truth[:, None])[:, 0]
+    others = scores.scatter(1, top[:, None], -torch.inf)
+    odds = largest - others.logsumexp(dim=1)
+    return odds, top == truth, behind + torch.nn.functional.softplus(-odds)
+
+
+def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
+    if len(logits) < 2 or logits[1] < 1 or labels != (logits[0], *logits[2:]):
+        raise DataError(
+            "bad_shape",
+            "logits must be (n, k) or (n, k, d1, ...) and labels (n,) or (n, d1, ...), "
+            f"got {logits} and {labels}",
+        )

@@ -1,0 +1,93 @@
+"""What is sent of a run: how a session begins, and its validation passes."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
+
+Kind = Literal["adafocal", "monitor"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run goes on: after ``step``; with a state, unless it only monitors."""
+
+    step: int = 0
+    state: AdaFocalState | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a session of a run is opened.
+
+    ``start`` is None where the service knows better; ``base``, once it has said so, is the step
+    before the first pass.
+    """
+
+    run: str
+    kind: Kind
+    settings: Settings | None
+    rank: int
+    world_size: int
+    decides: str
+    session: str
+    start: Start | None
+    base: int | None = None
+    begun: float = field(default_factory=time.time)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        found = asdict(self)
+        found["start"] = None
+        if self.start is not None:
+            state = self.start.state
+            found["start"] = {"step": self.start.step, "state": state and state.to_dict()}
+        return found
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Plan:
+        """The plan that ``to_dict`` wrote."""
+        given = dict(document)
+        settings, start = given.pop("settings"), given.pop("start")
+        return cls(
+            settings=None if settings is None else Settings(**settings),
+            start=None if start is None else Start(start["step"], state_of(start["state"])),
+            **given,
+        )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A validation pass: the how manieth of its session, and the state after it if known."""
+
+    number: int
+    statistics: BinStatistics
+    state: AdaFocalState | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        text = base64.b64encode(self.statistics.to_bytes()).decode()
+        state = self.state and self.state.to_dict()
+        return {"number": self.number, "statistics": text, "state": state}
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Pass:
+        """The pass that ``to_dict`` wrote."""
+        data = base64.b64decode(document["statistics"], validate=True)
+        state = state_of(document["state"])
+        return cls(document["number"], BinStatistics.from_bytes(data), state)
+
+
+def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:
+    """A state from its JSON, if there is one."""
+    return None if document is None else AdaFocalState.from_dict(document)
+
+
+def new_session() -> str:
+    """An id that no other session has."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"

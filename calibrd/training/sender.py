@@ -1,0 +1,278 @@
+"""The thread that talks to the service, so that training does not."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from calibrators.adafocal import AdaFocalState
+from calibrd.client import Client
+from calibrd.connection import FIRST_PAUSE, Connection
+from calibrd.errors import CalibrdError, NoSuchRun, Refused
+from calibrd.following import begin_anew_after_fork
+from calibrd.run_results import RunSession
+from calibrd.training.passes import Pass, Plan, Start
+from calibrd.training.sessions import Look, Session, is_refusal
+
+_log = logging.getLogger("calibrd")
+
+ANSWER_SECONDS = 10.0
+LONGEST_PAUSE = 15.0
+POLL_SECONDS = 1.0
+
+
+class Sender:
+    """Sends sessions in the order in which they began, for as long as it takes."""
+
+    def __init__(self, connection: Connection) -> None:
+        timeout = min(connection.timeout, ANSWER_SECONDS)
+        self._connection = replace(connection, patience=0.0, timeout=timeout)
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._sessions: list[Session] = []
+        self._looks: deque[Look] = deque()
+        self._client: Client | None = None
+        self._trouble = ""
+        self._was_reached = False
+        self.left = 0
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="calibrd-sender", daemon=True).start()
+        begin_anew_after_fork(self)
+
+    # asked by others
+
+    def begin(self, session: Session) -> None:
+        """Open a session, after those that began before."""
+        self._inbox.put(lambda: self._sessions.append(session))
+
+    def add(self, session: Session, one: Pass) -> None:
+        """Send a pass."""
+
+        def added() -> None:
+            session.waiting.append(one)
+            session.is_resting = False
+
+        self._inbox.put(added)
+
+    def look(self, run: str, until: float) -> Look:
+        """Ask where a run is, again and again until then, and wait for it."""
+        look = Look(run, until)
+        self._inbox.put(lambda: self._looks.append(look))
+        self.wait(lambda: look.is_done, until)
+        return look
+
+    def wait(self, what: Callable[[], bool], until: float) -> bool:
+        """Until something is so, at most until then."""
+        with self._changed:
+            return self._changed.wait_for(what, max(0.0, until - time.monotonic()))
+
+    def give_up(self, session: Session) -> bool:
+        """Say that nobody waits for a session to be opened; whether it is."""
+        with self._changed:
+            session.is_late = session.opened is None
+            return not session.is_late
+
+    def end(self) -> None:
+        """Send what can be sent now, and end; may be called by the garbage collector."""
+        self._inbox.put(None)
+
+    def join(self, until: float) -> bool:
+        """Whether it has ended, waited for until then."""
+        return self._ended.wait(max(0.0, until - time.monotonic()))
+
+    @property
+    def trouble(self) -> str:
+        """Why the service cannot be reached, if it cannot."""
+        return self._trouble
+
+    def after_fork(self) -> None:
+        """Leave all to the process that this one was forked from."""
+        for session in self._sessions:
+            if session.drawer is not None:
+                session.drawer.release()
+
+    # on its thread
+
+    def _run(self) -> None:
+        pause, is_ending = FIRST_PAUSE, False
+        while not is_ending:
+            has_work = bool(self._looks) or any(one.has_work for one in self._sessions)
+            is_ending = self._take(pause if has_work else None)
+            try:
+                self._work()
+                pause = FIRST_PAUSE
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self._note(error)
+                # while somebody waits for the first answer there is no time to lose
+                pause = FIRST_PAUSE if self._looks else min(2 * pause, LONGEST_PAUSE)
+        self._finish()
+
+    def _take(self, seconds: float | None) -> bool:
+        """Take what has come, waited for so long; whether it is the end."""
+        jitter = random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+        with contextlib.suppress(queue.Empty):
+            message = self._inbox.get(timeout=None if seconds is None else seconds * jitter)
+            while message is not None:
+                message()
+                message = self._inbox.get_nowait()
+            return True
+        return False
+
+    def _work(self) -> None:
+        """Do all that can be done; raises what keeps it from being done now."""
+        for session in list(self._sessions):
+            try:
+                self._forward(session)
+            except CalibrdError as error:
+                if not is_refusal(error):
+                    raise
+                self._refused(session, error)
+            if session.is_left and not session.waiting:
+                self._sessions.remove(session)
+                if session.drawer is not None:
+                    session.drawer.remove()
+        self._answer_looks()
+
+    def _forward(self, session: Session) -> None:
+        if session.is_resting:
+            return
+        opened = session.opened or self._open(session)
+        plan, client = session.plan, self._reached()
+        while session.waiting:
+            one = session.waiting[0]
+            step = (session.base or 0) + one.number
+            told = client.send_statistics(
+                plan.run, step, one.statistics, session=opened, rank=plan.rank, state=one.state
+            )
+            self._heard()
+            session.waiting.popleft()
+            if session.drawer is not None:
+                session.drawer.forget(one)
+            self._tell(session, told.state)
+        self._follow(session, opened)
+
+    def _open(self, session: Session) -> RunSession:
+        plan = session.plan
+        opened = self._opened(plan)
+        if not session.goes_on_from(opened.step, opened.state):
+            # a session of this id has gone on elsewhere: this one is another
+            plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
+            opened = self._opened(plan)
+            session.replan(plan)
+        self._heard()
+        with self._changed:
+            if plan.decides == "service":
+                # who comes in time goes on where the others are
+                at = opened.base_step if session.is_late else opened.step
+                session.base = at if plan.base is None else plan.base
+                session.decided = opened.state
+            session.opened = opened
+            self._changed.notify_all()
+        if plan.decides == "service":
+            session.replan(replace(plan, base=session.base))
+        return opened
+
+    def _opened(self, plan: Plan) -> RunSession:
+        start = plan.start or Start()
+        needs_step = plan.start is not None and start.state is None
+        return self._reached().open_run(
+            plan.run,
+            kind=plan.kind,
+            settings=plan.settings,
+            world_size=plan.world_size,
+            decides=plan.decides,
+            session=plan.session,
+            state=start.state,
+            from_step=start.step if needs_step else None,
+        )
+
+    def _follow(self, session: Session, opened: RunSession) -> None:
+        """Wait for a decision of the service, as long as somebody waits and has sent no more."""
+        while session.is_wanted and self._inbox.empty():
+            known = (session.base or 0) if session.decided is None else session.decided.step
+            left = max(0.0, session.wanted_until - time.monotonic())
+            wait = round(min(left, POLL_SECONDS), 2)
+            told = self._reached().run_state(opened.run, after=known, wait=wait, session=opened)
+            if told.step > known:
+                self._tell(session, told.state)
+
+    def _answer_looks(self) -> None:
+        while self._looks:
+            look = self._looks[0]
+            if time.monotonic() < look.until:
+                self._look_for(look)
+                self._heard()
+            with self._changed:
+                look.is_done = True
+                self._changed.notify_all()
+            self._looks.popleft()
+
+    def _look_for(self, look: Look) -> None:
+        try:
+            found = self._reached().run_state(look.run)
+            look.start = Start(found.step, found.state)
+            look.is_known = True
+        except NoSuchRun:
+            look.is_known = True
+        except CalibrdError as error:
+            if not is_refusal(error):
+                raise
+            look.refusal = error
+
+    def _reached(self) -> Client:
+        if self._client is None:
+            self._client = Client.over(self._connection)
+        return self._client
+
+    def _tell(self, session: Session, state: AdaFocalState | None) -> None:
+        with self._changed:
+            if state is not None and session.plan.decides == "service":
+                session.decided = state
+            self._changed.notify_all()
+
+    def _heard(self) -> None:
+        if self._trouble and self._was_reached:
+            _log.info("%s answers again", self._connection.url)
+        self._trouble, self._was_reached = "", True
+
+    def _note(self, error: Exception) -> None:
+        if not isinstance(error, CalibrdError):
+            _log.error("what is to be sent waits, because of an unexpected error", exc_info=error)
+        elif not self._trouble and self._was_reached:
+            _log.warning("training goes on, and what is to be sent waits: %s", error)
+        self._trouble = str(error)
+
+    def _refused(self, session: Session, error: CalibrdError) -> None:
+        is_known = session.refusal is not None
+        with self._changed:
+            session.refusal = error if isinstance(error, Refused) else None
+            session.is_resting = True
+            self._changed.notify_all()
+        # who makes it is told by an exception
+        if not is_known and (session.opened is not None or session.is_late or session.is_left):
+            place = "memory" if session.drawer is None else session.drawer.folder
+            _log.warning("%s: refused, kept in %s: %s", session.plan.run, place, error)
+
+    def _finish(self) -> None:
+        for session in self._sessions:
+            if session.drawer is None:
+                continue
+            if not session.waiting:
+                session.drawer.remove()
+                continue
+            for one in session.waiting:
+                with contextlib.suppress(OSError):
+                    session.drawer.keep(one)
+            session.drawer.release()
+        self.left = sum(len(session.waiting) for session in self._sessions)
+        if self._client is not None:
+            self._client.close()
+        self._ended.set()

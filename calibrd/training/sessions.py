@@ -1,0 +1,78 @@
+"""A session as this process knows it, and what it asks the service."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from calibrators.adafocal import AdaFocalState
+from calibrd.errors import CalibrdError, Refused, ServerTrouble, TooSlow
+from calibrd.run_results import RunSession
+from calibrd.training.journal import Drawer
+from calibrd.training.passes import Pass, Plan, Start
+
+
+@dataclass
+class Look:
+    """Where is a run? ``start`` is None if it is new; not ``is_known`` if nobody has answered."""
+
+    run: str
+    until: float
+    start: Start | None = None
+    refusal: CalibrdError | None = None
+    is_known: bool = False
+    is_done: bool = False
+
+
+class Session:
+    """A session of the run as this process knows it; ``base`` is its step before its first pass."""
+
+    def __init__(self, plan: Plan, drawer: Drawer | None = None, *, is_left: bool = False) -> None:
+        self.plan = plan
+        self.drawer = drawer
+        self.is_left = is_left
+        self.waiting: deque[Pass] = deque()
+        self.opened: RunSession | None = None
+        self.base = plan.base if plan.start is None else plan.start.step
+        self.decided: AdaFocalState | None = None
+        self.refusal: Refused | None = None
+        self.is_late = False
+        self.is_resting = False
+        self.wanted = 0
+        self.wanted_until = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to send that has not been refused."""
+        return not self.is_resting and (self.opened is None or bool(self.waiting))
+
+    def replan(self, plan: Plan) -> None:
+        """It is opened in another way from now on, also by a later process."""
+        self.plan = plan
+        if self.drawer is not None:
+            self.drawer.note(plan)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for the service's decision of a pass."""
+        if not self.wanted or self.is_decided(self.wanted):
+            return False
+        return time.monotonic() < self.wanted_until
+
+    def is_decided(self, number: int) -> bool:
+        """Whether the service has decided a pass."""
+        if self.base is None or self.decided is None:
+            return False
+        return self.decided.step >= self.base + number
+
+    def goes_on_from(self, step: int, state: AdaFocalState | None) -> bool:
+        """Whether this is where it goes on, if that is for the trainer to say."""
+        if self.plan.decides == "service" or self.is_left:
+            return True
+        return self.plan.start == Start(step, state)
+
+
+def is_refusal(error: CalibrdError) -> bool:
+    """Whether the next try would end in the same way."""
+    return isinstance(error, Refused) and not isinstance(error, ServerTrouble | TooSlow)

@@ -1,0 +1,95 @@
+"""What is observed of a validation pass: the same on tensors and arrays, in any shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calibrators import DataError
+from calibrators.adafocal import BinStatistics
+from calibrd.training.observing import statistics_of
+
+
+def drawn(rows: int = 500, classes: int = 7) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(rows, classes)) * 4
+    labels = (logits + rng.gumbel(size=logits.shape) * 2).argmax(axis=1)
+    return logits, labels
+
+
+def check_near(found: BinStatistics, wanted: BinStatistics) -> None:
+    """The same but for the rounding of float32."""
+    assert found.rows == wanted.rows
+    for name in ("accuracy", "confidence", "ece", "ada_ece", "nll"):
+        assert getattr(found.summary(), name) == pytest.approx(
+            getattr(wanted.summary(), name), abs=2e-5
+        )
+
+
+def test_tensors_give_what_arrays_give(device: str) -> None:
+    logits, labels = drawn()
+    wanted = BinStatistics.from_logits(logits, labels)
+    place = torch.device(device)
+    kinds = (torch.float32,) if device == "mps" else (torch.float32, torch.float64)
+    for kind in kinds:
+        found = statistics_of(
+            torch.tensor(logits, dtype=kind, device=place), torch.tensor(labels, device=place)
+        )
+        check_near(found, wanted)
+    assert statistics_of(logits, labels) == wanted
+    assert statistics_of(torch.tensor(logits), labels).rows == wanted.rows
+
+
+def test_half_precision_is_widened_before_it_is_reduced() -> None:
+    logits, labels = drawn()
+    half = torch.tensor(logits).to(torch.bfloat16).requires_grad_()
+    check_near(statistics_of(half, torch.tensor(labels)), statistics_of(half.double(), labels))
+
+
+def test_pixels_and_ignored_labels() -> None:
+    logits, labels = drawn(rows=6 * 4 * 5)
+    images = logits.reshape(6, 4, 5, 7).transpose(0, 3, 1, 2)
+    masks = labels.reshape(6, 4, 5).copy()
+    masks[::2, 1] = 255
+    kept = masks.reshape(-1) != 255
+    wanted = BinStatistics.from_logits(logits[kept], labels[kept])
+    assert statistics_of(images, masks, 255) == wanted
+    check_near(statistics_of(torch.tensor(images), torch.tensor(masks), 255), wanted)
+    nothing = statistics_of(torch.tensor(images), torch.full((6, 4, 5), 255), 255)
+    assert nothing == BinStatistics.empty() == statistics_of(images, masks * 0 + 255, 255)
+
+
+def test_one_column_is_the_logit_of_class_1() -> None:
+    logits, labels = drawn(classes=2)
+    margin = logits[:, 1] - logits[:, 0]
+    wanted = BinStatistics.from_logits(margin, labels)
+    for given in (margin, margin[:, None]):
+        assert statistics_of(given, labels) == wanted
+        check_near(statistics_of(torch.tensor(given), torch.tensor(labels)), wanted)
+
+
+def test_impossible_classes_and_sure_rows_are_legal() -> None:
+    logits = torch.tensor([[float("-inf"), 900.0, -900.0], [0.0, float("-inf"), float("-inf")]])
+    found = statistics_of(logits, torch.tensor([1, 0])).summary()
+    assert (found.accuracy, found.confidence, found.nll) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "code"),
+    [
+        (torch.zeros(4, 3), torch.zeros(4), "labels_not_integers"),
+        (torch.zeros(4, 3), torch.tensor([0, 1, 2, 3]), "label_out_of_range"),
+        (torch.zeros(4, 3), torch.tensor([0, 1, 2, -1]), "label_out_of_range"),
+        (torch.zeros(4, 3), torch.zeros(3, dtype=torch.int64), "bad_shape"),
+        (torch.zeros(4, 3, 2), torch.zeros(4, 3, dtype=torch.int64), "bad_shape"),
+        (torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.int64), "nan"),
+        (torch.full((4, 3), torch.inf), torch.zeros(4, dtype=torch.int64), "infinite"),
+        (np.full((4, 3), np.nan), np.zeros(4, dtype=int), "nan"),
+        (np.zeros((4, 3, 2)), np.zeros((4, 3), dtype=int), "bad_shape"),
+    ],
+)
+def test_what_cannot_be_observed_is_told(logits: object, labels: object, code: str) -> None:
+    with pytest.raises(DataError) as caught:
+        statistics_of(logits, labels)
+    assert caught.value.code == code
