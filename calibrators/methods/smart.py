@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
+from calibrators.adam import Adam
 from calibrators.base import Calibrator, FitContext, TemperatureTypeMap
 from calibrators.blocks import Floats
 from calibrators.curves import observe
@@ -173,7 +174,7 @@ class Smart(Calibrator):
         w1, b1 = initial_weights(self.seed, inputs.shape[1], self.hidden)
         start = (w1, b1, np.zeros(self.hidden), np.array(NEUTRAL))
         weights = [torch.tensor(one, device=device) for one in start]
-        optimiser = torch.optim.Adam(weights, lr=self.learning_rate)
+        optimiser = Adam(weights, self.learning_rate)
         with torch_threads(data.n * self.hidden):
             first = _set_gradients(weights, inputs, objective)
             for step in range(1, self.steps + 1):

@@ -21,7 +21,7 @@ from rounds import IS_FULL
 
 MEGABYTES = 64
 CHUNK = 1 << 20
-STEPS = 400
+STEPS = 800
 FIT_SECONDS = 8.0
 FINAL = ("succeeded", "failed", "cancelled")
 
