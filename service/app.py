@@ -51,9 +51,21 @@ from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.news import Listener
 from service.web import reference
+from service.web import runs as run_pages
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
-ROUTERS = (datasets, fits, aliases, calibrators, reports, runs, keys, operations, reference)
+ROUTERS = (
+    datasets,
+    fits,
+    aliases,
+    calibrators,
+    reports,
+    runs,
+    keys,
+    operations,
+    reference,
+    run_pages,
+)
 
 
 def create_app(settings: Settings) -> FastAPI:

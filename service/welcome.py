@@ -9,6 +9,7 @@ calibrd answers on {url}
   data      {data}
   database  {database}
   API       {url}/docs
+  runs      {url}/runs
   stop      Ctrl-C
 
 A first fit, in another terminal, from this folder:

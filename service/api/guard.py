@@ -22,8 +22,14 @@ PUBLIC = frozenset(
         "/v2",
         "/v2/health/live",
         "/v2/health/ready",
+        "/runs",
+        "/static/run-charts.json",
+        "/static/runs.css",
+        "/static/runs.js",
+        "/static/vega.js",
     }
 )
+PUBLIC_UNDER = "/runs/"  # pages of runs: shells without data
 BEARER = b"bearer "
 
 
@@ -44,7 +50,7 @@ class Guard:
         """Let the request in with its caller, or refuse it."""
         if scope["type"] == "websocket":
             raise RuntimeError("no route takes websockets")
-        if scope["type"] == "http" and scope["path"] not in PUBLIC:
+        if scope["type"] == "http" and not is_public(scope["path"]):
             try:
                 scope["principal"] = self._caller(scope)
             except ServiceError as error:
@@ -62,6 +68,15 @@ class Guard:
         raise Unauthenticated(
             "key_required", "send a key in the header: Authorization: Bearer cal_..."
         )
+
+
+def is_public(path: str) -> bool:
+    """Whether a path needs no caller.
+
+    >>> is_public("/runs/resnet"), is_public("/v1/runs/resnet")
+    (True, False)
+    """
+    return path in PUBLIC or path.startswith(PUBLIC_UNDER)
 
 
 def _token(scope: Scope) -> str | None:

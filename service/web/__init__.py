@@ -1,1 +1,1 @@
-"""Pages for people, rendered here: no script, nothing from elsewhere."""
+"""Pages for people: nothing from elsewhere, and no script but that of the runs' own."""

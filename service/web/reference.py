@@ -39,12 +39,13 @@ def reference_page(document: dict[str, Any]) -> str:
     groups = [
         (tag, told.get(tag, ""), [one for one in operations if one.tag == tag]) for tag in order
     ]
-    template = _environment().get_template("reference.html")
+    template = environment().get_template("reference.html")
     return template.render(info=document["info"], groups=[one for one in groups if one[2]])
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Renders the pages; every string is escaped."""
     made = Environment(
         loader=PackageLoader("service.web"),
         autoescape=True,

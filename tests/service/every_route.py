@@ -18,12 +18,19 @@ RUN = "/v1/runs/{run}"
 MODEL = "/v2/models/{name}"
 MODEL_VERSION = f"{MODEL}/versions/{{version}}"
 
+RUN_FILES = tuple(
+    f"/static/{file}" for file in ("run-charts.json", "runs.css", "runs.js", "vega.js")
+)
+
 NEEDS: dict[str, Need] = {
     "GET /healthz": "public",
     "GET /readyz": "public",
     "GET /": "public",
     "GET /docs": "public",
     "GET /openapi.json": "public",
+    "GET /runs": "public",
+    "GET /runs/{name}": "public",
+    **{f"GET {path}": "public" for path in RUN_FILES},
     "GET /v2": "public",
     "GET /v2/health/live": "public",
     "GET /v2/health/ready": "public",
@@ -79,7 +86,15 @@ NEEDS: dict[str, Need] = {
     f"GET {MODEL_VERSION}/ready": "predict",
     f"POST {MODEL_VERSION}/infer": "predict",
 }
-UNDOCUMENTED = {"/", "/docs", "/openapi.json", f"{VERSION}/report.json"}
+UNDOCUMENTED = {
+    "/",
+    "/docs",
+    "/openapi.json",
+    f"{VERSION}/report.json",
+    "/runs",
+    "/runs/{name}",
+    *RUN_FILES,
+}
 
 
 class Call(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 from every_route import NEEDS, UNDOCUMENTED, Call, calls_of
 from live_service import Local, in_process
 
-from service.api.guard import PUBLIC
+from service.api.guard import PUBLIC, is_public
 from service.core import keys
 from service.core.access import Scope
 
@@ -118,8 +118,11 @@ def test_every_route_is_in_the_table_and_in_the_document(locked: Locked) -> None
 
 
 def test_public_routes_are_those_that_the_guard_names(locked: Locked) -> None:
-    assert {call.path for call in locked.calls if call.need == "public"} == PUBLIC
+    assert {call.path for call in locked.calls if call.need == "public"} == PUBLIC | {
+        "/runs/{name}"
+    }
     for call in locked.calls:
+        assert is_public(call.path) == (call.need == "public"), str(call)
         if call.need == "public":
             assert locked.ask(call, {}).status_code in (200, 307, 503), str(call)
 

@@ -1,0 +1,317 @@
+// The pages of training runs. All that is shown is text: nothing that was received becomes markup.
+
+const { root, run } = document.body.dataset;
+const KEY = "calibrd-key";
+const WAIT_SECONDS = 20;
+const ABSENT_SECONDS = 5;
+const LONGEST_PAUSE_SECONDS = 15;
+const LAST_STEPS = 20;
+const PAGE = 200;
+const MINUS = "\u2212";
+
+const $ = (id) => document.getElementById(id);
+const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
+
+class Refused extends Error {
+  constructor(status, problem) {
+    super(problem.detail || problem.title || `the service answered ${status}`);
+    this.status = status;
+    this.code = problem.code || "";
+  }
+}
+
+class Lost extends Error {}
+
+const lost = (error) => {
+  throw new Lost(error.message);
+};
+
+async function ask(path) {
+  const token = sessionStorage.getItem(KEY);
+  const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
+  const answer = await fetch(`${root}/v1/${path}`, { headers, cache: "no-store" }).catch(lost);
+  if (answer.ok) return answer.json().catch(lost);
+  throw new Refused(answer.status, await answer.json().catch(() => ({})));
+}
+
+async function allPages(path) {
+  const found = [];
+  let cursor = "";
+  do {
+    const page = await ask(`${path}&limit=${PAGE}${cursor}`);
+    found.push(...page.items);
+    cursor = page.next === null ? "" : `&cursor=${encodeURIComponent(page.next)}`;
+  } while (cursor);
+  return found;
+}
+
+// ---- words
+
+const missing = "\u2013";
+const fixed = (value, digits) => (value === null ? missing : value.toFixed(digits).replace("-", MINUS));
+const percent = (value) => (value === null ? missing : `${(100 * value).toFixed(2)} %`);
+const moment = (text) => (text === null ? missing : new Date(text).toLocaleString());
+const figures = (metrics) => [
+  percent(metrics.ece), percent(metrics.ada_ece), fixed(metrics.nll, 4), percent(metrics.accuracy),
+];
+
+function element(kind, content, className = "") {
+  const made = document.createElement(kind);
+  if (className) made.className = className;
+  made.append(...[content].flat());
+  return made;
+}
+
+function row(first, cells) {
+  const head = element("th", first);
+  head.scope = "row";
+  return element("tr", [head, ...cells.map((one) => (one instanceof Node ? one : element("td", one)))]);
+}
+
+function fill(id, rows) {
+  $(id).querySelector("tbody").replaceChildren(...rows);
+}
+
+function say(id, text) {
+  $(id).textContent = text;
+  $(id).hidden = text === "";
+}
+
+function status(text, kind = "") {
+  $("live").textContent = text;
+  $("live").className = `badge ${kind}`;
+}
+
+// ---- keys
+
+function wantKey(refused) {
+  const sent = sessionStorage.getItem(KEY) !== null;
+  sessionStorage.removeItem(KEY);
+  $("refusal").textContent = sent
+    ? `The service refused this key: ${refused.message}`
+    : "The service shows runs to holders of an API key.";
+  $("key").hidden = false;
+  $("content").hidden = true;
+  if (run) status("locked");
+  $("token").focus();
+}
+
+$("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const token = $("token").value.trim();
+  if (!/^[\x21-\x7e]+$/.test(token)) {
+    $("refusal").textContent = "A key is letters, digits and signs without spaces: cal_...";
+    return;
+  }
+  sessionStorage.setItem(KEY, token);
+  $("token").value = "";
+  $("key").hidden = true;
+  begin();
+});
+
+const isAboutKeys = (error) => error instanceof Refused && (error.status === 401 || error.status === 403);
+
+// ---- the list
+
+async function showList(cursor = "") {
+  const archived = $("archived").checked;
+  const page = await ask(`runs?limit=50&archived=${archived}${cursor}`);
+  const body = $("list").querySelector("tbody");
+  if (!cursor) body.replaceChildren();
+  body.append(...page.items.map(listed));
+  $("content").hidden = false;
+  $("none").hidden = body.childElementCount > 0;
+  $("list").hidden = body.childElementCount === 0;
+  $("more").hidden = page.next === null;
+  $("more").onclick = () => attempt(() => showList(`&cursor=${encodeURIComponent(page.next)}`));
+}
+
+function listed(one) {
+  const link = element("a", one.name);
+  link.href = `${root}/runs/${encodeURIComponent(one.name)}`;
+  const measured = one.metrics === null ? Array(4).fill(missing) : figures(one.metrics);
+  return row(link, [one.kind, String(one.step), ...measured, moment(one.updated_at)]);
+}
+
+async function attempt(action) {
+  try {
+    say("trouble", "");
+    await action();
+  } catch (error) {
+    if (isAboutKeys(error)) wantKey(error);
+    else say("trouble", `The service gave no answer: ${error.message}`);
+  }
+}
+
+// ---- one run
+
+const address = run && `runs/${encodeURIComponent(run)}`;
+const views = {};
+let charts = null;
+let steps = [];
+let now = null;
+let waited = false;
+
+async function load() {
+  const [about, found] = await Promise.all([ask(address), allPages(`${address}/history?`)]);
+  steps = found;
+  describe(about);
+}
+
+async function follow() {
+  let seconds = 1;
+  for (;;) {
+    const asked = performance.now();
+    try {
+      await look();
+      seconds = 1;
+      say("trouble", "");
+      status("live", "live");
+      if (performance.now() - asked < 250) await pause(0.25);
+    } catch (error) {
+      if (isAboutKeys(error)) return wantKey(error);
+      if (error.status === 404) {
+        absent();
+        await pause(ABSENT_SECONDS);
+      } else if (error instanceof Lost || error.status >= 500 || error.status === 429) {
+        status("connection lost, trying again", "lost");
+        await pause(seconds);
+        seconds = Math.min(2 * seconds, LONGEST_PAUSE_SECONDS);
+      } else {
+        status("stopped", "lost");
+        say("trouble", `This page cannot go on: ${error.message}`);
+        throw error;
+      }
+    }
+  }
+}
+
+function absent() {
+  say("trouble", `The service knows no run of the name ${run}; this page asks again.`);
+  $("content").hidden = true;
+  status("not there", "lost");
+  now = null;
+}
+
+async function look() {
+  // a wait belongs to the session it began with, so that after one in vain the newest is asked for
+  const wait = now === null || waited ? "" : `?after=${now.step}&wait=${WAIT_SECONDS}`;
+  waited = wait !== "";
+  const news = await ask(`${address}/state${wait}`);
+  const last = steps.length ? steps[steps.length - 1].step : 0;
+  if (now === null || news.session !== now.session || news.step < now.step) {
+    await load();
+  } else if (news.step > now.step) {
+    steps = steps.concat(await allPages(`${address}/history?after=${last}`));
+  } else {
+    return;
+  }
+  waited = false;
+  now = { session: news.session, step: news.step };
+  await show();
+}
+
+function describe(about) {
+  const settings = about.settings || {};
+  const told = [
+    about.archived ? "archived" : "",
+    about.kind === "adafocal" ? `AdaFocal, rate ${settings.rate}, rule ${settings.rule}` : about.kind,
+    ...Object.entries(about.tags).map(([name, value]) => `${name}: ${value}`),
+    about.description,
+  ];
+  $("about").textContent = told.filter(Boolean).join(" \u00b7 ");
+  fill("sessions", about.sessions.map((one) => row(one.id, [
+    String(one.base_step), String(one.world_size), one.decides, moment(one.created_at),
+  ])));
+}
+
+async function show() {
+  $("content").hidden = false;
+  $("waiting").hidden = steps.length > 0;
+  $("told").hidden = false;
+  $("charts").hidden = steps.length === 0;
+  showFigures();
+  fill("steps", steps.slice(-LAST_STEPS).reverse().map(told));
+  if (steps.length) await draw();
+}
+
+function showFigures() {
+  const latest = steps[steps.length - 1];
+  if (!latest) return $("figures").replaceChildren();
+  const names = ["ECE", "AdaECE", "NLL", "accuracy"];
+  const shown = [["step", String(latest.step)], ...figures(latest.metrics).map((one, at) => [names[at], one])];
+  shown.push(["mean confidence", percent(latest.metrics.confidence)]);
+  shown.push(["rows", latest.metrics.rows.toLocaleString()]);
+  $("figures").replaceChildren(
+    ...shown.map(([name, value]) => element("div", [element("dt", name), element("dd", value)])),
+  );
+}
+
+function told(step) {
+  const remarks = [];
+  if (step.partial) {
+    remarks.push(element("span", `partial: ranks ${step.ranks.join(", ")} of ${step.world_size}`, "flag"));
+  }
+  if (step.verified === false) {
+    remarks.push(element("span", "unverified: the update gives other gammas", "flag unverified"));
+  }
+  return row(String(step.step), [
+    ...figures(step.metrics),
+    percent(step.metrics.confidence),
+    step.metrics.rows.toLocaleString(),
+    step.switched.length ? step.switched.join(", ") : missing,
+    moment(step.decided_at),
+    element("td", remarks.length === 2 ? [remarks[0], "; ", remarks[1]] : remarks, "text"),
+  ]);
+}
+
+async function draw() {
+  if (!window.vegaEmbed) {
+    const why = window.calibrdNoCharts
+      ? "The service cannot draw charts: it needs pip install 'calibrd[charts]'."
+      : "The charts' library could not be loaded from the service; reload to try again.";
+    return say("undrawn", why);
+  }
+  charts ??= await (await fetch(`${root}/static/run-charts.json`)).json();
+  const hasGammas = steps.some((one) => one.gammas !== null);
+  for (const [name, chart] of Object.entries(charts)) {
+    if (name !== "gammas" || hasGammas) await drawOne(name, chart, hasGammas);
+  }
+}
+
+async function drawOne(name, chart, hasGammas) {
+  const values = steps.map((one) => ({ ...one }));  // a view writes into its data
+  if (views[name]) return views[name].data("steps", values).runAsync();
+  const { title, ...rest } = chart;
+  const place = element("div", [], "drawing");
+  const size = name === "gammas" || name === "gaps" ? "" : "small";
+  const section = element(
+    "section",
+    [element("h2", title.text), element("p", title.subtitle), place],
+    `chart ${name === "gaps" && !hasGammas ? "wide" : size}`,
+  );
+  $("charts").append(section);
+  const spec = {
+    ...rest, width: "container", background: "transparent", padding: 2, data: { name: "steps", values },
+  };
+  // ast: expressions are interpreted, because the page's policy forbids to compile them
+  const options = {
+    actions: false, renderer: "svg", ast: true, defaultStyle: false, logLevel: 1,
+    tooltip: { theme: "custom", disableDefaultStyle: true },
+  };
+  views[name] = (await window.vegaEmbed(place, spec, options)).view;
+}
+
+// ----
+
+function begin() {
+  if (run) {
+    now = null;
+    follow();
+  } else {
+    attempt(showList);
+  }
+}
+
+if (!run) $("archived").addEventListener("change", () => attempt(showList));
+begin();
