@@ -76,7 +76,9 @@ class AdaFocalState:
             object.__setattr__(self, name, array)
         if (np.diff(self.edges) < 0).any() or self.edges[0] != 0 or self.edges[-1] != 1:
             raise DataError("bad_state", "edges must rise from 0 to 1")
-        if not isinstance(self.step, int) or self.step < 0:
+        if (self.accuracy < 0).any() or (self.accuracy > 1).any():
+            raise DataError("bad_state", "accuracy must lie in [0, 1]")
+        if not isinstance(self.step, int) or isinstance(self.step, bool) or self.step < 0:
             raise DataError("bad_state", f"step must be a whole number from 0, got {self.step!r}")
 
     @classmethod
@@ -93,19 +95,21 @@ class AdaFocalState:
         return cls(settings, 0, edges, np.ones(bins), (edges[:-1] + edges[1:]) / 2)
 
     def update(self, statistics: BinStatistics) -> AdaFocalState:
-        """The state after a validation pass: new bins of equal mass, gammas one step on."""
+        """The state after a validation pass: new bins of equal mass, gammas one step on.
+
+        A bin without a row, as there are where rows are fewer than bins, keeps its gamma.
+        """
         table = statistics.equal_mass(self.settings.bins)
-        gaps = (table.mean_confidence - table.accuracy).tolist()
         gammas = [
-            _next(self.settings, gamma, gap)
-            for gamma, gap in zip(self.gammas.tolist(), gaps, strict=True)
+            gamma if math.isnan(gap) else _next(self.settings, gamma, gap)
+            for gamma, gap in zip(self.gammas.tolist(), (-table.gap).tolist(), strict=True)
         ]
         return replace(
             self,
             step=self.step + 1,
-            edges=np.concatenate([table.lower, [1.0]]),
+            edges=np.append(table.lower, 1.0),
             gammas=np.array(gammas),
-            accuracy=table.accuracy,
+            accuracy=np.where(table.count > 0, table.accuracy, self.accuracy),
         )
 
     def switches(self, before: AdaFocalState) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from calibrators.adafocal.cells import CELLS, cell_confidences, cell_of, confidence_at
 from calibrators.blocks import Floats, Scratch, map_blocks
 from calibrators.data import CalibrationSet
 from calibrators.errors import DataError
@@ -16,18 +17,18 @@ from calibrators.metrics import BinTable
 from calibrators.metrics.bins import bin_index, width_edges
 
 Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
-CELLS = 4096
-LOWEST, HIGHEST = -12.0, 20.0
 WIDTHS = 15
 CONFIDENCE_UNIT = 2.0**-30
 NLL_UNIT = 2.0**-24
 MOST_ROWS = 2**32
-MOST_NLL = 2.0**20
+MOST_NLL = 2.0**14
+MOST_NUMBER = 2**63 - 1
 
 MAGIC = b"CBS1"
 COUNT, CORRECT, CONFIDENCE = range(3)
-NUMBERS = 3 * CELLS + 3 * WIDTHS + 2
+NUMBERS = 2 * CELLS + 3 * WIDTHS + 2
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class BinStatistics:
-    """Counts, hits and confidence of rows in 4096 cells of log-odds and 15 bins of confidence.
+    """Rows and hits in 32,768 cells of log-odds, and their confidence in 15 equally wide bins.
 
     A row's confidence is the probability of its predicted class; its cell is found from the
-    logarithm of the odds, ``log(c / (1 - c))`` in [-12, 20], because cells of equal width in c fail
-    near 1. Beside the cells stand 15 equally wide bins, as the ECE takes them, and the sum of
-    -log p of the labels. All numbers are integers (confidence in units of 2^-30, nll of 2^-24), so
-    that sums are exact: merged in any order, on any number of machines, they are the same bits.
+    logarithm of the odds, ``log(c / (1 - c))``, because cells of equal width in c fail near 1. From
+    the cells come bins of equal mass of any number, in which the mean confidence is right to 3e-5.
+    The 15 bins are those of the ECE; beside them stands the sum of -log p of the labels, each
+    at most 2^14. All numbers are integers (confidence in units of 2^-30, nll of 2^-24), so that
+    sums are exact: merged in any order, on any number of machines, they are the same bits.
 
     >>> first = BinStatistics.from_confidences([0.9, 0.6], [True, False])
     >>> second = BinStatistics.from_logits([[2.0, 0.0, -1.0]], [0])
@@ -67,9 +69,9 @@ class BinStatistics:
         numbers = np.asarray(self.numbers)
         if numbers.shape != (NUMBERS,) or numbers.dtype != np.int64:
             raise DataError("bad_statistics", f"statistics are {NUMBERS} numbers of int64")
-        view = numbers.view()
-        view.flags.writeable = False
-        object.__setattr__(self, "numbers", view)
+        kept = numbers.copy()
+        kept.flags.writeable = False
+        object.__setattr__(self, "numbers", kept)
         self._check()
 
     @classmethod
@@ -81,24 +83,12 @@ class BinStatistics:
     def from_confidences(cls, confidence: ArrayLike, correct: ArrayLike) -> BinStatistics:
         """From the probability of the predicted class and whether it was right; no NLL."""
         scores = np.asarray(confidence, dtype=np.float64)
-        hits = np.asarray(correct)
-        if scores.ndim != 1 or hits.shape != scores.shape:
-            raise DataError(
-                "bad_shape",
-                "confidence and correct must have the same shape (n,), "
-                f"got {scores.shape} and {hits.shape}",
-            )
-        if hits.dtype != np.bool_ and not np.isin(hits, (0, 1)).all():
-            raise DataError("bad_correct", "correct must be True or False for each row")
-        broken = ~((scores >= 0) & (scores <= 1))
-        if broken.any():
-            first, count = int(np.argmax(broken)), int(broken.sum())
-            raise DataError(
-                "not_a_probability", "confidence must lie in [0, 1]", rows=count, first=first
-            )
+        hits = _hits(correct, "confidence", scores)
+        outside = ~((scores >= 0) & (scores <= 1))
+        _refuse(outside, "not_a_probability", "confidence must lie in [0, 1]")
         with np.errstate(divide="ignore"):
             odds = np.log(scores) - np.log1p(-scores)
-        return cls._tallied(odds, scores, hits.astype(np.bool_), None)
+        return cls._tallied(odds, scores, hits, None)
 
     @classmethod
     def from_logits(cls, logits: ArrayLike, labels: ArrayLike) -> BinStatistics:
@@ -124,28 +114,29 @@ class BinStatistics:
         This is what is left to do once a device has reduced its logits to three numbers a row.
         """
         given = np.asarray(odds, dtype=np.float64)
+        hits = _hits(correct, "odds", given)
         surprise = None if nll is None else np.asarray(nll, dtype=np.float64)
-        if np.isnan(given).any() or (surprise is not None and not (surprise >= 0).all()):
-            raise DataError("nan", "log-odds must not be NaN, and -log p must be at least 0")
-        scores = np.exp(-np.logaddexp(0.0, -given))
-        return cls._tallied(given, scores, np.asarray(correct, dtype=np.bool_), surprise)
+        if surprise is not None and surprise.shape != given.shape:
+            raise DataError(
+                "bad_shape", f"nll must have the shape of odds {given.shape}, got {surprise.shape}"
+            )
+        _refuse(np.isnan(given), "nan", "odds must not be NaN")
+        if surprise is not None:
+            _refuse(~(surprise >= 0), "bad_nll", "nll must be at least 0")
+        return cls._tallied(given, np.exp(-np.logaddexp(0.0, -given)), hits, surprise)
 
     @classmethod
     def _tallied(
-        cls, odds: Floats, scores: Floats, correct: NDArray[np.bool_], nll: Floats | None
+        cls, odds: Floats, scores: Floats, correct: Bools, nll: Floats | None
     ) -> BinStatistics:
-        cell = np.clip((odds - LOWEST) * (CELLS / (HIGHEST - LOWEST)), 0, CELLS - 1)
         units = np.rint(scores / CONFIDENCE_UNIT).astype(np.int64)
         made = np.zeros(NUMBERS, dtype=np.int64)
         cells, widths = _split(made)
-        for table, place in (
-            (cells, cell.astype(np.intp)),
-            (widths, bin_index(scores, WIDTHS)),
-        ):
-            size = table.shape[1]
-            table[COUNT] = np.bincount(place, minlength=size)
-            table[CORRECT] = np.bincount(place[correct], minlength=size)
-            np.add.at(table[CONFIDENCE], place, units)
+        width = bin_index(scores, WIDTHS)
+        for table, place in ((cells, cell_of(odds)), (widths, width)):
+            table[COUNT] = np.bincount(place, minlength=table.shape[1])
+            table[CORRECT] = np.bincount(place[correct], minlength=table.shape[1])
+        np.add.at(widths[CONFIDENCE], width, units)
         if nll is not None:
             made[-2] = scores.size
             made[-1] = np.rint(np.minimum(nll, MOST_NLL) / NLL_UNIT).astype(np.int64).sum()
@@ -156,6 +147,8 @@ class BinStatistics:
             return NotImplemented
         if self.rows + other.rows > MOST_ROWS:
             raise DataError("too_many_rows", f"statistics hold at most {MOST_ROWS} rows")
+        if int(self.numbers[-1]) + int(other.numbers[-1]) > MOST_NUMBER:
+            raise DataError("too_many_rows", f"the sum of nll is at most {MOST_NUMBER} * 2^-24")
         return BinStatistics(self.numbers + other.numbers)
 
     def __eq__(self, other: object) -> bool:
@@ -169,50 +162,35 @@ class BinStatistics:
         return int(_split(self.numbers)[0][COUNT].sum())
 
     def equal_mass(self, bins: int = WIDTHS) -> BinTable:
-        """Bins of equal mass; a cell on an edge is shared in proportion, as ties are.
+        """Bins of equal mass, as ``calibrators.metrics.equal_mass`` takes them.
 
-        The edges lie where the cumulative count, linear inside each cell, reaches i/M of the rows;
-        the outermost are 0 and 1.
+        Bin i ends after floor(i n / M) rows, so that with fewer rows than bins some are empty. A
+        cell on an edge is shared in proportion, as ties are, and the edge lies in it where the
+        count, linear inside each cell, is reached; the outermost edges are 0 and 1.
         """
-        if not self.rows:
-            raise DataError("empty", "no row was observed yet")
+        rows = self._some_rows()
         cells, _ = _split(self.numbers)
-        cumulated = np.concatenate([[0], np.cumsum(cells[COUNT])]).astype(np.float64)
-        cuts = np.linspace(0.0, cumulated[-1], bins + 1)
-        grid = np.linspace(LOWEST, HIGHEST, CELLS + 1)
-        edges = 1 / (1 + np.exp(-np.interp(cuts, cumulated, grid)))
-        edges[0], edges[-1] = 0.0, 1.0
-        sums = np.stack(
-            [
-                np.diff(np.interp(cuts, cumulated, np.concatenate([[0], np.cumsum(row)])))
-                for row in cells[[CORRECT, CONFIDENCE]].astype(np.float64)
-            ]
-        )
-        count = np.diff(cuts)
-        return BinTable(
-            count=count,
-            confidence_sum=sums[1] * CONFIDENCE_UNIT,
-            correct_sum=sums[0],
-            lower=edges[:-1],
-            upper=edges[1:],
-            effective_count=count,
+        cuts = np.arange(bins + 1) * rows // bins
+        count = _sums_below(cells[COUNT])
+
+        def inside(amounts: NDArray[Any]) -> Floats:
+            return np.diff(np.interp(cuts, count, _sums_below(amounts)))
+
+        return _table(
+            np.diff(cuts).astype(np.float64),
+            inside(cells[COUNT] * cell_confidences()),
+            inside(cells[CORRECT]),
+            np.array(
+                [0.0, *confidence_at(np.interp(cuts[1:-1], count, np.arange(CELLS + 1))), 1.0]
+            ),
         )
 
     def equal_width(self) -> BinTable:
         """The 15 equally wide bins of the ECE."""
-        if not self.rows:
-            raise DataError("empty", "no row was observed yet")
+        self._some_rows()
         _, widths = _split(self.numbers)
-        edges = width_edges(WIDTHS)
-        count = widths[COUNT].astype(np.float64)
-        return BinTable(
-            count=count,
-            confidence_sum=widths[CONFIDENCE] * CONFIDENCE_UNIT,
-            correct_sum=widths[CORRECT].astype(np.float64),
-            lower=edges[:-1],
-            upper=edges[1:],
-            effective_count=count,
-        )
+        count, correct, confidence = widths.astype(np.float64)
+        return _table(count, confidence * CONFIDENCE_UNIT, correct, width_edges(WIDTHS))
 
     def summary(self) -> Summary:
         """ECE, AdaECE, NLL, accuracy and mean confidence."""
@@ -230,7 +208,7 @@ class BinStatistics:
     def to_bytes(self) -> bytes:
         """Compact bytes: the numbers' bytes sorted by their place, then deflated."""
         planes = self.numbers.astype("<i8").view(np.uint8).reshape(-1, 8).T
-        return MAGIC + zlib.compress(planes.tobytes(), 9)
+        return MAGIC + zlib.compress(planes.tobytes(), 6)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BinStatistics:
@@ -240,7 +218,7 @@ class BinStatistics:
             if data[: len(MAGIC)] != MAGIC:
                 raise ValueError("they do not begin with CBS1")
             inflater = zlib.decompressobj()
-            planes = inflater.decompress(data[len(MAGIC) :], size)
+            planes = inflater.decompress(data[len(MAGIC) :], size + 1)
             if len(planes) != size or not inflater.eof or inflater.unused_data:
                 raise ValueError("they have the wrong length")
         except (ValueError, zlib.error) as error:
@@ -248,36 +226,80 @@ class BinStatistics:
         turned = np.frombuffer(planes, dtype=np.uint8).reshape(8, -1).T
         return cls(np.ascontiguousarray(turned).view("<i8")[:, 0].astype(np.int64))
 
+    def _some_rows(self) -> int:
+        rows = self.rows
+        if not rows:
+            raise DataError("empty", "no row was observed yet")
+        return rows
+
     def _check(self) -> None:
         cells, widths = _split(self.numbers)
         nll_rows, nll = self.numbers[-2:].tolist()
-        limit = MOST_ROWS + 1
+        rows = cells[COUNT].sum()
         sound = (
             (self.numbers >= 0).all()
-            and (cells[COUNT] < limit).all()
-            and (widths[COUNT] < limit).all()
-            and cells[COUNT].sum() < limit
-            and all(_is_sound(table) for table in (cells, widths))
-            and (cells.sum(axis=1) == widths.sum(axis=1)).all()
-            and nll_rows <= cells[COUNT].sum()
+            and self.numbers[: 2 * CELLS].max() <= MOST_ROWS
+            and widths[:CONFIDENCE].max() <= rows <= MOST_ROWS
+            and (cells.sum(axis=1) == widths[:CONFIDENCE].sum(axis=1)).all()
+            and (cells[CORRECT] <= cells[COUNT]).all()
+            and (widths[CORRECT] <= widths[COUNT]).all()
+            and _is_inside(widths[CONFIDENCE], widths[COUNT])
+            and nll_rows <= rows
             and nll * NLL_UNIT <= nll_rows * MOST_NLL
         )
         if not sound:
             raise DataError("bad_statistics", "these statistics contradict themselves")
 
 
-def _is_sound(table: Integers) -> bool:
-    """Not more hits than rows, and no more confidence than they can have."""
-    most = table[COUNT] * int(1 / CONFIDENCE_UNIT)
-    return bool((table[CORRECT] <= table[COUNT]).all() and (table[CONFIDENCE] <= most).all())
+def _is_inside(confidence: Integers, count: Integers) -> bool:
+    """Whether the confidence of each of the 15 bins lies inside the bin, but for rounding."""
+    edges = width_edges(WIDTHS) / CONFIDENCE_UNIT
+    above = confidence >= count * (edges[:-1] - 1)
+    return bool((above & (confidence <= count * (edges[1:] + 1))).all())
 
 
-def _split(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    cells = numbers[: 3 * CELLS].reshape(3, CELLS)
-    return cells, numbers[3 * CELLS : 3 * (CELLS + WIDTHS)].reshape(3, WIDTHS)
+def _sums_below(amounts: NDArray[Any]) -> Floats:
+    """The sum of all amounts before each place: one more than there are amounts."""
+    return np.concatenate([[0.0], np.cumsum(amounts, dtype=np.float64)])
 
 
-def _observed(logits: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
+def _table(count: Floats, confidence: Floats, correct: Floats, edges: Floats) -> BinTable:
+    return BinTable(
+        count=count,
+        confidence_sum=confidence,
+        correct_sum=correct,
+        lower=edges[:-1],
+        upper=edges[1:],
+        effective_count=count,
+    )
+
+
+def _hits(correct: ArrayLike, name: str, beside: Floats) -> Bools:
+    """Whether each row was right, checked against the array that stands beside it."""
+    hits = np.asarray(correct)
+    if beside.ndim != 1 or hits.shape != beside.shape:
+        raise DataError(
+            "bad_shape",
+            f"{name} and correct must have the same shape (n,), "
+            f"got {beside.shape} and {hits.shape}",
+        )
+    if hits.dtype != np.bool_:
+        _refuse(~np.isin(hits, (0, 1)), "bad_correct", "correct must be True or False")
+    return hits.astype(np.bool_)
+
+
+def _refuse(broken: Bools, code: str, rule: str) -> None:
+    if broken.any():
+        raise DataError(code, rule, rows=int(broken.sum()), first=int(np.argmax(broken)))
+
+
+def _split(numbers: Integers) -> tuple[Integers, Integers]:
+    """The cells (2, 32768) and the bins (3, 15)."""
+    cells, rest = numbers[: 2 * CELLS], numbers[2 * CELLS : -2]
+    return cells.reshape(2, CELLS), rest.reshape(3, WIDTHS)
+
+
+def _observed(logits: Floats, labels: Integers) -> tuple[Floats, Floats, Bools]:
     """Log-odds of the predicted class, -log p of the label, and whether they are the same class."""
     row = np.arange(len(logits))
     top = logits.argmax(axis=1)

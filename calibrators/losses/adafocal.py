@@ -52,7 +52,7 @@ class AdaFocalLoss(torch.nn.Module):
             raise ParameterError("bad_parameter", "give a state or settings, not both")
         self.reduction = reduction
         self.ignore_index = ignore_index
-        self.state = state or AdaFocalState.begin(Settings(**settings))
+        self.state = AdaFocalState.begin(Settings(**settings)) if state is None else state
 
     @property
     def state(self) -> AdaFocalState:
@@ -61,6 +61,10 @@ class AdaFocalLoss(torch.nn.Module):
 
     @state.setter
     def state(self, state: AdaFocalState) -> None:
+        if not isinstance(state, AdaFocalState):
+            raise ParameterError(
+                "bad_parameter", f"state must be an AdaFocalState, got {type(state).__name__}"
+            )
         self._state = state
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
 
