@@ -6,11 +6,12 @@ Only then are the ranks and the checkpoint known.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from calibrators.errors import DataError
 from calibrators.losses import AdaFocalLoss
-from calibrd.training.link import Service
+from calibrd.training.link import Service, connection_of
 from calibrd.training.monitor import Monitor
 from calibrd.training.observing import IGNORED
 from calibrd.training.steering import AdaFocal
@@ -22,7 +23,7 @@ Document = dict[str, Any]
 class Attached:
     """Makes it anew for every training, observes and steps while that goes on, and closes it."""
 
-    def __init__(self, make: Callable[[Document | None], Observing], hint: str) -> None:
+    def __init__(self, make: Callable[..., Observing], hint: str) -> None:
         self._make = make
         self._hint = hint
         self._checkpoint: Document | None = None
@@ -36,7 +37,7 @@ class Attached:
 
     def begin(self) -> None:
         """Training begins."""
-        self.observing = self._make(self._checkpoint)
+        self.observing = self._make(resume=self._checkpoint)
         self._checkpoint = None
         self._is_on = True
 
@@ -98,20 +99,11 @@ def attached_loss(
         loss = AdaFocalLoss(ignore_index=ignore_index, **settings)
     elif settings or ignore_index != IGNORED:
         raise ValueError("give a loss, or its settings and ignore_index, not both")
-    steered = loss
-
-    def made(resume: Document | None) -> Observing:
-        return AdaFocal(
-            client, run, loss=steered, budget=budget, fresh=fresh, resume=resume, folder=folder
-        )
-
+    options = {"budget": budget, "fresh": fresh, "folder": folder}
+    made = partial(AdaFocal, connection_of(client), run, loss=loss, **options)
     return loss, Attached(made, hint)
 
 
 def attached_monitor(client: Service, run: str, *, hint: str, **options: Any) -> Attached:
     """A monitor once training begins."""
-
-    def made(resume: Document | None) -> Observing:
-        return Monitor(client, run, resume=resume, **options)
-
-    return Attached(made, hint)
+    return Attached(partial(Monitor, connection_of(client), run, **options), hint)

@@ -22,7 +22,7 @@ from calibrd.training.sessions import Session
 
 _log = logging.getLogger("calibrd")
 
-Service = Client | AsyncClient | str | None
+Service = Client | AsyncClient | Connection | str | None
 
 
 class Link:
@@ -56,8 +56,8 @@ class Link:
         self._disk = Errands("calibrd-journal")
         self._sender = Sender(connection)
         self.is_closed = False
-        self._leave = weakref.finalize(self, _leave, self._disk, self._sender)
-        self._leave.atexit = False
+        self._dropped = weakref.finalize(self, _leave, self._disk, self._sender)
+        self._dropped.atexit = False
         # unlike atexit's, it is also called at the end of processes of multiprocessing
         self._at_exit = multiprocessing.util.Finalize(
             None, _close, (weakref.ref(self),), exitpriority=100
@@ -133,7 +133,8 @@ class Link:
     def _drop(self) -> None:
         self.is_closed = True
         self._at_exit.cancel()
-        self._leave()
+        self._dropped.detach()
+        _leave(self._disk, self._sender)
 
     def _begin_alone(self, first: Start, left: Start | None, until: float, *, fresh: bool) -> Start:
         run, start = self._plan.run, first
@@ -241,9 +242,8 @@ class Link:
             for plan, drawer, passes in journal.leftovers():
                 session = Session(plan, drawer, is_left=True)
                 session.is_late = True
+                session.waiting.extend(passes)
                 sender.begin(session)
-                for one in passes:
-                    sender.add(session, one)
                 if plan.start is not None and plan.decides == "trainer":
                     last = Start(plan.start.step + passes[-1].number, passes[-1].state)
             return last
@@ -257,8 +257,8 @@ class Link:
 
 def connection_of(client: Service) -> Connection | None:
     """How a client reaches the service, or a URL is reached; None if there is none."""
-    if client is None:
-        return None
+    if client is None or isinstance(client, Connection):
+        return client
     if isinstance(client, str):
         return Connection.make(client, None, timeout=30.0, patience=0.0)
     if isinstance(client, Client | AsyncClient):

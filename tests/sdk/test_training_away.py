@@ -1,0 +1,355 @@
+"""The service is away, silent, slow or killed, or the disk is full: training goes on in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from faulty_line import Asked, FaultyLine, Lost, Say, faulty_line, lose
+from live_service import ROOT, Running, wait_until
+from test_training_alone import passes
+from test_training_runs import line_of, stepped
+
+import calibrd
+from calibrators.adafocal import AdaFocalState
+from calibrd.training import AdaFocal, Monitor, journal
+
+BUDGET = 0.4
+# a busy machine may be late in waking a thread
+SLACK = 0.8
+
+
+class Watch:
+    """Fails if a call takes longer than the budget."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    def __call__(self, do: Callable[[], object]) -> object:
+        begun = time.monotonic()
+        try:
+            return do()
+        finally:
+            self.longest = max(self.longest, time.monotonic() - begun)
+
+
+def trained(url: str, run: str, **options: object) -> tuple[AdaFocalState, Watch]:
+    """Three steps; the state after them, and how long the calls took."""
+    watch = Watch()
+    job = watch(lambda: AdaFocal(url, run=run, budget=BUDGET, rate=3.0, **options))
+    assert isinstance(job, AdaFocal)
+    for logits, labels in passes(3):
+        watch(lambda: job.loss(logits, labels))  # noqa: B023
+        watch(lambda: job.observe(logits, labels))  # noqa: B023
+        watch(job.step)
+    watch(job.close)
+    return job.state, watch
+
+
+@pytest.fixture(scope="module")
+def wanted() -> AdaFocalState:
+    """The state after the same three steps without a service."""
+    job = AdaFocal(None, run="alone", rate=3.0)
+    stepped(job, *passes(3))
+    return job.state
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """Somebody who takes connections, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """A port that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{found.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("place", [nobody, black_hole])
+def test_away_from_the_beginning(
+    place: Callable[[], Iterator[str]],
+    wanted: AdaFocalState,
+    service: Running,
+    client: calibrd.Client,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    run = f"from-{place.__name__.replace('_', '-')}"
+    with place() as url:
+        state, watch = trained(url, run)
+    assert state == wanted
+    assert watch.longest < BUDGET + SLACK
+    begun = [one for one in caplog.messages if "training begins at step 0" in one]
+    assert len(begun) == 1
+    left = sorted(one.name for one in tmp_path.rglob("0*.json"))
+    assert left == ["00000001.json", "00000002.json", "00000003.json"]
+
+
+def test_slow_names_are_not_waited_for(
+    wanted: AdaFocalState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = socket.getaddrinfo
+
+    def slow(*args: object, **options: object) -> object:
+        time.sleep(3)
+        return found(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    state, watch = trained("http://localhost:9", "slow-names")
+    assert state == wanted
+    assert watch.longest < BUDGET + SLACK
+
+
+def test_silent_in_the_middle_and_back_again(
+    wanted: AdaFocalState, line: FaultyLine, client: calibrd.Client
+) -> None:
+    """Requests of the second step get no answer while it is done."""
+    watch, is_silent = Watch(), threading.Event()
+
+    def before(asked: Asked) -> Say | None:
+        if is_silent.is_set():
+            time.sleep(2.5)
+            raise Lost
+        return None
+
+    line.before = before
+    first, second, third = passes(3)
+    job = AdaFocal(line.url, run="silent", budget=BUDGET, rate=3.0)
+    job.observe(*first)
+    watch(job.step)
+    is_silent.set()
+    job.observe(*second)
+    watch(job.step)
+    job.observe(*third)
+    watch(job.step)
+    is_silent.clear()
+    wait_until(lambda: line_of(client, "silent") == [1, 2, 3])
+    watch(job.close)
+    assert job.state == wanted
+    assert watch.longest < BUDGET + SLACK
+
+
+def test_answers_that_are_lost_are_asked_for_again(
+    wanted: AdaFocalState, line: FaultyLine, client: calibrd.Client
+) -> None:
+    counts = {"left": 6}
+
+    def after(asked: Asked) -> Say | None:
+        counts["left"] -= 1
+        if counts["left"] >= 0 and counts["left"] % 2:
+            return lose()
+        return Say(503) if counts["left"] == 2 else None
+
+    line.after = after
+    state, _ = trained(line.url, "lost-answers")
+    assert state == wanted
+    with AdaFocal(line.url, run="lost-answers", rate=3.0, budget=30):
+        pass  # sends what is left, if anything is
+    assert line_of(client, "lost-answers") == [1, 2, 3]
+
+
+def test_a_late_beginning_is_complete_in_the_end(
+    wanted: AdaFocalState, service: Running, client: calibrd.Client
+) -> None:
+    """It begins without the service, which is there for the last step."""
+    is_away = threading.Event()
+    is_away.set()
+    with faulty_line(service.url) as line:
+        line.before = lambda asked: lose() if is_away.is_set() else None
+        job = AdaFocal(line.url, run="late", budget=BUDGET, rate=3.0)
+        first, second, third = passes(3)
+        stepped(job, first, second)
+        is_away.clear()
+        stepped(job, third)
+        wait_until(lambda: line.count("POST", "/3/stats"))
+        job.close()
+    assert job.state == wanted
+    assert line_of(client, "late") == [1, 2, 3]
+
+
+def test_the_next_process_sends_what_is_left_and_goes_on_from_it(
+    wanted: AdaFocalState, service: Running, client: calibrd.Client
+) -> None:
+    is_away = threading.Event()
+    is_away.set()
+    first, second, third = passes(3)
+    with faulty_line(service.url) as line:
+        line.before = lambda asked: lose() if is_away.is_set() else None
+        for batch in (first, second):  # two jobs that never reach it
+            with AdaFocal(line.url, run="left", budget=BUDGET, rate=3.0) as job:
+                stepped(job, batch)
+        assert job.state.step == 2
+        is_away.clear()
+        with AdaFocal(line.url, run="left", budget=30, rate=3.0) as job:
+            assert job.state.step == 2
+            stepped(job, third)
+    assert job.state == wanted
+    assert line_of(client, "left") == [1, 2, 3]
+    assert len({step.session for step in client.run_history("left")}) == 3
+
+
+JOB = """
+import sys, time
+import numpy as np
+from calibrd.training import Monitor
+url, rows, ending = sys.argv[1:]
+job = Monitor(url, run="killed-job", budget=5)
+job.observe(3 * np.eye(4)[[0, 1, 2] * int(rows)], [0, 1, 1] * int(rows))
+job.step()
+print(job.steps, flush=True)
+time.sleep(0 if ending == "end" else 60)
+"""
+
+
+def end_of_job(url: str, rows: int, ending: str) -> str:
+    """What a job says that does a step, and then ends, or is sent a signal."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", JOB, url, str(rows), ending],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    if ending != "end":
+        process.send_signal(getattr(signal, ending))
+    _, errors = process.communicate(timeout=30)
+    assert said, errors
+    return said.strip()
+
+
+def test_a_killed_job_leaves_its_steps_to_the_next(
+    service: Running, client: calibrd.Client, tmp_path: Path
+) -> None:
+    """kill -9 while a step is on disk alone; after Ctrl-C and a plain end nothing is left."""
+    with faulty_line(service.url) as line:
+        line.before = lambda asked: lose() if asked.place.endswith("/stats") else None
+        assert end_of_job(line.url, 1, "SIGKILL") == "1"
+        assert client.run_history("killed-job") == []
+        line.before = lambda asked: None
+        assert end_of_job(line.url, 2, "SIGINT") == "2"
+        assert line_of(client, "killed-job") == [1, 2]
+        assert end_of_job(line.url, 3, "end") == "3"
+    assert line_of(client, "killed-job") == [1, 2, 3]
+    assert [step.metrics.rows for step in client.run_history("killed-job")] == [3, 6, 9]
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(
+    wanted: AdaFocalState,
+    client: calibrd.Client,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").touch()
+    state, watch = trained(client.url, "no-folder", folder=tmp_path / "file" / "below")
+    assert state == wanted
+    assert watch.longest < BUDGET + SLACK
+    assert len([one for one in caplog.messages if "cannot write to" in one]) == 1
+    assert line_of(client, "no-folder") == [1, 2, 3]
+
+
+def test_a_disk_that_hangs_is_not_waited_for(
+    wanted: AdaFocalState, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "write_whole", lambda *_: time.sleep(2))
+    state, watch = trained(client.url, "slow-disk")
+    assert state == wanted
+    assert watch.longest < BUDGET + SLACK
+
+
+def test_a_refusal_in_the_middle_is_told_once_and_kept(
+    line: FaultyLine,
+    client: calibrd.Client,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    told = b'{"code": "forbidden", "detail": "this key may not write"}'
+    line.before = lambda asked: Say(403, {}, told) if asked.place.endswith("/stats") else None
+    state, watch = trained(line.url, "forbidden")
+    assert state.step == 3
+    assert watch.longest < BUDGET + SLACK
+    assert len([one for one in caplog.messages if "may not write" in one]) == 1
+    assert len(list(tmp_path.rglob("0*.json"))) == 3
+    line.before = lambda asked: None
+    Monitor(line.url, run="other").close()
+    with AdaFocal(line.url, run="forbidden", rate=3.0, budget=30):
+        pass
+    assert line_of(client, "forbidden") == [1, 2, 3]
+
+
+def test_damaged_leftovers_are_told_and_left(
+    client: calibrd.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nobody() as url:
+        with AdaFocal(url, run="damaged", budget=0.1) as job:
+            stepped(job, passes(1)[0])
+        (file,) = tmp_path.rglob("00000001.json")
+        file.write_text("{")
+        with AdaFocal(url, run="damaged", budget=0.1) as job:
+            assert job.state.step == 0
+    assert "cannot read what is left in" in caplog.text
+    assert file.exists()
+
+
+def test_folders_of_living_jobs_are_left_alone(client: calibrd.Client, tmp_path: Path) -> None:
+    with nobody() as url, AdaFocal(url, run="living", budget=0.1) as job:
+        stepped(job, passes(1)[0])
+        with AdaFocal(url, run="living", budget=0.1) as other:
+            assert other.state.step == 0
+        (file,) = tmp_path.rglob("00000001.json")
+        assert file.exists()
+
+
+def test_who_is_dropped_still_sends(client: calibrd.Client) -> None:
+    """Without close, and no reference left, its threads send and end."""
+    before = set(threading.enumerate())
+    job = AdaFocal(client, run="dropped")
+    stepped(job, passes(1)[0])
+    del job
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    assert line_of(client, "dropped") == [1]
+
+
+def test_closed_is_closed(client: calibrd.Client) -> None:
+    job = Monitor(client, run="closed")
+    job.close()
+    job.close()
+    job.observe(*passes(1)[0])
+    with pytest.raises(RuntimeError, match="is closed"):
+        job.step()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_neither_sends_nor_holds_the_folder(
+    client: calibrd.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nobody() as url:
+        job = AdaFocal(url, run="forking", budget=1)
+        stepped(job, passes(1)[0])
+        child = os.fork()
+        if not child:
+            time.sleep(20)
+            os._exit(0)
+        try:
+            job.close()
+            with AdaFocal(url, run="forking", budget=0.1) as job:
+                assert job.state.step == 1, "the folder was still held"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
