@@ -11,6 +11,7 @@ from benchmarks import (
     calibration_error,
     capacity,
     local,
+    losses,
     memory,
     ours,
     serving,
@@ -31,6 +32,7 @@ FULL: dict[str, list[Size]] = {
     "serving": [(1, 1000)],
     "capacity": [(2_000, 10), (10_000, 100)],
     "local": [(1, 10), (1, 1000), (100, 1000)],
+    "losses": [(1024, 1000)],
 }
 QUICK: dict[str, list[Size]] = {
     "temperature": [(500, 100), (2_000, 20), (10_000, 10)],
@@ -41,6 +43,7 @@ QUICK: dict[str, list[Size]] = {
     "serving": [(1, 1000)],
     "capacity": [(500, 10)],
     "local": [(1, 10)],
+    "losses": [(64, 100)],
 }
 
 
@@ -84,6 +87,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
         "serving": lambda at: serving.run(at, rounds(7), 0.5 if options.quick else 3.0),
         "capacity": lambda at: capacity.run(at, options.quick),
         "local": lambda at: local.run(at, rounds(61), budget),
+        "losses": lambda at: losses.run(at, rounds(41), budget),
     }
     for name in options.topics or FULL:
         yield from runs[name](options.sizes or sizes[name])

@@ -1,0 +1,149 @@
+"""CE, focal-3, FLSD-53 and AdaFocal on Fashion-MNIST: error and calibration before and after maps.
+
+    python studies/adafocal.py [--data PATH] [--explore] [--quick]
+
+30,000 images train, 10,000 steer AdaFocal and fit TS and SMART, 10,000 are for choosing settings
+(--explore), and the 10,000 test images are for the table alone. Each finished run is kept in
+--kept, so that an interrupted study goes on; delete the folder to begin anew. The table and the
+chart of docs/studies/adafocal.md are written into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from adafocal_report import SVG, explored, gamma_steps, put_between, table
+from adafocal_training import Plan, run
+from fashion_mnist import Images, load
+
+from calibrators.charts import run_gammas, to_svg
+
+EPOCHS = 20
+SEEDS = (0, 1, 2)
+CHOSEN = {"rate": 30.0, "updates": 1}
+EXPLORED = ((1.0, 1), (1.0, 4), (10.0, 1), (5.0, 4), (30.0, 1))
+EXPLORED_SEED = 100  # none of the table's
+SECONDS = 90  # of one core, for one run
+
+
+def planned(epochs: int, seeds: Sequence[int]) -> list[Plan]:
+    """The runs of the table."""
+    losses = [(name, {}) for name in ("CE", "focal-3", "FLSD-53", "AdaFocal as published")]
+    return [
+        Plan(loss, seed, epochs, **settings)
+        for loss, settings in [*losses, ("AdaFocal", CHOSEN)]
+        for seed in seeds
+    ]
+
+
+def exploration(epochs: int) -> list[Plan]:
+    """The runs by which AdaFocal's rate and interval were chosen."""
+    adaptive = [Plan("AdaFocal", EXPLORED_SEED, epochs, *settings) for settings in EXPLORED]
+    return [Plan("CE", EXPLORED_SEED, epochs), *adaptive]
+
+
+def divided(train: Images, test: Images, explore: bool) -> dict[str, Images]:
+    """The parts of the study; half of the 60,000 train."""
+    order = np.random.RandomState(0).permutation(len(train.labels))
+    sixth = len(order) // 6
+    parts = {
+        "train": train.take(order[2 * sixth : 5 * sixth]),
+        "validation": train.take(order[:sixth]),
+    }
+    if explore:
+        return parts | {"selection": train.take(order[sixth : 2 * sixth])}
+    return parts | {"test": test}
+
+
+def synthetic(rows: int, seed: int) -> Images:
+    """Ten classes that a network can half learn, for trying the study in seconds."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(10, size=rows)
+    centres = np.random.default_rng(0).uniform(0, 255, (10, 28, 28))
+    pixels = 0.35 * centres[labels] + 0.65 * rng.uniform(0, 255, (rows, 28, 28))
+    return Images(pixels.astype(np.uint8), labels)
+
+
+def train_all(
+    plans: list[Plan], parts: dict[str, Images], kept: Path, processes: int
+) -> list[dict[str, Any]]:
+    """What each run found, in order: read where it is kept, else trained now."""
+    kept.mkdir(parents=True, exist_ok=True)
+    places = {plan: kept / f"{_name(plan)}.json" for plan in plans}
+    missing = [plan for plan in plans if not _is_kept(places[plan], plan)]
+    for plan, found in _trained(missing, parts, processes):
+        place = places[plan]
+        place.with_suffix(".part").write_text(json.dumps(found))
+        place.with_suffix(".part").replace(place)
+        sys.stderr.write(f"{place.stem} done in {found['seconds']:.0f} s\n")
+    return [json.loads(places[plan].read_text()) for plan in plans]
+
+
+def _trained(
+    plans: list[Plan], parts: dict[str, Images], processes: int
+) -> Iterator[tuple[Plan, dict[str, Any]]]:
+    """Each run as soon as it has ended."""
+    if processes == 1:
+        yield from ((plan, run(plan, parts)) for plan in plans)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        futures = {pool.submit(run, plan, parts): plan for plan in plans}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _name(plan: Plan) -> str:
+    parts = [plan.loss.replace(" ", "-"), f"seed{plan.seed}", f"{plan.epochs}epochs"]
+    return "_".join([*parts, f"rate{plan.rate:g}", f"updates{plan.updates}"])
+
+
+def _is_kept(place: Path, plan: Plan) -> bool:
+    return place.exists() and json.loads(place.read_text())["plan"] == asdict(plan)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="an .npz or a folder, as fashion_mnist.load says")
+    parser.add_argument("--explore", action="store_true", help="compare AdaFocal's settings only")
+    parser.add_argument("--quick", action="store_true", help="synthetic images: does it work?")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time, a core each")
+    parser.add_argument("--kept", type=Path, default=Path("out/study-adafocal"))
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    epochs = 2 if options.quick else EPOCHS
+    seeds = SEEDS[:1] if options.quick else SEEDS
+    plans = exploration(epochs) if options.explore else planned(epochs, seeds)
+    if options.quick:
+        images = synthetic(900, 1), synthetic(200, 2)
+    else:
+        images = load(options.data)
+        minutes = len(plans) * SECONDS / 60 / options.processes
+        sys.stderr.write(f"{len(plans)} runs: about {minutes:.0f} minutes on quiet cores\n")
+    parts = divided(*images, options.explore)
+    found = train_all(plans, parts, options.kept, options.processes)
+    if options.explore:
+        sys.stdout.write(explored(found))
+        return
+    text = table(found)
+    sys.stdout.write(text)
+    put_between(options.out / "adafocal.md", "table", text)
+    shown = next(one for one in found if one["plan"]["loss"] == "AdaFocal")
+    (options.out / SVG).write_text(to_svg(run_gammas(gamma_steps(shown))))
+
+
+if __name__ == "__main__":
+    main()

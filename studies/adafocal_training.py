@@ -1,0 +1,151 @@
+"""One run of the AdaFocal study: a small CNN trained on Fashion-MNIST with one of the losses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fashion_mnist import Images
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from calibrators import CalibrationSet, Calibrator
+from calibrators.adafocal import AdaFocalState, BinStatistics
+from calibrators.losses import AdaFocalLoss
+from calibrators.methods.identity import Identity
+from calibrators.methods.smart import Smart
+from calibrators.methods.temperature import TemperatureScaling
+from calibrators.metrics import noise_floor, row_scores
+
+BATCH = 128
+LEARNING_RATE = 1e-3
+MAPS: dict[str, Calibrator] = {"none": Identity(), "TS": TemperatureScaling(), "SMART": Smart()}
+
+Logits = NDArray[np.float32]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A loss (AdaFocal with its rate and its updates an epoch), a seed and a length."""
+
+    loss: str
+    seed: int
+    epochs: int
+    rate: float = 1.0
+    updates: int = 1
+
+    @property
+    def adapts(self) -> bool:
+        """Whether validation steers the loss."""
+        return self.loss.startswith("AdaFocal")
+
+
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    """Focal loss with gamma 3."""
+    return _focal(F.cross_entropy(logits, labels, reduction="none"), torch.tensor(3.0))
+
+
+def flsd_53(logits: Tensor, labels: Tensor) -> Tensor:
+    """Focal loss with gamma 5 where the label's probability is below 0.2, else 3."""
+    surprise = F.cross_entropy(logits, labels, reduction="none")
+    unlikely = torch.exp(-surprise.detach()) < 0.2
+    return _focal(surprise, torch.where(unlikely, 5.0, 3.0))
+
+
+def _focal(surprise: Tensor, gamma: Tensor) -> Tensor:
+    return ((-torch.expm1(-surprise)).pow(gamma) * surprise).mean()
+
+
+FIXED: dict[str, Loss] = {"CE": F.cross_entropy, "focal-3": focal, "FLSD-53": flsd_53}
+
+
+def network() -> nn.Module:
+    """Two convolutions and two linear layers: 215,370 weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def run(plan: Plan, parts: dict[str, Images]) -> dict[str, Any]:
+    """Train, and measure on every part that was neither trained on nor steered by.
+
+    ``parts`` are train, validation (steers AdaFocal and fits the maps), and those to measure on.
+    The answer is plain JSON: figures by part and map, the course by epoch, AdaFocal's states.
+    """
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    torch.manual_seed(plan.seed)
+    inputs = {name: part.tensor() for name, part in parts.items()}
+    model = network()
+    course, states = _train(plan, model, inputs, parts)
+    logits = {name: predict(model, inputs[name]) for name in parts if name != "train"}
+    fit = CalibrationSet(logits.pop("validation"), parts["validation"].labels)
+    return {
+        "plan": asdict(plan),
+        "seconds": time.perf_counter() - start,
+        "figures": {
+            name: measured(fit, CalibrationSet(found, parts[name].labels))
+            for name, found in logits.items()
+        },
+        "course": course,
+        "states": [state.to_dict() for state in states],
+    }
+
+
+def _train(
+    plan: Plan, model: nn.Module, inputs: dict[str, Tensor], parts: dict[str, Images]
+) -> tuple[list[dict[str, Any]], list[AdaFocalState]]:
+    adafocal = AdaFocalLoss(rate=plan.rate) if plan.adapts else None
+    loss: Loss = adafocal or FIXED[plan.loss]
+    optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    labels = torch.from_numpy(parts["train"].labels)
+    course, states = [], []
+    for _ in range(plan.epochs):
+        for piece in torch.randperm(len(labels)).tensor_split(plan.updates):
+            for rows in piece.split(BATCH):
+                optimiser.zero_grad(set_to_none=True)
+                loss(model(inputs["train"][rows]), labels[rows]).backward()
+                optimiser.step()
+            seen = BinStatistics.from_logits(
+                predict(model, inputs["validation"]), parts["validation"].labels
+            )
+            if adafocal:
+                adafocal.state = adafocal.state.update(seen)
+                states.append(adafocal.state)
+        course.append(asdict(seen.summary()))
+    return course, states
+
+
+def predict(model: nn.Module, inputs: Tensor) -> Logits:
+    """The logits of a part."""
+    with torch.inference_mode():
+        logits: Logits = torch.cat([model(block) for block in inputs.split(1000)]).numpy()
+    return logits
+
+
+def measured(fit: CalibrationSet, test: CalibrationSet) -> dict[str, dict[str, float]]:
+    """Error, ECE, AdaECE and ECE's noise floor in percent, and NLL, under each map."""
+    found = {}
+    for name, recipe in MAPS.items():
+        scores = row_scores(recipe.fit(fit).apply_set(test), test.labels)
+        found[name] = {
+            "error": 100 * (1 - float(scores.top.correct.mean())),
+            "ece": 100 * scores.top.equal_width(15).ece(),
+            "ada_ece": 100 * scores.top.equal_mass(15).ece(),
+            "nll": float(scores.nll.mean()),
+            "floor": 100 * noise_floor(scores.top.confidence, draws=100).mean,
+        }
+    return found
