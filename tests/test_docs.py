@@ -52,7 +52,7 @@ def test_links_and_figures_are_there() -> None:
     assert not re.search(r"\b(RESULT|SUMMARY|METHODS|VERDICTS)\b", README)
 
 
-@pytest.mark.parametrize("name", ["deploying", "scaling", "sdk"])
+@pytest.mark.parametrize("name", ["deploying", "scaling", "sdk", "training"])
 def test_guides_name_files_and_metrics_that_exist(name: str) -> None:
     guide = (ROOT / f"docs/{name}.md").read_text()
     for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", guide):

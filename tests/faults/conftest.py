@@ -17,7 +17,9 @@ from sites import Site
 
 FAULT = "fault"
 # these cannot be had in less than a minute
-collect_ignore = [] if IS_FULL else ["test_hot_backup.py", "test_throughput.py"]
+collect_ignore = (
+    [] if IS_FULL else ["test_hot_backup.py", "test_killed_under_training.py", "test_throughput.py"]
+)
 
 
 @pytest.fixture(scope="module")

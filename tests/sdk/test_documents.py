@@ -21,9 +21,15 @@ SAID = {
     "docs/sdk.md": ("no_such_alias 404",),
     "docs/command-line.md": (),
     "docs/batch.md": (),
+    "docs/training.md": (),
 }
 RUN = ("python", "bash")
-NOT_RUN = {"text": "what is printed", "yaml": "tests/sdk/test_command_line_guide.py runs its step"}
+NOT_RUN = {
+    "text": "what is printed",
+    "yaml": "tests/sdk/test_command_line_guide.py runs its step",
+    "python lightning": "tests/sdk/test_training_lightning.py runs it",
+    "python transformers": "tests/sdk/test_training_huggingface.py runs it",
+}
 # how blocks begin that are run by hand, or would start what these tests are part of
 BY_HAND = ("import ray\n", "make serve ")
 ELSEWHERE = {"docs/deploying.md": "tests/test_docker.py"}

@@ -13,6 +13,7 @@ from live_service import ROOT, Running
 
 ELSEWHERE = {"model_server.py": "tests/sdk/test_model_server.py"}
 SAID = {
+    "adafocal_training.py": ["adafocal: ECE 0.", "the service has 12 steps, all verified: True"],
     "ci_gate.sh": ["is within the limit", "fashion-ci@production is version 1"],
     "first_fit.py": ["verdict: improved", "production:", "a perfect model would measure"],
     "sklearn_model.py": ["verdict: ", "registered as digits-nb@", "the same probabilities"],

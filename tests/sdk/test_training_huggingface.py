@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from live_service import Running
+from test_documents import blocks_of
 from torch import nn
 
 import calibrd
@@ -126,3 +128,15 @@ def test_the_loss_of_tokens_and_of_summed_gradients() -> None:
     assert callback.compute_loss((logits,), labels).item() == pytest.approx(plain.sum().item() / 12)
     with pytest.raises(ValueError, match="reduction 'mean'"):
         AdaFocalCallback(None, run="sum", loss=AdaFocalLoss(reduction="sum"))
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+def test_the_guide_runs_as_pasted(
+    service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("CALIBRD_URL", service.url)
+    monkeypatch.chdir(tmp_path)
+    tag = "python transformers"
+    (block,) = [one for one in blocks_of("docs/training.md") if one.language == tag]
+    exec(compile(block.code, "docs/training.md", "exec"), {"__name__": "guide"})  # noqa: S102
+    assert capsys.readouterr().out.endswith("2\n")

@@ -11,7 +11,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from live_service import ROOT
+from live_service import ROOT, Running
+from test_documents import blocks_of
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrd
@@ -140,3 +141,13 @@ print(AdaFocalCallback(None, run="older").state_dict())
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "{}\n", done.stderr
+
+
+def test_the_guide_runs_as_pasted(
+    service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("CALIBRD_URL", service.url)
+    monkeypatch.chdir(tmp_path)
+    (block,) = [one for one in blocks_of("docs/training.md") if one.language == "python lightning"]
+    exec(compile(block.code, "docs/training.md", "exec"), {"__name__": "guide"})  # noqa: S102
+    assert capsys.readouterr().out.endswith("2\n")

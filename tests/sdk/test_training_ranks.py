@@ -23,3 +23,8 @@ def test_a_killed_service_changes_no_gamma(
     with capsys.disabled():
         sys.stdout.write(f"\ntwo ranks, killed service: longest call {found.longest:.3f} s\n")
     assert found.longest < BUDGET + 0.5
+    refused, *others = first["troubles"]
+    assert refused.startswith("RunDiffers")
+    assert "rate 5.0, not 1.0" in second["troubles"][0]
+    assert others == second["troubles"][1:]
+    assert others == ["3 rows", "no row was observed: call observe before step"]

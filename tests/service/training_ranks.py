@@ -172,6 +172,29 @@ def train(client: str | None, folder: Path, timed: Timed) -> list[str]:
     return bits
 
 
+def troubles(url: str) -> list[str]:
+    """What all ranks are told when a run is refused, and when nobody has observed anything."""
+    import torch
+    import torch.distributed as dist
+
+    from calibrd.training import AdaFocal, Monitor
+
+    told = []
+    try:
+        AdaFocal(url, run="ranks", rate=1.0)
+    except Exception as error:  # noqa: BLE001 - it is told to the test
+        told.append(f"{type(error).__name__}: {error}")
+    monitor = Monitor(None, run="last")
+    if dist.get_rank() == dist.get_world_size() - 1:
+        monitor.observe(torch.eye(3), torch.arange(3))
+    told.append(f"{monitor.step().rows} rows")
+    try:
+        monitor.step()
+    except ValueError as error:
+        told.append(str(error))
+    return told
+
+
 def main() -> None:
     import torch
     import torch.distributed as dist
@@ -182,6 +205,7 @@ def main() -> None:
     timed = Timed()
     without = train(None, folder, timed)
     told = {"without": without, "with": train(url, folder, timed), "longest": timed.longest}
+    told["troubles"] = troubles(url)
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.write(json.dumps(told) + "\n")
