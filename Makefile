@@ -28,7 +28,7 @@ serve: .venv/run  ## run the service on http://127.0.0.1:8000 (settings: docs/se
 	@exec $(BIN)/python -m service serve $(FLAGS)
 
 test: .venv/base  ## run every test, in three processes (they wait as much as they calculate)
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-faults: .venv/base  ## every fault of tests/faults as often as its table says (about 20 minutes)
 	CALIBRD_TEST_FAULTS=full $(BIN)/python -m pytest tests/faults
@@ -66,3 +66,4 @@ study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 training
 
 clean:  ## remove the virtual environment and what the tools left
 	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -21,8 +21,8 @@ from rounds import IS_FULL
 
 MEGABYTES = 64
 CHUNK = 1 << 20
-STEPS = 800
-FIT_SECONDS = 8.0
+STEPS = 300
+FIT_SECONDS = 4.0
 FINAL = ("succeeded", "failed", "cancelled")
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from calibrators.metrics import (
     TopLabel,
@@ -33,6 +32,9 @@ TOP_LABEL = [ece, ada_ece, mce, ece_debiased, ece_sweep, smece, smce, kde_ece]
 @pytest.mark.parametrize("bins", [5, 15])
 @pytest.mark.parametrize("sharpen", [1.0, 1.7])
 def test_agrees_with_torchmetrics(sample, metric, norm: str, bins: int, sharpen: float) -> None:
+    # it loads transformers too, which only the process that runs this test should pay for
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     probabilities, labels = sample(5000, sharpen=sharpen)
     theirs = multiclass_calibration_error(
         torch.from_numpy(probabilities),

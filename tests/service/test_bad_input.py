@@ -94,7 +94,7 @@ def npy_claiming(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
 
 def zipped(**members: bytes) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, content in members.items():
             archive.writestr(f"{name}.npy", content)
     return file.getvalue()

@@ -19,7 +19,7 @@ from service.jobs.queue import Entry
 from service.storage.records import FitStatus
 
 ENDLESS = ("smart", {"steps": 100_000})
-SOME_SECONDS = ("smart", {"steps": 600})
+SOME_SECONDS = ("smart", {"steps": 300})
 
 
 @pytest.fixture(scope="module")
