@@ -11,7 +11,7 @@ from calibrators.adafocal import BinStatistics, Settings
 from calibrators.errors import DataError
 from calibrd.calls.runs import checked_run
 from calibrd.training.link import Link, Service, connection_of
-from calibrd.training.observing import statistics_of
+from calibrd.training.observing import Tally, reduced
 from calibrd.training.passes import Kind, Start, state_of
 from calibrd.training.ranks import Apart, is_distributed, ranks_of
 
@@ -43,7 +43,7 @@ class Observer:
         self.run = checked_run(run)
         self.ignore_index = ignore_index
         self._process: int | None = os.getpid()
-        self._observed = BinStatistics.empty()
+        self._observed = Tally()
         self._is_found = rank is None
         self._ranks = ranks_of(rank, world_size, session)
         if client is None and self._ranks.decides == "service":
@@ -61,11 +61,11 @@ class Observer:
         Tensors are reduced on their device to counts; nothing else of them is kept or sent.
         """
         self._check_is_here()
-        self._observed += statistics_of(logits, labels, self.ignore_index)
+        self._observed.add(reduced(logits, labels, self.ignore_index))
 
     def discard(self) -> None:
         """Forget what was observed since the last step."""
-        self._observed = BinStatistics.empty()
+        self._observed = Tally()
 
     def close(self) -> None:
         """Send what can be sent within the budget; what is left, the next process sends."""
@@ -97,10 +97,10 @@ class Observer:
                 f"{type(self).__name__} was made before torch.distributed was in use: make it "
                 "after init_process_group"
             )
-        merged = self._ranks.merged(self._observed)
+        merged = self._ranks.merged(self._observed.total())
         if not merged.rows:
             raise DataError("empty", "no row was observed: call observe before step")
-        self._observed = BinStatistics.empty()
+        self._observed = Tally()
         return merged
 
     def _agreed_start(

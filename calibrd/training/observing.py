@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrators import DataError
+from calibrators import CalibrationSet, DataError
 from calibrators.adafocal import BinStatistics
 from calibrators.data import check_rows
 from calibrd.arrays import Array, as_array
@@ -16,16 +16,49 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = -100
+AT_ONCE = 1 << 16
 
 
-def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinStatistics:
-    """The statistics of logits (n, k) or (n, k, d1, ...) and labels (n,) or (n, d1, ...).
+class Reduced(NamedTuple):
+    """Of every row: log-odds of the predicted class, whether it is right, -log p of the label."""
+
+    odds: Array
+    correct: Array
+    nll: Array
+
+
+class Tally:
+    """Counts of all rows so far; rows are counted many at a time, as each count costs the same."""
+
+    def __init__(self) -> None:
+        self._counted = BinStatistics.empty()
+        self._waiting: list[Reduced] = []
+        self._rows = 0
+
+    def add(self, rows: Reduced) -> None:
+        """Add the rows of a batch."""
+        self._waiting.append(rows)
+        self._rows += len(rows.odds)
+        if self._rows >= AT_ONCE:
+            self.total()
+
+    def total(self) -> BinStatistics:
+        """The statistics of all rows so far."""
+        if self._rows:
+            columns = [np.concatenate(parts) for parts in zip(*self._waiting, strict=True)]
+            self._counted += BinStatistics.from_log_odds(*columns)
+        self._waiting, self._rows = [], 0
+        return self._counted
+
+
+def reduced(logits: Any, labels: Any, ignore_index: int = IGNORED) -> Reduced:
+    """Three numbers of each row of logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...).
 
     Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
     Tensors are reduced on their own device; whatever else holds numbers is taken as numpy does.
 
-    >>> statistics_of([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).rows
-    2
+    >>> reduced([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).odds.tolist()
+    [2.0, 1.0]
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(logits, torch.Tensor):
@@ -33,7 +66,12 @@ def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinS
     return _of_arrays(as_array(logits, "logits"), as_array(labels, "labels"), ignore_index)
 
 
-def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> BinStatistics:
+def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinStatistics:
+    """The statistics of one batch."""
+    return BinStatistics.from_log_odds(*reduced(logits, labels, ignore_index))
+
+
+def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> Reduced:
     if logits.ndim > 1:
         _check_shapes(logits.shape, labels.shape)
         logits = np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1])
@@ -42,11 +80,19 @@ def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> BinStatistics
         kept = labels != ignore_index
         logits, labels = logits[kept], labels[kept]
         if not len(labels):
-            return BinStatistics.empty()
-    return BinStatistics.from_logits(logits, labels)
+            return NOTHING
+    data = CalibrationSet(logits, labels)
+    scores, row = data.logits.astype(np.float64), np.arange(data.n)
+    top = scores.argmax(axis=1)
+    largest, true = scores[row, top], scores[row, data.labels]
+    scores[row, top] = -np.inf
+    second = scores.max(axis=1).clip(min=-1e300)  # of impossible classes alone, not -inf
+    with np.errstate(divide="ignore"):
+        odds = largest - second - np.log(np.exp(scores - second[:, np.newaxis]).sum(axis=1))
+    return Reduced(odds, top == data.labels, largest - true + np.logaddexp(0.0, -odds))
 
 
-def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> BinStatistics:
+def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> Reduced:
     import torch
 
     if labels.is_floating_point() or labels.is_complex():
@@ -63,16 +109,11 @@ def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> BinStatist
         if not bool(kept.all()):
             scores, truth = scores[kept], truth[kept]
         if not len(truth):
-            return BinStatistics.empty()
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        odds, correct, surprise = _reduced(scores.to(wide), truth)
-        return BinStatistics.from_log_odds(
-            odds.cpu().numpy(), correct.cpu().numpy(), surprise.cpu().numpy()
-        )
+            return NOTHING
+        return _on_device(scores.to(torch.promote_types(scores.dtype, torch.float32)), truth)
 
 
-def _reduced(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-odds of the predicted class, whether it is the label's, and -log p of the label."""
+def _on_device(scores: Tensor, truth: Tensor) -> Reduced:
     import torch
 
     classes = scores.shape[1]
@@ -84,9 +125,9 @@ def _reduced(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     largest, top = scores.max(dim=1)
     check_rows(largest.cpu().numpy())
     behind = largest - scores.gather(1, truth[:, None])[:, 0]
-    others = scores.scatter(1, top[:, None], -torch.inf)
-    odds = largest - others.logsumexp(dim=1)
-    return odds, top == truth, behind + torch.nn.functional.softplus(-odds)
+    odds = largest - scores.scatter(1, top[:, None], -torch.inf).logsumexp(dim=1)
+    nll = behind + torch.nn.functional.softplus(-odds)
+    return Reduced(*(one.cpu().numpy() for one in (odds, top == truth, nll)))
 
 
 def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
@@ -96,3 +137,6 @@ def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
             "logits must be (n, k) or (n, k, d1, ...) and labels (n,) or (n, d1, ...), "
             f"got {logits} and {labels}",
         )
+
+
+NOTHING = Reduced(np.empty(0), np.empty(0, dtype=bool), np.empty(0))

@@ -8,7 +8,8 @@ import torch
 
 from calibrators import DataError
 from calibrators.adafocal import BinStatistics
-from calibrd.training.observing import statistics_of
+from calibrd.training import observing
+from calibrd.training.observing import Tally, reduced, statistics_of
 
 
 def drawn(rows: int = 500, classes: int = 7) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +38,7 @@ def test_tensors_give_what_arrays_give(device: str) -> None:
             torch.tensor(logits, dtype=kind, device=place), torch.tensor(labels, device=place)
         )
         check_near(found, wanted)
-    assert statistics_of(logits, labels) == wanted
+    check_near(statistics_of(logits, labels), wanted)
     assert statistics_of(torch.tensor(logits), labels).rows == wanted.rows
 
 
@@ -54,7 +55,7 @@ def test_pixels_and_ignored_labels() -> None:
     masks[::2, 1] = 255
     kept = masks.reshape(-1) != 255
     wanted = BinStatistics.from_logits(logits[kept], labels[kept])
-    assert statistics_of(images, masks, 255) == wanted
+    check_near(statistics_of(images, masks, 255), wanted)
     check_near(statistics_of(torch.tensor(images), torch.tensor(masks), 255), wanted)
     nothing = statistics_of(torch.tensor(images), torch.full((6, 4, 5), 255), 255)
     assert nothing == BinStatistics.empty() == statistics_of(images, masks * 0 + 255, 255)
@@ -65,14 +66,28 @@ def test_one_column_is_the_logit_of_class_1() -> None:
     margin = logits[:, 1] - logits[:, 0]
     wanted = BinStatistics.from_logits(margin, labels)
     for given in (margin, margin[:, None]):
-        assert statistics_of(given, labels) == wanted
+        check_near(statistics_of(given, labels), wanted)
         check_near(statistics_of(torch.tensor(given), torch.tensor(labels)), wanted)
 
 
 def test_impossible_classes_and_sure_rows_are_legal() -> None:
     logits = torch.tensor([[float("-inf"), 900.0, -900.0], [0.0, float("-inf"), float("-inf")]])
-    found = statistics_of(logits, torch.tensor([1, 0])).summary()
-    assert (found.accuracy, found.confidence, found.nll) == (1.0, 1.0, 0.0)
+    for given in (logits, logits.double().numpy()):
+        found = statistics_of(given, torch.tensor([1, 0])).summary()
+        assert (found.accuracy, found.confidence, found.nll) == (1.0, 1.0, 0.0)
+
+
+def test_a_tally_is_the_sum_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "AT_ONCE", 64)
+    logits, labels = drawn()
+    tally, total = Tally(), BinStatistics.empty()
+    assert tally.total() == total
+    for start in range(0, len(labels), 25):
+        batch = reduced(logits[start : start + 25], labels[start : start + 25])
+        tally.add(batch)
+        total += BinStatistics.from_log_odds(*batch)
+    assert tally.total() == tally.total() == total
+    assert total.rows == len(labels)
 
 
 @pytest.mark.parametrize(
