@@ -143,8 +143,7 @@ class Link:
             if look.refusal is not None:
                 raise look.refusal
             known = look.start if look.is_known else left
-            if known is not None and _is_of(known, self._plan):
-                start = known
+            start = _going_on(known, self._plan) or first
         session = self._begin_session(start)
         if not self._is_open(session, until):
             _log.warning(
@@ -200,37 +199,35 @@ class Link:
             self._begin_session(before, is_late=True)
         session = self._session
         self._number += 1
-        one = Pass(self._number, statistics, after)
+        number = self._number
         session.wanted_until = until
-        session.wanted = self._number if wants else 0
+        session.wanted = number if wants else 0
         journal, sender = self._journal, self._sender
 
-        def kept() -> OSError | None:
+        def kept() -> None:
+            one = Pass(number, statistics.to_bytes(), after)
             try:
                 if session.drawer is None:
                     session.drawer = journal.open(session.plan)
                 session.drawer.keep(one)
-            except OSError as error:
-                return error
             finally:
                 sender.add(session, one)
-            return None
 
         self._warn_of_disk(self._disk.ask(kept), until)
         return session
 
-    def _warn_of_disk(self, errand: Errand[OSError | None], until: float) -> None:
+    def _warn_of_disk(self, errand: Errand[None], until: float) -> None:
         try:
-            error: object = errand.result(until)
-        except Late:
-            error = f"not written in {self._budget:g} s"
-        if error is not None and not self._warned:
+            errand.result(until)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            if self._warned:
+                return
             self._warned = True
             _log.warning(
                 "%s: cannot write to %s (%s): what is not sent is lost when this process ends",
                 self._plan.run,
                 self._journal.folder,
-                error,
+                f"not in {self._budget:g} s" if isinstance(error, Late) else error,
             )
 
     def _take_leftovers(self, until: float) -> Start | None:
@@ -244,14 +241,15 @@ class Link:
                 session.is_late = True
                 session.waiting.extend(passes)
                 sender.begin(session)
-                if plan.start is not None and plan.decides == "trainer":
-                    last = Start(plan.start.step + passes[-1].number, passes[-1].state)
+                if session.base is not None and plan.decides == "trainer":
+                    last = Start(session.base + passes[-1].number, passes[-1].state)
             return last
 
         try:
             return self._disk.ask(taken).result(until)
-        except (Late, OSError) as error:
-            _log.warning("cannot read %s: %s", journal.folder, error or "it takes too long")
+        except Exception as error:  # noqa: BLE001 - whatever it is, training begins
+            told = "it takes too long" if isinstance(error, Late) else error
+            _log.warning("cannot read %s: %s", journal.folder, told)
             return None
 
 
@@ -266,11 +264,12 @@ def connection_of(client: Service) -> Connection | None:
     raise TypeError(f"client must be a Client, a URL or None, got {type(client).__name__}")
 
 
-def _is_of(start: Start, plan: Plan) -> bool:
-    """Whether a run of this plan can go on from there; if not, the service says what is wrong."""
-    if plan.settings is None:
-        return True
-    return start.state is not None and start.state.settings == plan.settings
+def _going_on(start: Start | None, plan: Plan) -> Start | None:
+    """Where a run of this plan can go on; if it cannot, the service says what is wrong."""
+    if start is None or plan.settings is None:
+        return start and Start(start.step)
+    is_same = start.state is not None and start.state.settings == plan.settings
+    return start if is_same else None
 
 
 def _leave(disk: Errands, sender: Sender) -> None:

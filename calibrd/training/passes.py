@@ -25,8 +25,8 @@ class Start:
 class Plan:
     """How a session of a run is opened.
 
-    ``start`` is None where the service knows better; ``base``, once it has said so, is the step
-    before the first pass.
+    ``start`` is None where the service knows better. ``base`` is the step before the first pass,
+    if that is not where it starts.
     """
 
     run: str
@@ -63,15 +63,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pass:
-    """A validation pass: the how manieth of its session, and the state after it if known."""
+    """A validation pass: its number in the session, its statistics as bytes, the state after it.
+
+    The state is None where it is for the service to say, and of monitors.
+    """
 
     number: int
-    statistics: BinStatistics
+    statistics: bytes
     state: AdaFocalState | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
-        text = base64.b64encode(self.statistics.to_bytes()).decode()
+        text = base64.b64encode(self.statistics).decode()
         state = self.state and self.state.to_dict()
         return {"number": self.number, "statistics": text, "state": state}
 
@@ -79,8 +82,8 @@ class Pass:
     def from_dict(cls, document: dict[str, Any]) -> Pass:
         """The pass that ``to_dict`` wrote."""
         data = base64.b64decode(document["statistics"], validate=True)
-        state = state_of(document["state"])
-        return cls(document["number"], BinStatistics.from_bytes(data), state)
+        BinStatistics.from_bytes(data)  # which checks them
+        return cls(document["number"], data, state_of(document["state"]))
 
 
 def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:

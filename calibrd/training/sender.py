@@ -16,10 +16,10 @@ from dataclasses import replace
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
 from calibrd.connection import FIRST_PAUSE, Connection
-from calibrd.errors import CalibrdError, NoSuchRun, Refused
+from calibrd.errors import CalibrdError, NoSuchRun, NoSuchSession, Refused
 from calibrd.following import begin_anew_after_fork
 from calibrd.run_results import RunSession
-from calibrd.training.passes import Pass, Plan, Start
+from calibrd.training.passes import Pass, Plan, Start, new_session
 from calibrd.training.sessions import Look, Session, is_refusal
 
 _log = logging.getLogger("calibrd")
@@ -131,6 +131,8 @@ class Sender:
         for session in list(self._sessions):
             try:
                 self._forward(session)
+            except (NoSuchRun, NoSuchSession) as error:
+                self._begin_again(session, error)
             except CalibrdError as error:
                 if not is_refusal(error):
                     raise
@@ -153,9 +155,7 @@ class Sender:
                 plan.run, step, one.statistics, session=opened, rank=plan.rank, state=one.state
             )
             self._heard()
-            session.waiting.popleft()
-            if session.drawer is not None:
-                session.drawer.forget(one)
+            session.has_sent(one)
             self._tell(session, told.state)
         self._follow(session, opened)
 
@@ -249,6 +249,17 @@ class Sender:
         elif not self._trouble and self._was_reached:
             _log.warning("training goes on, and what is to be sent waits: %s", error)
         self._trouble = str(error)
+
+    def _begin_again(self, session: Session, error: Refused) -> None:
+        """The service has lost the session, as by a restored backup: go on with another."""
+        plan = session.plan
+        if session.opened is None or plan.decides == "service":
+            self._refused(session, error)
+            return
+        _log.warning("%s: the rest goes to a new session: %s", plan.run, error)
+        session.opened = None
+        id = new_session()
+        session.replan(replace(plan, session=id, start=session.reached, base=session.base))
 
     def _refused(self, session: Session, error: CalibrdError) -> None:
         is_known = session.refusal is not None

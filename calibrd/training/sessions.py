@@ -34,7 +34,10 @@ class Session:
         self.is_left = is_left
         self.waiting: deque[Pass] = deque()
         self.opened: RunSession | None = None
-        self.base = plan.base if plan.start is None else plan.start.step
+        self.base = plan.base
+        if plan.base is None and plan.start is not None:
+            self.base = plan.start.step
+        self.reached = plan.start  # what the service has for certain
         self.decided: AdaFocalState | None = None
         self.refusal: Refused | None = None
         self.is_late = False
@@ -46,6 +49,13 @@ class Session:
     def has_work(self) -> bool:
         """Whether there is something to send that has not been refused."""
         return not self.is_resting and (self.opened is None or bool(self.waiting))
+
+    def has_sent(self, one: Pass) -> None:
+        """The service has a pass."""
+        self.waiting.popleft()
+        self.reached = Start((self.base or 0) + one.number, one.state)
+        if self.drawer is not None:
+            self.drawer.forget(one)
 
     def replan(self, plan: Plan) -> None:
         """It is opened in another way from now on, also by a later process."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faulty_line import Asked, FaultyLine, Lost, Say, faulty_line, lose
+from faulty_line import Asked, FaultyLine, Lost, Say, faulty_line, first, lose
 from live_service import ROOT, Running, wait_until
 from test_training_alone import passes
 from test_training_runs import line_of, stepped
@@ -290,6 +290,19 @@ def test_a_refusal_in_the_middle_is_told_once_and_kept(
     with AdaFocal(line.url, run="forbidden", rate=3.0, budget=30):
         pass
     assert line_of(client, "forbidden") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [AdaFocal, Monitor])
+def test_a_session_that_the_service_has_lost_goes_on_as_another(
+    kind: type[AdaFocal | Monitor], line: FaultyLine, client: calibrd.Client
+) -> None:
+    told = b'{"code": "no_such_session", "detail": "there is no such session"}'
+    line.before = first(1, lambda: Say(404, {}, told), "POST", "/2/stats")
+    run = f"lost-{kind.kind}"
+    with kind(line.url, run=run, budget=30) as job:
+        stepped(job, *passes(3))
+        wait_until(lambda: line_of(client, run) == [1, 2, 3])
+    assert len({step.session for step in client.run_history(run)}) == 2
 
 
 def test_damaged_leftovers_are_told_and_left(
