@@ -117,7 +117,7 @@ def join(settings: Settings) -> Parts:
     datasets = Datasets(database, blobs, limits)
     maps = Maps(database, blobs, settings.cached_maps)
     metrics.watch_map_cache(lambda: len(maps))
-    metrics.add_collector(functools.partial(operations.fit_metrics, database))
+    metrics.add_collector(functools.partial(operations.database_metrics, database))
     return Parts(
         settings=settings,
         database=database,

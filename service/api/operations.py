@@ -62,13 +62,14 @@ def metrics(joined: Joined) -> Response:
     return Response(content, media_type=content_type)
 
 
-def fit_metrics(database: Database) -> Iterable[Metric]:
-    """What the database knows of fits; nothing while it is down."""
+def database_metrics(database: Database) -> Iterable[Metric]:
+    """What the database knows of fits and runs; nothing while it is down."""
     try:
         with database.read() as store:
             counts = store.fits.counts()
             failures = store.fits.failures()
             alive = len(store.workers.alive(WORKER_IS_ALIVE))
+            runs, open_statistics = store.runs.counts(), store.run_steps.waiting()
     except (SQLAlchemyError, ServiceError):
         return
     number = GaugeMetricFamily("calibrd_fits", "Fits by status.", labels=("status", "queue"))
@@ -84,6 +85,17 @@ def fit_metrics(database: Database) -> Iterable[Metric]:
     )
     for code, count in failures.items():
         failed.add_metric((code,), count)
+    trainings = GaugeMetricFamily(
+        "calibrd_runs", "Training runs that are not archived.", labels=("kind",)
+    )
+    for kind, count in runs.items():
+        trainings.add_metric((kind,), count)
+    yield trainings
+    yield GaugeMetricFamily(
+        "calibrd_waiting_statistics",
+        "Statistics of runs that wait for other ranks or for the step before.",
+        value=open_statistics,
+    )
     yield number
     yield seconds
     yield failed

@@ -73,6 +73,7 @@ class Doctor:
         yield from self._datasets()
         yield from self._succeeded_fits()
         yield from self._queued_fits()
+        yield from self._runs()
         found = sweep(self._database, self._blobs, older_than=self._orphan_seconds, dry_run=True)
         self.orphans = found.orphans.total()
 
@@ -95,6 +96,19 @@ class Doctor:
                 "its calibrator is gone, so nobody can reach it",
                 "restore the database from a backup: a row was deleted",
             )
+
+    def _runs(self) -> Iterator[Finding]:
+        read = Inventory.run_sessions
+        for found in self._each("sessions of runs", read, ("", 0), attrgetter("place")):
+            wanted = 0 if found.last_step is None else found.last_step - found.base_step
+            if found.steps != wanted:
+                yield Finding(
+                    "steps_missing",
+                    f"session {found.id} of the run {found.name}",
+                    f"it has {found.steps} steps, and goes from {found.base_step} to "
+                    f"{found.last_step}",
+                    "restore the database from a backup: rows were deleted",
+                )
 
     def _map(self, found: FoundVersion) -> Iterator[Finding]:
         version, subject = found.version, _named(found)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from service.core.fits import WORKER_IS_ALIVE
 from service.core.fitting import failed
 from service.core.retention import forget_dataset
+from service.core.run_steps import decide_due
 from service.core.sweeping import CHORE, sweep
 from service.errors import Conflict
 from service.jobs.patience import PASSING
@@ -33,6 +34,7 @@ class Pace:
     silence: float = WORKER_IS_ALIVE  # after which a worker is taken for dead
     report: float = 0.25  # between two writes of a fit's progress
     housekeeping: float = 60.0
+    merging: float = 5.0  # between two looks for steps of runs that have waited long enough
     patience: float = 60.0  # how long a database may be away while an ending is written
 
 
@@ -69,6 +71,7 @@ class Upkeep:
         self._threads = [
             self._thread("heartbeat", self.beat, pace.heartbeat),
             self._thread("housekeeping", self.keep_house, pace.housekeeping),
+            self._thread("merging", self.decide_steps, pace.merging),
         ]
 
     def start(self) -> None:
@@ -113,6 +116,10 @@ class Upkeep:
                     self._queue.enqueue_again(store, fit.id, fit.queue)
             store.workers.remove(self._worker)
         self._queue.forget([entry.id for entry in entries])
+
+    def decide_steps(self) -> None:
+        """Decide steps of runs whose last ranks were waited for long enough."""
+        decide_due(self._database)
 
     def keep_house(self) -> None:
         """Delete what has served its time, and find entries that were taken and then forgotten."""

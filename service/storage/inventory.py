@@ -18,6 +18,9 @@ from service.storage.tables import (
     datasets,
     fits,
     parts,
+    run_sessions,
+    run_steps,
+    runs,
     versions,
 )
 
@@ -77,6 +80,24 @@ class FoundAlias:
     def place(self) -> tuple[str, str]:
         """Where the next page begins, if it is the last of one."""
         return self.calibrator, self.alias
+
+
+@dataclass(frozen=True)
+class FoundSession:
+    """A session of a run, how many of its steps are there, and the number of the last."""
+
+    run: str
+    number: int
+    name: str
+    id: str
+    base_step: int
+    steps: int
+    last_step: int | None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where the next page begins, if it is the last of one."""
+        return self.run, self.number
 
 
 @dataclass(frozen=True)
@@ -181,6 +202,30 @@ class Inventory(Repository):
             .order_by(aliases.c.calibrator, aliases.c.name)
         )
         return self._all(FoundAlias, chosen.limit(PAGE))
+
+    def run_sessions(self, after: tuple[str, int]) -> list[FoundSession]:
+        """Sessions of runs, by run and number."""
+        its_steps = and_(
+            run_steps.c.run == run_sessions.c.run, run_steps.c.session == run_sessions.c.number
+        )
+        place = (run_sessions.c.run, run_sessions.c.number)
+        chosen = (
+            select(
+                *place,
+                runs.c.name,
+                run_sessions.c.id,
+                run_sessions.c.base_step,
+                select(func.count()).where(its_steps).scalar_subquery().label("steps"),
+                select(func.max(run_steps.c.step))
+                .where(its_steps)
+                .scalar_subquery()
+                .label("last_step"),
+            )
+            .join_from(run_sessions, runs)
+            .where(tuple_(*place) > tuple_(*after))
+            .order_by(*place)
+        )
+        return self._all(FoundSession, chosen.limit(PAGE))
 
     def fits(self, status: FitStatus, after: str) -> list[FoundFit]:
         """Fits of a status."""

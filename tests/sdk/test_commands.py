@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from faulty_line import FaultyLine, Say
 from live_service import ROOT, Running, sample, wait_until
 
 from calibrators import archive
+from calibrators.adafocal import BinStatistics
 from calibrators.methods.temperature import TemperatureMap
 from calibrd import Client
 from calibrd.command_line import command_parser, run
@@ -108,6 +110,25 @@ def test_from_fit_to_rollback(calibrd: Any, val: Path, at: str, tmp_path: Path) 
     refused = calibrd("apply", tmp_path / "in.npy", out, "--map", "cli@1", "--model", "other")
     assert (refused.code, refused.out) == (3, "")
     assert "'other'" in refused.err
+
+
+def test_training_runs_are_listed(calibrd: Any, client: Client, at: str) -> None:
+    session = client.open_run("cli-run", session="job-1")
+    seen = BinStatistics.from_confidences([0.9, 0.8, 0.6], [True, False, True])
+    assert session.state is not None
+    state = session.state.update(seen)
+    client.send_statistics("cli-run", 1, seen, session=session, state=state)
+    told = calibrd("run", "cli-run")
+    assert "job-1" in told.out
+    assert f"{seen.summary().ece:.4f}" in told.out
+    assert "not verified" not in told.out
+    other = dataclasses.replace(state, step=2)
+    client.send_statistics("cli-run", 2, seen, session=session, state=other)
+    assert "not verified" in calibrd("run", "cli-run", "--session", "job-1").out
+    (found,) = [one for one in calibrd("runs", "--json").document if one["name"] == "cli-run"]
+    assert (found["step"], found["kind"]) == (2, "adafocal")
+    assert "cli-run" in calibrd("runs").out
+    assert "cli-run" not in calibrd("runs", "--archived").out
 
 
 def test_fit_on_the_service_is_judged_as_asked(

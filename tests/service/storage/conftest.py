@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from backends import Backend, Embedded, environment
 from backups import Kept, backed_up
 from fit_jobs import Place
-from live_service import Running, running
+from live_service import Local, Running, in_process, running
+
+from service.core import keys
+from service.core.access import Scope
 
 
 @pytest.fixture(scope="session", params=["embedded", "fleet"])
@@ -34,6 +39,26 @@ def place(backend: Backend, tmp_path: Path) -> Iterator[Place]:
     made = Place(**backend.settings(tmp_path))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def shared_app(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """The app in process on each backend, for tests that each have a workspace in it."""
+    with in_process(**backend.settings(tmp_path_factory.mktemp("shared"))) as made:
+        yield made
+
+
+@pytest.fixture
+def tenant(shared_app: Local) -> Iterator[httpx.Client]:
+    """A client that has a workspace for itself."""
+    parts = shared_app.app.state.parts
+    with parts.database.write() as store:
+        workspace = keys.workspace_named(store, f"ws-{uuid.uuid4().hex}", make=True).id
+        made = keys.create(store, workspace, name="tests", scopes=[Scope.ADMIN])
+    parts.keys.refresh()
+    headers = {"Authorization": f"Bearer {made.token}"}
+    with httpx.Client(base_url=shared_app.base_url, timeout=60, headers=headers) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

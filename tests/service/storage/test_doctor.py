@@ -20,16 +20,19 @@ from sqlalchemy import text as sql
 from test_command_line import here
 
 from calibrators import CalibrationSet, archive
+from calibrators.adafocal import BinStatistics
 from calibrators.methods.auto import Auto
 from service.core.access import Principal, Scope
 from service.core.blob_keys import dataset_key, map_key, onnx_key, parse_key
 from service.core.doctor import Doctor, Finding
 from service.core.registering import Registration, register
+from service.core.run_steps import Sent, post
+from service.core.runs import Opening, open_run
 from service.storage.database import Database
 from service.storage.migrate import alembic_config, revision_of
 from service.storage.records import FitStatus
 from service.storage.rows import new_id
-from service.storage.tables import alias_moves, aliases, fits, reports, versions
+from service.storage.tables import alias_moves, aliases, fits, reports, run_steps, versions
 
 
 class Patient(Place):
@@ -37,6 +40,7 @@ class Patient(Place):
 
     def fill(self) -> None:
         self.data = self.dataset()
+        self.train()
         body = fitted_elsewhere()
         made = register(
             self.database,
@@ -66,6 +70,16 @@ class Patient(Place):
                     by="tests",
                     reason="",
                 )
+
+    def train(self) -> None:
+        """A run with three steps."""
+        caller = Principal(self.workspace, "tests", frozenset(Scope))
+        asked = Opening("job", "monitor", None, 1, "trainer", 60, "a", None, None, {}, "")
+        statistics = BinStatistics.from_confidences([0.9], [True])
+        with self.database.write() as store:
+            open_run(store, caller, asked)
+            for step in (1, 2, 3):
+                post(store, caller, "job", Sent("a", step, 0, statistics, None))
 
     def findings(self) -> list[Finding]:
         looking = Doctor(self.database, self.blobs, self.queue.waiting, orphan_seconds=3600)
@@ -97,7 +111,7 @@ class Patient(Place):
 
 JSON = "CAST(:told AS json)"
 Fault = Callable[[Patient], None]
-TABLES = (versions, reports, aliases, alias_moves, fits)
+TABLES = (versions, reports, aliases, alias_moves, fits, run_steps)
 
 
 @contextmanager
@@ -183,6 +197,7 @@ FAULTS: dict[str, Fault] = {
     "fit_without_version": lambda it: it.change(
         update(fits).where(fits.c.id == it.done.id).values(versions=[1, 2])
     ),
+    "steps_missing": lambda it: it.change(delete(run_steps).where(run_steps.c.step == 2)),
     "fit_without_entry": lambda it: it.queue.forget([it.waiting.id]),
 }
 CHANGED: dict[str, tuple[str, Fault]] = {
@@ -218,7 +233,13 @@ HISTORIES: dict[str, Fault] = {
 def test_all_is_well(patient: Patient) -> None:
     looking = Doctor(patient.database, patient.blobs, patient.queue.waiting, orphan_seconds=-60)
     assert list(looking.findings()) == []
-    assert looking.seen == {"versions": 1, "aliases": 1, "datasets": 1, "fits": 2}
+    assert looking.seen == {
+        "versions": 1,
+        "aliases": 1,
+        "datasets": 1,
+        "fits": 2,
+        "sessions of runs": 1,
+    }
     assert looking.orphans == 0
     orphan = map_key(patient.workspace, new_id("ver"), patient.version.map_sha256)
     patient.blobs.put(orphan, b"orphan")

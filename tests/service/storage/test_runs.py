@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
-from live_service import Local, every
+from live_service import every
 from training_jobs import (
     SETTINGS,
     document,
@@ -21,8 +22,8 @@ from training_jobs import (
 from calibrators.adafocal import AdaFocalState
 
 
-def test_a_run_from_its_first_step_to_its_history(local: Local) -> None:
-    opened = local.post("/v1/runs", json={"name": "job", "settings": vars(SETTINGS)})
+def test_a_run_from_its_first_step_to_its_history(tenant: httpx.Client) -> None:
+    opened = tenant.post("/v1/runs", json={"name": "job", "settings": vars(SETTINGS)})
     assert opened.status_code == 201
     assert opened.headers["location"] == "/v1/runs/job"
     begin = AdaFocalState.begin(SETTINGS)
@@ -31,7 +32,7 @@ def test_a_run_from_its_first_step_to_its_history(local: Local) -> None:
 
     first = begin.update(seen(1))
     session = opened.json()["session"]["id"]
-    answer = good(post(local, "job", session, 1, seen(1), state=first))
+    answer = good(post(tenant, "job", session, 1, seen(1), state=first))
     assert answer == {
         "step": 1,
         "session": session,
@@ -40,7 +41,7 @@ def test_a_run_from_its_first_step_to_its_history(local: Local) -> None:
         "late": False,
         "state": first.to_dict(),
     }
-    (step,) = history(local, "job")
+    (step,) = history(tenant, "job")
     summary = seen(1).summary()
     assert step["metrics"] == {**vars(summary)}
     assert step["gammas"] == first.gammas.tolist()
@@ -52,49 +53,49 @@ def test_a_run_from_its_first_step_to_its_history(local: Local) -> None:
     assert step["reliability"]["confidence"][0] is None  # no row is below 1/15
     assert (step["verified"], step["partial"], step["world_size"]) == (True, False, 1)
     assert step["switched"] == first.switches(begin)
-    assert state_of(local, "job")["state"] == first.to_dict()
-    assert good(local.get("/v1/runs/job"))["metrics"] == step["metrics"]
+    assert state_of(tenant, "job")["state"] == first.to_dict()
+    assert good(tenant.get("/v1/runs/job"))["metrics"] == step["metrics"]
 
 
-def test_a_run_goes_on_after_a_crash(local: Local) -> None:
-    state = trained(local, "job", 3, session="a")
-    opened = local.post("/v1/runs", json={"name": "job", "session": "b"})
+def test_a_run_goes_on_after_a_crash(tenant: httpx.Client) -> None:
+    state = trained(tenant, "job", 3, session="a")
+    opened = tenant.post("/v1/runs", json={"name": "job", "session": "b"})
     assert opened.status_code == 200
     assert opened.json()["session"]["base_step"] == opened.json()["step"] == 3
     assert opened.json()["session"]["number"] == 2
     assert opened.json()["state"] == state.to_dict()
     assert opened.json()["metrics"]["rows"] == 200
-    trained(local, "job", 2, session="b")
-    assert line(local, "job") == [(1, "a"), (2, "a"), (3, "a"), (4, "b"), (5, "b")]
-    sessions = good(local.get("/v1/runs/job"))["sessions"]
+    trained(tenant, "job", 2, session="b")
+    assert line(tenant, "job") == [(1, "a"), (2, "a"), (3, "a"), (4, "b"), (5, "b")]
+    sessions = good(tenant.get("/v1/runs/job"))["sessions"]
     assert [(one["id"], one["base_step"]) for one in sessions] == [("b", 3), ("a", 0)]
 
 
-def test_a_run_goes_back_to_an_older_checkpoint(local: Local) -> None:
-    checkpoint = trained(local, "job", 3, session="a")
-    trained(local, "job", 2, session="a")
-    trained(local, "job", 1, session="b", state=document(checkpoint))
-    assert line(local, "job") == [(1, "a"), (2, "a"), (3, "a"), (4, "b")]
-    assert [one["step"] for one in history(local, "job", session="a")] == [1, 2, 3, 4, 5]
+def test_a_run_goes_back_to_an_older_checkpoint(tenant: httpx.Client) -> None:
+    checkpoint = trained(tenant, "job", 3, session="a")
+    trained(tenant, "job", 2, session="a")
+    trained(tenant, "job", 1, session="b", state=document(checkpoint))
+    assert line(tenant, "job") == [(1, "a"), (2, "a"), (3, "a"), (4, "b")]
+    assert [one["step"] for one in history(tenant, "job", session="a")] == [1, 2, 3, 4, 5]
     # back to a step before both, without a state: the service has it
-    opened = open_run(local, "job", session="c", from_step=2)
-    assert opened["state"]["gammas"] == history(local, "job", session="a")[1]["gammas"]
-    assert line(local, "job") == [(1, "a"), (2, "a")]
+    opened = open_run(tenant, "job", session="c", from_step=2)
+    assert opened["state"]["gammas"] == history(tenant, "job", session="a")[1]["gammas"]
+    assert line(tenant, "job") == [(1, "a"), (2, "a")]
     # what was sent late to an older session does not come back
-    late = AdaFocalState.from_dict(state_of(local, "job", session="b")["state"])
-    good(post(local, "job", "b", 5, seen(9), state=late.update(seen(9))))
-    assert line(local, "job") == [(1, "a"), (2, "a")]
-    open_run(local, "job", session="d", from_step=0)
-    assert line(local, "job") == []
+    late = AdaFocalState.from_dict(state_of(tenant, "job", session="b")["state"])
+    good(post(tenant, "job", "b", 5, seen(9), state=late.update(seen(9))))
+    assert line(tenant, "job") == [(1, "a"), (2, "a")]
+    open_run(tenant, "job", session="d", from_step=0)
+    assert line(tenant, "job") == []
 
 
-def test_a_run_may_begin_at_any_step(local: Local) -> None:
+def test_a_run_may_begin_at_any_step(tenant: httpx.Client) -> None:
     state = AdaFocalState.begin(SETTINGS)
     for number in range(7):
         state = state.update(seen(number))
-    opened = open_run(local, "job", session="a", state=document(state))
+    opened = open_run(tenant, "job", session="a", state=document(state))
     assert opened["step"] == 7
-    assert state_of(local, "job") == {
+    assert state_of(tenant, "job") == {
         "run": "job",
         "session": "a",
         "step": 7,
@@ -103,38 +104,38 @@ def test_a_run_may_begin_at_any_step(local: Local) -> None:
         "partial": False,
         "verified": None,
     }
-    trained(local, "job", 1, session="a")
-    assert line(local, "job") == [(8, "a")]
+    trained(tenant, "job", 1, session="a")
+    assert line(tenant, "job") == [(8, "a")]
     # the step it began from is known, those before are not
-    assert open_run(local, "job", from_step=7)["state"] == state.to_dict()
+    assert open_run(tenant, "job", from_step=7)["state"] == state.to_dict()
     asked = {"name": "job", "from_step": 6}
-    assert refusal(local.post("/v1/runs", json=asked)) == (422, "bad_step")
+    assert refusal(tenant.post("/v1/runs", json=asked)) == (422, "bad_step")
 
 
-def test_the_same_session_is_the_same(local: Local) -> None:
+def test_the_same_session_is_the_same(tenant: httpx.Client) -> None:
     asked = {"session": "job-7", "world_size": 2, "decides": "service"}
-    first = open_run(local, "job", **asked)
-    again = local.post("/v1/runs", json={"name": "job", **asked})
+    first = open_run(tenant, "job", **asked)
+    again = tenant.post("/v1/runs", json={"name": "job", **asked})
     assert again.status_code == 200
     assert again.json()["session"] == first["session"]
     for change, word in (({"world_size": 3}, "world_size 2, not 3"), ({"decides": "trainer"}, "")):
-        refused = local.post("/v1/runs", json={"name": "job", **asked, **change})
+        refused = tenant.post("/v1/runs", json={"name": "job", **asked, **change})
         assert refusal(refused) == (409, "session_differs")
         assert word in refused.json()["detail"]
-    assert len(good(local.get("/v1/runs/job"))["sessions"]) == 1
+    assert len(good(tenant.get("/v1/runs/job"))["sessions"]) == 1
 
 
-def test_a_run_keeps_its_kind_and_settings(local: Local) -> None:
-    open_run(local, "job")
-    refused = local.post("/v1/runs", json={"name": "job", "kind": "monitor"})
+def test_a_run_keeps_its_kind_and_settings(tenant: httpx.Client) -> None:
+    open_run(tenant, "job")
+    refused = tenant.post("/v1/runs", json={"name": "job", "kind": "monitor"})
     assert refusal(refused) == (409, "run_differs")
     assert "'adafocal', not 'monitor'" in refused.json()["detail"]
     others = {**vars(SETTINGS), "rate": 3.0, "bins": 6}
-    refused = local.post("/v1/runs", json={"name": "job", "settings": others})
+    refused = tenant.post("/v1/runs", json={"name": "job", "settings": others})
     assert refusal(refused) == (409, "run_differs")
     assert "bins 5, not 6, rate 2.0, not 3.0" in refused.json()["detail"]
     assert refused.json()["settings"] == ["bins", "rate"]
-    assert good(local.get("/v1/runs/job"))["settings"] == vars(SETTINGS)
+    assert good(tenant.get("/v1/runs/job"))["settings"] == vars(SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -155,68 +156,68 @@ def test_a_run_keeps_its_kind_and_settings(local: Local) -> None:
         ({"tags": {"A": "b"}}, 422, "bad_name"),
     ],
 )
-def test_a_run_that_cannot_begin(local: Local, asked: dict, status: int, code: str) -> None:
-    assert refusal(local.post("/v1/runs", json={"name": "job", **asked})) == (status, code)
-    assert local.get("/v1/runs").json()["items"] == []
+def test_a_run_that_cannot_begin(tenant: httpx.Client, asked: dict, status: int, code: str) -> None:
+    assert refusal(tenant.post("/v1/runs", json={"name": "job", **asked})) == (status, code)
+    assert tenant.get("/v1/runs").json()["items"] == []
 
 
-def test_runs_are_listed_labelled_and_archived(local: Local) -> None:
+def test_runs_are_listed_labelled_and_archived(tenant: httpx.Client) -> None:
     for name in ("one", "two", "three"):
-        open_run(local, name, tags={"team": name}, description=name)
-    trained(local, "one", 1)
-    assert [run["name"] for run in every(local, "/v1/runs", limit=1)] == ["one", "three", "two"]
+        open_run(tenant, name, tags={"team": name}, description=name)
+    trained(tenant, "one", 1)
+    assert [run["name"] for run in every(tenant, "/v1/runs", limit=1)] == ["one", "three", "two"]
     # what goes on brings its labels along
-    opened = open_run(local, "one", tags={"seed": "2"})
+    opened = open_run(tenant, "one", tags={"seed": "2"})
     assert (opened["tags"], opened["description"]) == ({"team": "one", "seed": "2"}, "one")
-    changed = good(local.patch("/v1/runs/one", json={"tags": {"a": "b"}, "archived": True}))
+    changed = good(tenant.patch("/v1/runs/one", json={"tags": {"a": "b"}, "archived": True}))
     assert (changed["tags"], changed["archived"], changed["description"]) == (
         {"a": "b"},
         True,
         "one",
     )
-    assert {run["name"] for run in every(local, "/v1/runs")} == {"two", "three"}
-    assert [run["name"] for run in every(local, "/v1/runs", archived=True)] == ["one"]
-    refused = local.post("/v1/runs", json={"name": "one"})
+    assert {run["name"] for run in every(tenant, "/v1/runs")} == {"two", "three"}
+    assert [run["name"] for run in every(tenant, "/v1/runs", archived=True)] == ["one"]
+    refused = tenant.post("/v1/runs", json={"name": "one"})
     assert refusal(refused) == (409, "run_archived")
-    assert good(local.patch("/v1/runs/one", json={"archived": False}))["archived"] is False
-    assert open_run(local, "one")["step"] == 1
+    assert good(tenant.patch("/v1/runs/one", json={"archived": False}))["archived"] is False
+    assert open_run(tenant, "one")["step"] == 1
 
 
-def test_what_an_archived_run_had_begun_may_end(local: Local) -> None:
-    state = trained(local, "job", 1, session="a")
-    local.patch("/v1/runs/job", json={"archived": True})
-    answer = good(post(local, "job", "a", 2, seen(2), state=state.update(seen(2))))
+def test_what_an_archived_run_had_begun_may_end(tenant: httpx.Client) -> None:
+    state = trained(tenant, "job", 1, session="a")
+    tenant.patch("/v1/runs/job", json={"archived": True})
+    answer = good(post(tenant, "job", "a", 2, seen(2), state=state.update(seen(2))))
     assert answer["status"] == "decided"
 
 
-def test_a_monitor_has_metrics_and_no_state(local: Local) -> None:
-    opened = open_run(local, "watch", kind="monitor", session="a")
+def test_a_monitor_has_metrics_and_no_state(tenant: httpx.Client) -> None:
+    opened = open_run(tenant, "watch", kind="monitor", session="a")
     assert (opened["state"], opened["settings"], opened["step"]) == (None, None, 0)
-    answer = good(post(local, "watch", "a", 1, seen(1)))
+    answer = good(post(tenant, "watch", "a", 1, seen(1)))
     assert (answer["status"], answer["state"]) == ("decided", None)
-    (step,) = history(local, "watch")
+    (step,) = history(tenant, "watch")
     assert (step["gammas"], step["verified"], step["switched"]) == (None, None, [])
     assert len(step["bins"]["count"]) == 15
     assert step["metrics"]["ece"] == seen(1).summary().ece
     # it goes on from wherever it is told
-    open_run(local, "watch", kind="monitor", session="b", from_step=40)
-    good(post(local, "watch", "b", 41, seen(2)))
-    assert line(local, "watch") == [(1, "a"), (41, "b")]
+    open_run(tenant, "watch", kind="monitor", session="b", from_step=40)
+    good(post(tenant, "watch", "b", 41, seen(2)))
+    assert line(tenant, "watch") == [(1, "a"), (41, "b")]
 
 
 @pytest.mark.parametrize("path", ["", "/state", "/history", "/state?session=a"])
-def test_a_run_that_is_not_there(local: Local, path: str) -> None:
-    answer = local.get(f"/v1/runs/nothing{path}")
+def test_a_run_that_is_not_there(tenant: httpx.Client, path: str) -> None:
+    answer = tenant.get(f"/v1/runs/nothing{path}")
     assert refusal(answer) == (404, "no_such_run")
-    open_run(local, "something")
-    answer = local.get("/v1/runs/something/history?session=b")
+    open_run(tenant, "something")
+    answer = tenant.get("/v1/runs/something/history?session=b")
     assert refusal(answer) == (404, "no_such_session")
     assert "'something' has no session 'b'" in answer.json()["detail"]
 
 
-def test_a_history_is_read_in_pages(local: Local) -> None:
-    trained(local, "job", 7)
-    steps = every(local, "/v1/runs/job/history", limit=3)
+def test_a_history_is_read_in_pages(tenant: httpx.Client) -> None:
+    trained(tenant, "job", 7)
+    steps = every(tenant, "/v1/runs/job/history", limit=3)
     assert [one["step"] for one in steps] == [1, 2, 3, 4, 5, 6, 7]
-    steps = every(local, "/v1/runs/job/history", limit=2, after=4)
+    steps = every(tenant, "/v1/runs/job/history", limit=2, after=4)
     assert [one["step"] for one in steps] == [5, 6, 7]

@@ -11,7 +11,11 @@ from fit_jobs import Place
 from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
+from calibrators.adafocal import BinStatistics
+from service.core.access import Principal, Scope
 from service.core.fitting import Ending, Job, Stop, begin, conclude
+from service.core.run_steps import Sent, post
+from service.core.runs import Opening, open_run
 from service.errors import NoSpace
 from service.jobs.patience import patiently
 from service.jobs.running import RunningFit
@@ -259,3 +263,25 @@ def test_patience_waits_for_room() -> None:
         return "written"
 
     assert patiently(write, 10) == "written"
+
+
+def test_a_worker_decides_steps_of_runs_that_have_waited_long_enough(place: Place) -> None:
+    asked = Opening("job", "monitor", None, 2, "service", 0.1, "a", None, None, {}, "")
+    statistics = BinStatistics.from_confidences([0.9], [True])
+    caller = Principal(place.workspace, "tests", frozenset({Scope.FIT}))
+    with place.database.write() as store:
+        opened = open_run(store, caller, asked)
+        post(store, caller, "job", Sent("a", 1, 1, statistics, None))
+    alive = upkeep(place, "alive", silence=10.0, merging=0.05)
+    alive.start()
+    try:
+        deadline = time.monotonic() + 10
+        found = None
+        while found is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            with place.database.read() as store:
+                found = store.run_steps.last(opened.session)
+    finally:
+        alive.stop()
+    assert (found.step, found.ranks, found.partial) == (1, [1], True)

@@ -1,0 +1,121 @@
+"""However posts arrive, a run's history is that of a plain model in which they come in order."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from live_service import Local
+from training_jobs import SETTINGS, history, line, seen
+
+from calibrators.adafocal import AdaFocalState, BinStatistics
+from service.core.access import Principal
+from service.core.run_steps import Sent, post
+from service.core.runs import Opening, open_run
+from service.storage.store import Store
+
+
+@dataclass
+class Life:
+    """A session of the model: the states after its base and each of its steps."""
+
+    id: str
+    ranks: int
+    by_trainer: bool
+    states: list[AdaFocalState]
+    posts: list[Sent] = field(default_factory=list)
+    told: list[bool | None] = field(default_factory=list)
+
+    def go_on(self, chance: random.Random) -> None:
+        before = self.states[-1]
+        step = before.step + 1
+        parts = [seen(chance.randrange(10**6), 50) for _ in range(self.ranks)]
+        after = before.update(sum(parts, BinStatistics.empty()))
+        if not self.by_trainer:
+            self.posts += [Sent(self.id, step, rank, one, None) for rank, one in enumerate(parts)]
+            self.told.append(None)
+        else:
+            merged = sum(parts, BinStatistics.empty())
+            lies = chance.random() < 0.2
+            after = before.update(merged + seen(0)) if lies else after
+            self.posts.append(Sent(self.id, step, 0, merged, after))
+            self.told.append(not lies)
+        self.states.append(after)
+
+
+def make_lives(chance: random.Random) -> list[Life]:
+    """Sessions that begin at random places of earlier ones."""
+    lives: list[Life] = []
+    for number in range(chance.randint(2, 5)):
+        base = AdaFocalState.begin(SETTINGS)
+        if lives:
+            base = chance.choice(chance.choice(lives).states)
+        life = Life(f"s{number}", chance.randint(1, 3), chance.random() < 0.4, [base])
+        for _ in range(chance.randint(0, 4)):
+            life.go_on(chance)
+        lives.append(life)
+    return lives
+
+
+def expected_line(lives: list[Life]) -> list[tuple[int, str]]:
+    """Walk from the newest session to the oldest; each counts up to the base of the one after."""
+    found: list[tuple[int, str]] = []
+    end = float("inf")
+    for life in reversed(lives):
+        steps = [state.step for state in life.states[1:]]
+        found = [(step, life.id) for step in steps if step <= end] + found
+        end = min(end, life.states[0].step)
+    return found
+
+
+def opening(life: Life) -> Opening:
+    decides = "trainer" if life.by_trainer else "service"
+    return Opening(
+        "job",
+        "adafocal",
+        SETTINGS,
+        life.ranks,
+        decides,
+        3600,
+        life.id,
+        life.states[0],
+        None,
+        {},
+        "",
+    )
+
+
+def arrive(store: Store, caller: Principal, lives: list[Life], chance: random.Random) -> None:
+    """All posts, some of them twice, in any order; sessions open in theirs."""
+    ready: list[Sent] = []
+    coming = list(lives)
+    while coming or ready:
+        if coming and (not ready or chance.random() < 0.2):
+            open_run(store, caller, opening(coming[0]))
+            ready += [sent for sent in coming[0].posts for _ in range(chance.randint(1, 2))]
+            coming.pop(0)
+        else:
+            post(store, caller, "job", ready.pop(chance.randrange(len(ready))))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order_gives_the_history_of_the_model(
+    tenant: httpx.Client, shared_app: Local, seed: int
+) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    lives = make_lives(chance)
+    token = tenant.headers["Authorization"].removeprefix("Bearer ")
+    parts = shared_app.app.state.parts
+    caller: Principal = parts.keys.authenticate(token)
+    with parts.database.write() as store:
+        arrive(store, caller, lives, chance)
+    assert line(tenant, "job") == expected_line(lives)
+    for life in lives:
+        steps = history(tenant, "job", session=life.id)
+        assert [one["gammas"] for one in steps] == [
+            state.gammas.tolist() for state in life.states[1:]
+        ]
+        assert [one["verified"] for one in steps] == life.told
+        assert not any(one["partial"] for one in steps)

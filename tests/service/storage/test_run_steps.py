@@ -1,0 +1,213 @@
+"""Statistics are taken once for each step and rank, in any order, and steps are decided once."""
+
+from __future__ import annotations
+
+import time
+import zlib
+
+import httpx
+import pytest
+from live_service import Local, wait_until
+from training_jobs import (
+    SETTINGS,
+    good,
+    history,
+    open_run,
+    post,
+    refusal,
+    seen,
+    state_of,
+    text,
+)
+
+from calibrators.adafocal import AdaFocalState, BinStatistics
+from service.core import run_steps
+from service.core.run_steps import decide_due
+
+BEGIN = AdaFocalState.begin(SETTINGS)
+FAR = 3600.0
+SOON = 0.2
+
+
+def open_shared(client: httpx.Client, ranks: int = 2, merge_timeout: float = FAR) -> None:
+    """A run in which the service decides."""
+    asked = {"world_size": ranks, "decides": "service", "merge_timeout": merge_timeout}
+    open_run(client, "job", session="a", **asked)
+
+
+def test_the_service_merges_all_ranks_and_all_get_the_same(tenant: httpx.Client) -> None:
+    open_shared(tenant, ranks=3)
+    for rank in (2, 0):
+        waiting = good(post(tenant, "job", "a", 1, seen(rank), rank=rank))
+        assert (waiting["status"], waiting["state"]) == ("waiting", None)
+    assert state_of(tenant, "job")["step"] == 0
+    decided = good(post(tenant, "job", "a", 1, seen(1), rank=1))
+    expected = BEGIN.update(seen(0) + seen(1) + seen(2)).to_dict()
+    assert (decided["status"], decided["ranks"]) == ("decided", [0, 1, 2])
+    assert decided["state"] == state_of(tenant, "job")["state"] == expected
+    again = good(post(tenant, "job", "a", 1, seen(2), rank=2))
+    assert again == decided
+    (step,) = history(tenant, "job")
+    assert (step["partial"], step["verified"], step["ranks"]) == (False, None, [0, 1, 2])
+    assert step["metrics"]["rows"] == 600
+
+
+def test_steps_may_come_in_any_order(tenant: httpx.Client) -> None:
+    open_run(tenant, "job", session="a")
+    states = [BEGIN]
+    for number in range(1, 5):
+        states.append(states[-1].update(seen(number)))
+    for step in (4, 2, 3):
+        answer = good(post(tenant, "job", "a", step, seen(step), state=states[step]))
+        assert answer["status"] == "waiting"
+        assert history(tenant, "job") == []
+    answer = good(post(tenant, "job", "a", 1, seen(1), state=states[1]))
+    assert answer["state"] == states[1].to_dict()
+    steps = history(tenant, "job")
+    assert [one["step"] for one in steps] == [1, 2, 3, 4]
+    assert all(one["verified"] for one in steps)
+
+
+def test_what_the_trainer_decided_is_recorded_and_verified(tenant: httpx.Client) -> None:
+    open_run(tenant, "job", session="a")
+    honest, other = BEGIN.update(seen(1)), BEGIN.update(seen(2))
+    assert good(post(tenant, "job", "a", 1, seen(1), state=other))["state"] == other.to_dict()
+    # judged from what training went on with, not from what it should have
+    good(post(tenant, "job", "a", 2, seen(3), state=other.update(seen(3))))
+    good(post(tenant, "job", "a", 3, seen(4), state=honest.update(seen(3)).update(seen(4))))
+    assert [one["verified"] for one in history(tenant, "job")] == [False, True, False]
+    assert state_of(tenant, "job")["verified"] is False
+
+
+def test_the_last_bit_of_a_gamma_is_nobodys_fault(tenant: httpx.Client) -> None:
+    open_run(tenant, "job", session="a")
+    told = BEGIN.update(seen(1)).to_dict()
+    told["gammas"] = [gamma * (1 + 1e-13) for gamma in told["gammas"]]
+    claimed = AdaFocalState.from_dict(told)
+    assert good(post(tenant, "job", "a", 1, seen(1), state=claimed))["state"] == told
+    assert history(tenant, "job")[0]["verified"] is True
+
+
+def test_other_statistics_of_the_same_rank_are_refused(tenant: httpx.Client) -> None:
+    open_shared(tenant)
+    first = good(post(tenant, "job", "a", 1, seen(1)))
+    refused = post(tenant, "job", "a", 1, seen(2))
+    assert refusal(refused) == (409, "statistics_differ")
+    assert "rank 0 has sent other statistics for step 1" in refused.json()["detail"]
+    # the same numbers, packed in another way
+    planes = zlib.decompress(seen(1).to_bytes()[4:])
+    assert BinStatistics.from_bytes(b"CBS1" + zlib.compress(planes, 1)) == seen(1)
+    assert good(post(tenant, "job", "a", 1, seen(1))) == first
+    good(post(tenant, "job", "a", 1, seen(3), rank=1))
+    assert refusal(post(tenant, "job", "a", 1, seen(2))) == (409, "statistics_differ")
+
+
+def test_the_same_statistics_with_another_state_are_others(tenant: httpx.Client) -> None:
+    open_run(tenant, "job", session="a")
+    good(post(tenant, "job", "a", 1, seen(1), state=BEGIN.update(seen(1))))
+    refused = post(tenant, "job", "a", 1, seen(1), state=BEGIN.update(seen(2)))
+    assert refusal(refused) == (409, "statistics_differ")
+
+
+def test_a_rank_that_stays_away_is_waited_for_no_longer_than_agreed(tenant: httpx.Client) -> None:
+    open_shared(tenant, ranks=3, merge_timeout=SOON)
+    good(post(tenant, "job", "a", 1, seen(0), rank=0))
+    good(post(tenant, "job", "a", 1, seen(2), rank=2))
+    time.sleep(SOON)
+    found = state_of(tenant, "job")
+    expected = BEGIN.update(seen(0) + seen(2)).to_dict()
+    assert (found["step"], found["partial"], found["state"]) == (1, True, expected)
+    late = good(post(tenant, "job", "a", 1, seen(1), rank=1))
+    assert (late["late"], late["status"], late["state"]) == (True, "decided", expected)
+    assert late["ranks"] == [0, 1, 2]
+    assert good(post(tenant, "job", "a", 1, seen(1), rank=1)) == late
+    (step,) = history(tenant, "job")
+    assert (step["partial"], step["ranks"], step["world_size"]) == (True, [0, 2], 3)
+    assert step["metrics"]["rows"] == 400
+
+
+def test_a_post_decides_what_has_waited_too_long(tenant: httpx.Client) -> None:
+    open_shared(tenant, merge_timeout=SOON)
+    good(post(tenant, "job", "a", 1, seen(1)))
+    time.sleep(SOON)
+    good(post(tenant, "job", "a", 2, seen(2)))
+    assert [one["partial"] for one in history(tenant, "job")] == [True]
+
+
+def test_workers_decide_what_nobody_looks_at(tenant: httpx.Client, shared_app: Local) -> None:
+    open_shared(tenant, merge_timeout=SOON)
+    good(post(tenant, "job", "a", 1, seen(1)))
+    database = shared_app.app.state.parts.database
+    assert history(tenant, "job") == []
+    (step,) = wait_until(lambda: decide_due(database) and history(tenant, "job"))
+    assert (step["ranks"], step["partial"]) == ([0], True)
+
+
+def test_many_steps_that_waited_for_the_first_are_decided_in_turns(
+    tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_steps, "MOST_AT_ONCE", 3)
+    open_run(tenant, "watch", kind="monitor", session="a")
+    for step in range(2, 9):
+        assert good(post(tenant, "watch", "a", step, seen(1)))["status"] == "waiting"
+    good(post(tenant, "watch", "a", 1, seen(1)))
+    assert len(history(tenant, "watch")) == 3
+    assert [state_of(tenant, "watch")["step"] for _ in range(3)] == [6, 8, 8]
+
+
+def test_ranks_without_rows_change_nothing(tenant: httpx.Client) -> None:
+    open_shared(tenant)
+    empty = BinStatistics.empty()
+    good(post(tenant, "job", "a", 1, empty, rank=0))
+    good(post(tenant, "job", "a", 1, seen(1), rank=1))
+    first = BEGIN.update(seen(1))
+    assert state_of(tenant, "job")["state"] == first.to_dict()
+    good(post(tenant, "job", "a", 2, empty, rank=0))
+    decided = good(post(tenant, "job", "a", 2, empty, rank=1))
+    assert decided["state"] == {**first.to_dict(), "step": 2}
+    nothing = history(tenant, "job")[1]
+    assert (nothing["metrics"]["rows"], nothing["metrics"]["ece"]) == (0, None)
+    assert (nothing["bins"], nothing["reliability"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("decides", "change", "status", "code", "words"),
+    [
+        ("trainer", {"step": 3}, 422, "bad_step", "goes on from step 3: a step must be greater"),
+        ("trainer", {"rank": 1}, 422, "bad_rank", "rank must be 0 where the trainer decides"),
+        ("service", {"rank": 2}, 422, "bad_rank", "less than world_size 2, got 2"),
+        ("trainer", {"state": None}, 422, "bad_state", "state is missing"),
+        ("trainer", {"state": BEGIN.to_dict()}, 422, "bad_state", "after step 4, got step 0"),
+        ("service", {"state": BEGIN.to_dict()}, 422, "bad_state", "must be null"),
+        ("service", {"statistics": "AAAA"}, 422, "bad_statistics", "do not begin with CBS1"),
+        ("service", {"statistics": "ä"}, 422, "bad_base64", "in base64"),
+        ("service", {"session": "b"}, 404, "no_such_session", "no session 'b'"),
+    ],
+)
+def test_statistics_that_are_refused(
+    tenant: httpx.Client, decides: str, change: dict, status: int, code: str, words: str
+) -> None:
+    state = BEGIN
+    for number in range(3):
+        state = state.update(seen(number))
+    base = {"state": state.to_dict(), "session": "a"}
+    open_run(tenant, "job", decides=decides, world_size=2, **base)
+    right = {"session": "a", "statistics": text(seen(1))}
+    if decides == "trainer":
+        right["state"] = state.update(seen(1)).to_dict()
+    change = dict(change)
+    url = f"/v1/runs/job/steps/{change.pop('step', 4)}/stats"
+    refused = tenant.post(url, json={**right, **change})
+    assert refusal(refused) == (status, code)
+    assert words in refused.json()["detail"]
+    good(tenant.post("/v1/runs/job/steps/4/stats", json=right))
+
+
+def test_more_rows_than_can_be_merged_are_refused(tenant: httpx.Client) -> None:
+    open_shared(tenant)
+    many = BinStatistics(seen(1, 2).numbers * 2**30)
+    assert many.rows == 2**31
+    good(post(tenant, "job", "a", 1, many))
+    more = BinStatistics(many.numbers + seen(1, 2).numbers)
+    assert refusal(post(tenant, "job", "a", 1, more, rank=1)) == (413, "too_many_rows")
+    assert good(post(tenant, "job", "a", 1, many, rank=1))["status"] == "decided"
