@@ -255,7 +255,8 @@ def test_a_fault_is_named_with_what_to_do_about_it(patient: Patient, fault: str)
     assert found.code == fault
     assert found.problem
     assert found.advice
-    subject = {"d": f"dataset {patient.data.id}", "f": "fit fit_"}.get(fault[0], "version digits@1")
+    subjects = {"d": f"dataset {patient.data.id}", "f": "fit fit_", "s": "session a of the run job"}
+    subject = subjects.get(fault[0], "version digits@1")
     if fault == "version_without_calibrator":
         subject = "version cb_gone@1"
     assert found.subject.startswith(subject)
@@ -314,7 +315,8 @@ def test_the_command_says_it_and_its_exit_code_too(patient: Patient) -> None:
     well = here("doctor", *chosen)
     assert (well.returncode, well.stdout) == (
         0,
-        "1 versions, 1 aliases, 1 datasets, 2 fits, 0 orphan blobs, 0 findings\n",
+        "1 versions, 1 aliases, 1 datasets, 2 fits, 1 sessions of runs, 0 orphan blobs, "
+        "0 findings\n",
     )
     stored.remove(patient.blobs, patient.map)
     ill = here("doctor", "--json", *chosen)
