@@ -100,6 +100,11 @@ def _statistics(_: Things) -> st.SearchStrategy[Real]:
     return changes.map(lambda change: Real(JSON, {**example, **change}))
 
 
+def _run_notes(_: Things) -> st.SearchStrategy[Real]:
+    notes = {"tags": st.just({"a": "b"}), "archived": st.booleans(), "description": st.just("x")}
+    return st.fixed_dictionaries({}, optional=notes).map(lambda body: Real(JSON, body))
+
+
 def _files(media_type: str) -> Callable[[Things], st.SearchStrategy[Real]]:
     return lambda _: st.just(Real(media_type, dataset_body()))
 
@@ -112,6 +117,7 @@ REAL: dict[str, Callable[[Things], st.SearchStrategy[Real]]] = {
     "POST /v1/calibrators/{name}@{ref}/predict": _predictions,
     "GET /v1/calibrators/{name}@{ref}/predict": _row_in_query,
     "POST /v1/runs": _runs,
+    "PATCH /v1/runs/{run}": _run_notes,
     "POST /v1/runs/{run}/steps/{step}/stats": _statistics,
     "POST /v2/models/{name}/infer": _tensors,
     "POST /v2/models/{name}/versions/{version}/infer": _tensors,

@@ -6,6 +6,7 @@ import time
 import zlib
 
 import httpx
+import numpy as np
 import pytest
 from live_service import Local, wait_until
 from training_jobs import (
@@ -21,6 +22,7 @@ from training_jobs import (
 )
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
+from service.api.run_examples import RUN_EXAMPLES
 from service.core import run_steps
 from service.core.run_steps import decide_due
 
@@ -211,3 +213,26 @@ def test_more_rows_than_can_be_merged_are_refused(tenant: httpx.Client) -> None:
     more = BinStatistics(many.numbers + seen(1, 2).numbers)
     assert refusal(post(tenant, "job", "a", 1, more, rank=1)) == (413, "too_many_rows")
     assert good(post(tenant, "job", "a", 1, many, rank=1))["status"] == "decided"
+
+
+def test_the_example_of_the_document_is_taken(tenant: httpx.Client) -> None:
+    opened = tenant.post("/v1/runs", json=RUN_EXAMPLES["OpenRunIn"])
+    assert opened.json()["state"] == RUN_EXAMPLES["OpenedRunOut"]["state"]
+    url = f"/v1/runs/{opened.json()['name']}/steps/1/stats"
+    assert good(tenant.post(url, json=RUN_EXAMPLES["StatisticsIn"]))["status"] == "decided"
+    assert history(tenant, opened.json()["name"])[0]["verified"] is True
+    assert state_of(tenant, opened.json()["name"])["state"] == RUN_EXAMPLES["RunStateOut"]["state"]
+
+
+def test_as_many_rows_as_there_are_pixels_fit_into_a_body(tenant: httpx.Client) -> None:
+    """Cells that are all in use with large numbers are hard to compress."""
+    rng = np.random.default_rng(0)
+    many = BinStatistics.empty()
+    for times in (20_011, 1_009, 61, 1):
+        confidence = 1 / (1 + np.exp(-rng.uniform(-12, 20, 100_000)))
+        some = BinStatistics.from_confidences(confidence, rng.uniform(size=100_000) < confidence)
+        many += BinStatistics(some.numbers * times)
+    assert len(text(many)) > 100_000
+    open_run(tenant, "pixels", kind="monitor", session="a")
+    assert good(post(tenant, "pixels", "a", 1, many))["status"] == "decided"
+    assert history(tenant, "pixels")[0]["metrics"]["rows"] == many.rows
