@@ -20,7 +20,7 @@ from calibrd.errors import CalibrdError, NoSuchRun, NoSuchSession, Refused
 from calibrd.following import begin_anew_after_fork
 from calibrd.run_results import RunSession
 from calibrd.training.passes import Pass, Plan, Start, new_session
-from calibrd.training.sessions import Look, Session, is_refusal
+from calibrd.training.sessions import Look, Session, in_a_line, is_refusal
 
 _log = logging.getLogger("calibrd")
 
@@ -247,8 +247,8 @@ class Sender:
         if not isinstance(error, CalibrdError):
             _log.error("what is to be sent waits, because of an unexpected error", exc_info=error)
         elif not self._trouble and self._was_reached:
-            _log.warning("training goes on, and what is to be sent waits: %s", error)
-        self._trouble = str(error)
+            _log.warning("training goes on, and what is to be sent waits: %s", in_a_line(error))
+        self._trouble = in_a_line(error)
 
     def _begin_again(self, session: Session, error: Refused) -> None:
         """The service has lost the session, as by a restored backup: go on with another."""
@@ -256,7 +256,7 @@ class Sender:
         if session.opened is None or plan.decides == "service":
             self._refused(session, error)
             return
-        _log.warning("%s: the rest goes to a new session: %s", plan.run, error)
+        _log.warning("%s: the rest goes to a new session: %s", plan.run, in_a_line(error))
         session.opened = None
         id = new_session()
         session.replan(replace(plan, session=id, start=session.reached, base=session.base))
@@ -270,7 +270,8 @@ class Sender:
         # who makes it is told by an exception
         if not is_known and (session.opened is not None or session.is_late or session.is_left):
             place = "memory" if session.drawer is None else session.drawer.folder
-            _log.warning("%s: refused, kept in %s: %s", session.plan.run, place, error)
+            told = in_a_line(error)
+            _log.warning("%s: refused, kept in %s: %s", session.plan.run, place, told)
 
     def _finish(self) -> None:
         for session in self._sessions:

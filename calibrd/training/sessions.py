@@ -86,3 +86,8 @@ class Session:
 def is_refusal(error: CalibrdError) -> bool:
     """Whether the next try would end in the same way."""
     return isinstance(error, Refused) and not isinstance(error, ServerTrouble | TooSlow)
+
+
+def in_a_line(error: Exception) -> str:
+    """What happened, without the hint on a line of its own."""
+    return str(error).partition("\n")[0]

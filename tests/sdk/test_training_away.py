@@ -94,8 +94,19 @@ def test_away_from_the_beginning(
     assert watch.longest < BUDGET + SLACK
     begun = [one for one in caplog.messages if "training begins at step 0" in one]
     assert len(begun) == 1
+    assert "\n" not in begun[0]
     left = sorted(one.name for one in tmp_path.rglob("0*.json"))
     assert left == ["00000001.json", "00000002.json", "00000003.json"]
+
+
+@pytest.mark.parametrize("place", [nobody, black_hole])
+def test_a_rank_that_waits_for_the_others_in_vain(
+    place: Callable[[], Iterator[str]], wanted: AdaFocalState
+) -> None:
+    with place() as url:
+        state, watch = trained(url, "in-vain", rank=1, world_size=2, session="job")
+    assert state == wanted
+    assert watch.longest < BUDGET + SLACK
 
 
 def test_slow_names_are_not_waited_for(
