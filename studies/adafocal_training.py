@@ -43,7 +43,7 @@ class Plan:
     @property
     def adapts(self) -> bool:
         """Whether validation steers the loss."""
-        return self.loss.startswith("AdaFocal")
+        return self.loss not in FIXED
 
 
 def focal(logits: Tensor, labels: Tensor) -> Tensor:

@@ -82,11 +82,11 @@ def test_quick_study_writes_table_and_chart(tmp_path, monkeypatch, capsys):
     assert text.endswith("<!-- end of table -->\nAfter.\n")
     assert "old" not in text
     assert first.out in text
-    for loss in ("CE", "focal-3", "FLSD-53", "AdaFocal as published", "AdaFocal"):
+    for loss in ("CE", "focal-3", "FLSD-53", "AdaFocal"):
         assert f"| {loss} | " in first.out
     assert (tmp_path / "adafocal_gammas.svg").read_text().startswith("<svg")
     kept = sorted(folder.iterdir())
-    assert len(kept) == 5
+    assert len(kept) == 4
     run = json.loads(kept[0].read_text())
     assert set(run["figures"]["test"]) == {"none", "TS", "SMART"}
     assert len({figures["error"] for figures in run["figures"]["test"].values()}) == 1
