@@ -1,7 +1,10 @@
 """Topic 9: forward and backward of our losses, against torch's cross-entropy on the same batch."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from benchmarks import data
 from benchmarks.output import Row, Target, Topic
@@ -46,16 +49,13 @@ def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
 
 
 def _steered(sample: data.Sample) -> Any:
-    """AdaFocal after updates that gave its bins gammas of both signs."""
-    from calibrators.adafocal import BinStatistics
+    """AdaFocal with the bins of an update, and gammas of both signs in them."""
+    from calibrators.adafocal import AdaFocalState, BinStatistics
     from calibrators.losses import AdaFocalLoss
 
-    loss = AdaFocalLoss(rate=30.0)
     seen = BinStatistics.from_logits(sample.logits, sample.labels)
-    timid = BinStatistics.from_logits(sample.logits / 10, sample.labels)
-    for statistics in (seen, timid, seen):
-        loss.state = loss.state.update(statistics)
-    return loss
+    state = AdaFocalState.initial().update(seen)
+    return AdaFocalLoss(replace(state, gammas=np.linspace(-2.0, 5.0, state.settings.bins)))
 
 
 def _row(found: Measured, torch_time: Measured) -> Row:
