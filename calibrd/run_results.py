@@ -30,6 +30,7 @@ class Session:
     world_size: int
     decides: str
     merge_timeout: float
+    begun_at: datetime | None
     created_by: str
     created_at: datetime | None
 

@@ -37,12 +37,15 @@ class RunCalls(Asking):
         from_step: int | None = None,
         tags: dict[str, str] | None = None,
         description: str = "",
+        begun: float | None = None,
     ) -> Flow[RunSession]:
         """Begin a training run, or go on with it: gives a session and the state to train with.
 
         Without ``state`` or ``from_step`` it goes on from the last decided step. All ranks of a job
         give the same ``session``. ``decides`` is who merges and updates: the ``trainer``, or the
-        ``service``, which waits at most ``merge_timeout`` seconds for all ranks.
+        ``service``, which waits at most ``merge_timeout`` seconds for all ranks. ``begun`` is for a
+        session that is told of late: when it began, in seconds since 1970. Of two sessions the one
+        that began later is the newer.
         """
         body = given(
             name=checked_run(name),
@@ -57,6 +60,7 @@ class RunCalls(Asking):
             from_step=from_step,
             tags=tags,
             description=description,
+            begun=begun,
         )
         answer = yield from self.ask("POST", "runs", body=body, repeatable=True)
         return _session_of(document_of(answer))

@@ -58,6 +58,7 @@ SESSION = {
     "world_size": 1,
     "decides": "trainer",
     "merge_timeout": 60.0,
+    "begun_at": BEFORE,
     "created_by": WHO,
     "created_at": BEFORE,
 }

@@ -20,6 +20,12 @@ LONGEST_STATISTICS = 1_000_000
 
 SessionId = Annotated[str, Field(pattern=SESSION_PATTERN, description="chosen by the caller")]
 StepNumber = Annotated[int, Field(ge=0, lt=MOST_STEPS)]
+Begun = Annotated[
+    float,
+    Field(
+        ge=0, allow_inf_nan=False, description="when it began, in seconds since 1970; if not now"
+    ),
+]
 Numbers = Annotated[list[float], Field(max_length=1001)]
 
 
@@ -56,7 +62,8 @@ class OpenRunIn(Asked):
     """A run to begin or to go on with; ``state`` or ``from_step`` say from where, if not the end.
 
     `decides` says who merges and updates: the trainer, which then tells what it did, or the
-    service, which waits for all ranks, at most `merge_timeout` seconds.
+    service, which waits for all ranks, at most `merge_timeout` seconds. `begun` is for a session
+    that is told of late: of two sessions the one that began later is the newer.
     """
 
     name: Annotated[str, Field(max_length=64)]
@@ -70,6 +77,7 @@ class OpenRunIn(Asked):
     from_step: StepNumber | None = None
     tags: TagMap = Field(default_factory=dict)
     description: str = ""
+    begun: Begun | None = None
 
 
 class StatisticsIn(Asked):
@@ -125,13 +133,15 @@ class RunSessionOut(BaseModel):
     world_size: int
     decides: records.Decider
     merge_timeout: float
+    begun_at: datetime | None
     created_by: str
     created_at: datetime | None
 
     @classmethod
     def of(cls, session: records.RunSession) -> RunSessionOut:
         """The answer for a session."""
-        facts = asdict(session) | {"created_at": when(session.created_at)}
+        times = {name: when(getattr(session, name)) for name in ("begun_at", "created_at")}
+        facts = asdict(session) | times
         return cls(**{name: facts[name] for name in cls.model_fields})
 
 

@@ -32,6 +32,7 @@ class Opening:
     from_step: int | None
     tags: dict[str, str]
     description: str
+    begun: float | None = None
 
 
 class Head(NamedTuple):
@@ -93,6 +94,7 @@ def open_run(store: Store, principal: Principal, asked: Opening) -> Opened:
     step, state = _base(store, run, asked)
     session = store.runs.add_session(
         run.id,
+        asked.begun,
         id=asked.session or f"session-{secrets.token_hex(8)}",
         base_step=step,
         base_state=state,

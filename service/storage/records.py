@@ -208,7 +208,11 @@ class Run:
 
 @dataclass(frozen=True)
 class RunSession:
-    """One life of a training job: its steps follow ``base_step``."""
+    """One life of a training job: its steps follow ``base_step``.
+
+    Numbers count sessions as they were opened, which may be long after they began: the newest is
+    the one that began last.
+    """
 
     run: str
     number: int
@@ -218,6 +222,7 @@ class RunSession:
     world_size: int
     decides: Decider
     merge_timeout: float
+    begun_at: float
     created_by: str
     created_at: float
 

@@ -168,12 +168,13 @@ def _shown(run: str) -> Select[Any]:
 
 
 def _on_the_line() -> ColumnElement[bool]:
-    """No newer session began before this step: it was not done again."""
+    """No session that began later goes on from before this step: it was not done again."""
     newer = run_sessions.alias("newer")
+    order = (newer.c.begun_at, newer.c.number)
     began_before = (
         select(newer.c.number)
         .where(newer.c.run == run_steps.c.run)
-        .where(newer.c.number > run_steps.c.session)
+        .where(tuple_(*order) > tuple_(run_sessions.c.begun_at, run_sessions.c.number))
         .where(newer.c.base_step < run_steps.c.step)
     )
     return ~began_before.exists()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, insert, select, tuple_, update
+from sqlalchemy import case, func, insert, select, tuple_, update
 
 from service.storage.records import Run, RunSession
 from service.storage.rows import After, Repository, new_id, now
 from service.storage.tables import run_sessions, runs
+
+NEWEST = (run_sessions.c.begun_at.desc(), run_sessions.c.number.desc())
 
 
 class Runs(Repository):
@@ -67,11 +69,13 @@ class Runs(Repository):
         rows = self.session.execute(chosen.group_by(runs.c.kind)).all()
         return {row[0]: row[1] for row in rows}
 
-    def add_session(self, run: str, **facts: Any) -> RunSession:
-        """The next session of a run that is locked."""
+    def add_session(self, run: str, begun: float | None, **facts: Any) -> RunSession:
+        """The next session of a run that is locked; none began later than now."""
         last = select(func.coalesce(func.max(run_sessions.c.number), 0))
         number = self.session.scalar(last.where(run_sessions.c.run == run)) or 0
-        values = {"run": run, "number": number + 1, "created_at": now(), **facts}
+        begun_at = now() if begun is None else case((begun < now(), begun), else_=now())
+        times = {"begun_at": begun_at, "created_at": now()}
+        values = {"run": run, "number": number + 1, **times, **facts}
         made = self._one(RunSession, insert(run_sessions).values(values).returning(*run_sessions.c))
         assert made is not None  # noqa: S101
         return made
@@ -89,10 +93,9 @@ class Runs(Repository):
     def session_at(self, run: str, step: int) -> RunSession | None:
         """The session that a step of the line is of, or that begins with it."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
-        chosen = select(run_sessions).where(mine).order_by(run_sessions.c.number.desc())
-        return self._one(RunSession, chosen.limit(1))
+        return self._one(RunSession, select(run_sessions).where(mine).order_by(*NEWEST).limit(1))
 
     def sessions(self, run: str, limit: int) -> list[RunSession]:
         """The newest sessions of a run, newest first."""
         chosen = select(run_sessions).where(run_sessions.c.run == run)
-        return self._all(RunSession, chosen.order_by(run_sessions.c.number.desc()).limit(limit))
+        return self._all(RunSession, chosen.order_by(*NEWEST).limit(limit))

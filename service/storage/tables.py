@@ -249,6 +249,7 @@ run_sessions = Table(
     Column("world_size", Integer, nullable=False),
     Column("decides", String(16), nullable=False),
     Column("merge_timeout", Float, nullable=False),
+    Column("begun_at", Float, nullable=False),  # when the job began, which may be told late
     Column("created_by", String(200), nullable=False),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("run", "id"),
@@ -293,4 +294,5 @@ run_steps = Table(
     Column("switched", JSON, nullable=False),
     Column("decided_at", Float, nullable=False),
     ForeignKeyConstraint(["run", "session"], ["run_sessions.run", "run_sessions.number"]),
+    Index(None, "run", "step"),
 )

@@ -221,7 +221,7 @@ function describe(about) {
   ];
   $("about").textContent = told.filter(Boolean).join(" \u00b7 ");
   fill("sessions", about.sessions.map((one) => row(one.id, [
-    String(one.base_step), String(one.world_size), one.decides, moment(one.created_at),
+    String(one.base_step), String(one.world_size), one.decides, moment(one.begun_at),
   ])));
 }
 

@@ -22,6 +22,7 @@ class Life:
     """A session of the model: the states after its base and each of its steps."""
 
     id: str
+    begun: float
     ranks: int
     by_trainer: bool
     states: list[AdaFocalState]
@@ -52,7 +53,9 @@ def make_lives(chance: random.Random) -> list[Life]:
         base = AdaFocalState.begin(SETTINGS)
         if lives:
             base = chance.choice(chance.choice(lives).states)
-        life = Life(f"s{number}", chance.randint(1, 3), chance.random() < 0.4, [base])
+        life = Life(
+            f"s{number}", 1000.0 + number // 2, chance.randint(1, 3), chance.random() < 0.4, [base]
+        )
         for _ in range(chance.randint(0, 4)):
             life.go_on(chance)
         lives.append(life)
@@ -60,10 +63,14 @@ def make_lives(chance: random.Random) -> list[Life]:
 
 
 def expected_line(lives: list[Life]) -> list[tuple[int, str]]:
-    """Walk from the newest session to the oldest; each counts up to the base of the one after."""
+    """Walk from the newest session to the oldest; each counts up to the base of the one after.
+
+    Those that began together are as new as they were opened late.
+    """
     found: list[tuple[int, str]] = []
     end = float("inf")
-    for life in reversed(lives):
+    ordered = sorted(lives, key=lambda one: one.begun)
+    for life in reversed(ordered):
         steps = [state.step for state in life.states[1:]]
         found = [(step, life.id) for step in steps if step <= end] + found
         end = min(end, life.states[0].step)
@@ -84,11 +91,12 @@ def opening(life: Life) -> Opening:
         None,
         {},
         "",
+        life.begun,
     )
 
 
 def arrive(store: Store, caller: Principal, lives: list[Life], chance: random.Random) -> None:
-    """All posts, some of them twice, in any order; sessions open in theirs."""
+    """All posts, some of them twice, in any order; sessions open in the order of the list."""
     ready: list[Sent] = []
     coming = list(lives)
     while coming or ready:
@@ -106,6 +114,7 @@ def test_any_order_gives_the_history_of_the_model(
 ) -> None:
     chance = random.Random(seed)  # noqa: S311
     lives = make_lives(chance)
+    chance.shuffle(lives)  # some are told of long after they began
     token = tenant.headers["Authorization"].removeprefix("Bearer ")
     parts = shared_app.app.state.parts
     caller: Principal = parts.keys.authenticate(token)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx
 import pytest
 from live_service import every
@@ -89,6 +91,31 @@ def test_a_run_goes_back_to_an_older_checkpoint(tenant: httpx.Client) -> None:
     assert line(tenant, "job") == []
 
 
+def test_a_session_that_is_told_of_late_does_not_wind_the_run_back(tenant: httpx.Client) -> None:
+    begun = time.time()
+    begin = AdaFocalState.begin(SETTINGS)
+    last = trained(tenant, "job", 3, session="new", begun=begun)
+    late = trained(tenant, "job", 2, session="old", state=document(begin), begun=begun - 60)
+    assert line(tenant, "job") == [(1, "new"), (2, "new"), (3, "new")]
+    assert state_of(tenant, "job")["state"] == last.to_dict()
+    assert state_of(tenant, "job", session="old")["state"] == late.to_dict()
+    run = good(tenant.get("/v1/runs/job"))
+    assert (run["step"], [one["id"] for one in run["sessions"]]) == (3, ["new", "old"])
+    assert run["sessions"][1]["begun_at"] < run["sessions"][0]["begun_at"]
+    # who goes on does so from the newest, and steps before it are those of the newest
+    assert open_run(tenant, "job", session="next")["state"] == last.to_dict()
+    second = open_run(tenant, "job", session="back", from_step=2)
+    assert second["state"]["gammas"] == history(tenant, "job", session="new")[1]["gammas"]
+
+
+def test_no_session_begins_in_the_future(tenant: httpx.Client) -> None:
+    ahead = open_run(tenant, "job", session="ahead", begun=time.time() + 1e6)["session"]
+    assert ahead["begun_at"] <= ahead["created_at"]
+    # so that one that begins after it is newer
+    trained(tenant, "job", 1, session="next")
+    assert line(tenant, "job") == [(1, "next")]
+
+
 def test_a_run_may_begin_at_any_step(tenant: httpx.Client) -> None:
     state = AdaFocalState.begin(SETTINGS)
     for number in range(7):
@@ -153,6 +180,7 @@ def test_a_run_keeps_its_kind_and_settings(tenant: httpx.Client) -> None:
         ({"session": "a b"}, 422, "invalid_request"),
         ({"merge_timeout": 0}, 422, "invalid_request"),
         ({"world_size": 0}, 422, "invalid_request"),
+        ({"begun": -1}, 422, "invalid_request"),
         ({"tags": {"A": "b"}}, 422, "bad_name"),
     ],
 )

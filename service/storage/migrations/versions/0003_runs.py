@@ -55,6 +55,7 @@ def _sessions() -> None:
         sa.Column("world_size", sa.Integer(), nullable=False),
         sa.Column("decides", sa.String(length=16), nullable=False),
         sa.Column("merge_timeout", sa.Float(), nullable=False),
+        sa.Column("begun_at", sa.Float(), nullable=False),
         sa.Column("created_by", sa.String(length=200), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["run"], ["runs.id"], name=op.f("fk_run_sessions_run")),
@@ -115,3 +116,4 @@ def _steps() -> None:
         ),
         sa.PrimaryKeyConstraint("run", "session", "step", name=op.f("pk_run_steps")),
     )
+    op.create_index(op.f("ix_run_steps_run_step"), "run_steps", ["run", "step"])
