@@ -6,7 +6,16 @@
 (15,)
 """
 
+from calibrators.adafocal.observing import Observed, observed
 from calibrators.adafocal.state import AdaFocalState, Rule, Settings
 from calibrators.adafocal.statistics import BinStatistics, Summary
 
-__all__ = ["AdaFocalState", "BinStatistics", "Rule", "Settings", "Summary"]
+__all__ = [
+    "AdaFocalState",
+    "BinStatistics",
+    "Observed",
+    "Rule",
+    "Settings",
+    "Summary",
+    "observed",
+]

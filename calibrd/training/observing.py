@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrators import CalibrationSet, DataError
-from calibrators.adafocal import BinStatistics
+from calibrators import DataError
+from calibrators.adafocal import BinStatistics, Observed, observed
 from calibrators.data import check_rows
 from calibrd.arrays import Array, as_array
 
@@ -19,23 +19,15 @@ IGNORED = -100
 AT_ONCE = 1 << 16
 
 
-class Reduced(NamedTuple):
-    """Of every row: log-odds of the predicted class, whether it is right, -log p of the label."""
-
-    odds: Array
-    correct: Array
-    nll: Array
-
-
 class Tally:
     """Counts of all rows so far; rows are counted many at a time, as each count costs the same."""
 
     def __init__(self) -> None:
         self._counted = BinStatistics.empty()
-        self._waiting: list[Reduced] = []
+        self._waiting: list[Observed] = []
         self._rows = 0
 
-    def add(self, rows: Reduced) -> None:
+    def add(self, rows: Observed) -> None:
         """Add the rows of a batch."""
         self._waiting.append(rows)
         self._rows += len(rows.odds)
@@ -51,7 +43,7 @@ class Tally:
         return self._counted
 
 
-def reduced(logits: Any, labels: Any, ignore_index: int = IGNORED) -> Reduced:
+def reduced(logits: Any, labels: Any, ignore_index: int = IGNORED) -> Observed:
     """Three numbers of each row of logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...).
 
     Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
@@ -71,7 +63,7 @@ def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinS
     return BinStatistics.from_log_odds(*reduced(logits, labels, ignore_index))
 
 
-def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> Reduced:
+def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> Observed:
     if logits.ndim > 1:
         _check_shapes(logits.shape, labels.shape)
         logits = np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1])
@@ -81,18 +73,10 @@ def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> Reduced:
         logits, labels = logits[kept], labels[kept]
         if not len(labels):
             return NOTHING
-    data = CalibrationSet(logits, labels)
-    scores, row = data.logits.astype(np.float64), np.arange(data.n)
-    top = scores.argmax(axis=1)
-    largest, true = scores[row, top], scores[row, data.labels]
-    scores[row, top] = -np.inf
-    second = scores.max(axis=1).clip(min=-1e300)  # of impossible classes alone, not -inf
-    with np.errstate(divide="ignore"):
-        odds = largest - second - np.log(np.exp(scores - second[:, np.newaxis]).sum(axis=1))
-    return Reduced(odds, top == data.labels, largest - true + np.logaddexp(0.0, -odds))
+    return observed(logits, labels)
 
 
-def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> Reduced:
+def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> Observed:
     import torch
 
     if labels.is_floating_point() or labels.is_complex():
@@ -113,7 +97,7 @@ def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> Reduced:
         return _on_device(scores.to(torch.promote_types(scores.dtype, torch.float32)), truth)
 
 
-def _on_device(scores: Tensor, truth: Tensor) -> Reduced:
+def _on_device(scores: Tensor, truth: Tensor) -> Observed:
     import torch
 
     classes = scores.shape[1]
@@ -127,7 +111,7 @@ def _on_device(scores: Tensor, truth: Tensor) -> Reduced:
     behind = largest - scores.gather(1, truth[:, None])[:, 0]
     odds = largest - scores.scatter(1, top[:, None], -torch.inf).logsumexp(dim=1)
     nll = behind + torch.nn.functional.softplus(-odds)
-    return Reduced(*(one.cpu().numpy() for one in (odds, top == truth, nll)))
+    return Observed(*(one.cpu().numpy() for one in (odds, top == truth, nll)))
 
 
 def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
@@ -139,4 +123,4 @@ def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
         )
 
 
-NOTHING = Reduced(np.empty(0), np.empty(0, dtype=bool), np.empty(0))
+NOTHING = Observed(np.empty(0), np.empty(0, dtype=bool), np.empty(0))

@@ -39,7 +39,7 @@ class Sent:
         """The same for the same numbers, however they were compressed."""
         state = None if self.state is None else self.state.to_dict()
         written = json.dumps(state, sort_keys=True).encode()
-        return hashlib.sha256(self.statistics.numbers.tobytes() + written).hexdigest()
+        return hashlib.sha256(self.statistics.fingerprint().encode() + written).hexdigest()
 
 
 class Posted(NamedTuple):

@@ -22,6 +22,8 @@ from training_jobs import (
 )
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
+from calibrators.adafocal.spread import Cells
+from calibrators.adafocal.statistics import EXACT_ROWS
 from service.api.run_examples import RUN_EXAMPLES
 from service.core import run_steps
 from service.core.run_steps import decide_due
@@ -205,12 +207,20 @@ def test_statistics_that_are_refused(
     good(tenant.post("/v1/runs/job/steps/4/stats", json=right))
 
 
+def times(statistics: BinStatistics, often: int) -> BinStatistics:
+    """The same rows so often that they are counted in cells."""
+    spread = Cells(statistics.spread.counted().table * often)
+    if spread.count <= EXACT_ROWS:
+        return sum([statistics] * often, BinStatistics.empty())
+    return BinStatistics(spread, statistics.sums * often)
+
+
 def test_more_rows_than_can_be_merged_are_refused(tenant: httpx.Client) -> None:
     open_shared(tenant)
-    many = BinStatistics(seen(1, 2).numbers * 2**30)
+    many = times(seen(1, 2), 2**30)
     assert many.rows == 2**31
     good(post(tenant, "job", "a", 1, many))
-    more = BinStatistics(many.numbers + seen(1, 2).numbers)
+    more = many + seen(1, 2)
     assert refusal(post(tenant, "job", "a", 1, more, rank=1)) == (413, "too_many_rows")
     assert good(post(tenant, "job", "a", 1, many, rank=1))["status"] == "decided"
 
@@ -228,10 +238,10 @@ def test_as_many_rows_as_there_are_pixels_fit_into_a_body(tenant: httpx.Client) 
     """Cells that are all in use with large numbers are hard to compress."""
     rng = np.random.default_rng(0)
     many = BinStatistics.empty()
-    for times in (20_011, 1_009, 61, 1):
+    for often in (20_011, 1_009, 61, 1):
         confidence = 1 / (1 + np.exp(-rng.uniform(-12, 20, 100_000)))
         some = BinStatistics.from_confidences(confidence, rng.uniform(size=100_000) < confidence)
-        many += BinStatistics(some.numbers * times)
+        many += times(some, often)
     assert len(text(many)) > 100_000
     open_run(tenant, "pixels", kind="monitor", session="a")
     assert good(post(tenant, "pixels", "a", 1, many))["status"] == "decided"
