@@ -96,24 +96,38 @@ def test_streamed_update_is_the_exact_one(law, n):
     assert near.sum() <= 3
 
 
-def test_rows_in_cells_of_their_own_give_the_reference_to_the_last_digits():
-    """With no cell shared between bins nothing is lost but the place inside a cell."""
-    rng = np.random.default_rng(0)
-    settings = Settings(rate=30.0)
-    state, exact = AdaFocalState.begin(settings), [1.0] * BINS
+@pytest.mark.parametrize("law", ["trained", "overconfident", "timid"])
+def test_the_same_set_again_and_again(law, n=10_000):
+    """An error would not be averaged out, but grow with every step."""
+    one = next(training(law, n, 1, seed=3))
+    state, exact, near, far = both_ways([one] * 20, Settings())
+    off = np.abs(state.gammas / exact - 1)[~near].max()
+    sys.stdout.write(
+        f"{law}, n = {n}, repeated: C_b off by {far:.1e}, gammas by {100 * off:.4f} %\n"
+    )
+    assert far <= 1e-6
+    assert off <= 0.01
+
+
+def test_the_same_many_rows_in_cells():
+    odds, correct = next(training("trained", 200_000, 1, seed=3))
+    statistics, state = BinStatistics.from_log_odds(odds, correct), AdaFocalState.initial()
     for _ in range(20):
-        odds = rng.permutation(np.linspace(-3.0, 7.9, 1500))
-        correct = rng.random(1500) < 1 / (1 + np.exp(-odds / 2))
-        confidence = 1 / (1 + np.exp(-odds))
-        state = state.update(BinStatistics.from_confidences(confidence, correct))
-        exact, _ = reference_update(exact, list(zip(confidence, correct, strict=True)), settings)
-    assert state.gammas == pytest.approx(exact, rel=0.01)
-    assert state.gammas.max() == settings.gamma_max
-    assert state.gammas.min() < 0
+        state = state.update(statistics)
+    order = np.argsort(odds)
+    confidence = np.split(1 / (1 + np.exp(-odds[order])), _cuts(len(odds)))
+    means = np.array([part.mean() for part in confidence])
+    gaps = means - [part.mean() for part in np.split(correct[order], _cuts(len(odds)))]
+    assert (20 * gaps > np.log(0.2)).all()  # no gamma comes to a bound or a switch
+    assert (20 * gaps < np.log(20)).all()
+    far = np.abs(statistics.equal_mass(BINS).mean_confidence - means).max()
+    off = np.abs(state.gammas / np.exp(20 * gaps) - 1).max()
+    sys.stdout.write(f"200,000 rows, repeated: C_b off by {far:.1e}, gammas by {100 * off:.2f} %\n")
+    assert far <= 3e-5
+    assert off <= 0.01
 
 
 def test_a_repeated_set_of_real_logits():
-    """The same rows twenty times: an error is not averaged out, and still stays small."""
     data = sample("test")
     one = BinStatistics.from_logits(data.logits, data.labels)
     state, settings, exact = AdaFocalState.initial(), Settings(), [1.0] * BINS
@@ -125,9 +139,7 @@ def test_a_repeated_set_of_real_logits():
     for _ in range(20):
         state = state.update(one)
         exact, _ = reference_update(exact, rows, settings)
-    off = np.abs(state.gammas / exact - 1).max()
-    sys.stdout.write(f"real logits, repeated: gammas off by {100 * off:.2f} %\n")
-    assert off <= 0.03
+    assert state.gammas == pytest.approx(exact, rel=1e-4)
 
 
 def one_gap(gap: float, **settings) -> AdaFocalState:
