@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from calibrators.adafocal import AdaFocalState, Settings
-from calibrators.errors import DataError, ParameterError
-
-Reduction = Literal["mean", "sum", "none"]
-
-# where 1 - p is less, its power has no gradient worth the name (and at 0 none at all)
-SMALLEST = 1e-12
+from calibrators.constraints import field_hints
+from calibrators.errors import ParameterError
+from calibrators.losses.base import Reduction, WeightedCrossEntropy
+from calibrators.losses.focal import focal, inverse_focal
 
 
-class AdaFocalLoss(torch.nn.Module):
+class AdaFocalLoss(WeightedCrossEntropy):
     """``-(1 - p)^g log p`` for gamma g >= 0, ``-(1 + p)^|g| log p`` below; p is the label's.
 
     Which gamma a sample gets is decided by the bin of ``state`` into which its p falls; neither
-    bin nor gamma carries a gradient. Logits are (n, k), or (n, k, d1, ...) as in segmentation,
-    labels (n,) or (n, d1, ...), as torch's ``cross_entropy`` takes them. The mean is over the
-    labels that are not ``ignore_index``. The state is part of ``state_dict``, so that a checkpoint
-    resumes it. Settings are those of ``calibrators.adafocal.Settings``.
+    bin nor gamma carries a gradient. Set ``state`` after each validation pass; it is part of
+    ``state_dict``, so that a checkpoint resumes it. Parameters are those of
+    ``calibrators.adafocal.Settings``. Helps where training is long enough to be over-confident.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022.
 
@@ -35,6 +31,8 @@ class AdaFocalLoss(torch.nn.Module):
     >>> loss.state = loss.state.update(BinStatistics.from_confidences([0.9, 0.8], [True, False]))
     """
 
+    name: ClassVar[str] = "adafocal"
+
     def __init__(
         self,
         state: AdaFocalState | None = None,
@@ -43,15 +41,9 @@ class AdaFocalLoss(torch.nn.Module):
         ignore_index: int = -100,
         **settings: Any,
     ) -> None:
-        super().__init__()
-        if reduction not in ("mean", "sum", "none"):
-            raise ParameterError(
-                "bad_parameter", f"reduction must be mean, sum or none, got {reduction!r}"
-            )
+        super().__init__(reduction=reduction, ignore_index=ignore_index)
         if state is not None and settings:
             raise ParameterError("bad_parameter", "give a state or settings, not both")
-        self.reduction = reduction
-        self.ignore_index = ignore_index
         self.state = AdaFocalState.begin(Settings(**settings)) if state is None else state
 
     @property
@@ -68,27 +60,16 @@ class AdaFocalLoss(torch.nn.Module):
         self._state = state
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch."""
-        if labels.is_floating_point():
-            raise DataError(
-                "labels_not_integers", f"labels must be class indices, got {labels.dtype}"
-            )
-        surprise = F.cross_entropy(
-            logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits,
-            labels,
-            reduction="none",
-            ignore_index=self.ignore_index,
-        )
+    @classmethod
+    def hyper_parameters(cls) -> dict[str, Any]:
+        """Those of the settings, and of every loss."""
+        return {**field_hints(Settings), **super().hyper_parameters()}
+
+    def weighed(self, surprise: Tensor) -> Tensor:
+        """The losses of rows with these surprises."""
         gamma = self._gammas(torch.exp(-surprise.detach()))
-        doubt = -torch.expm1(-surprise)  # 1 - p, exact where p is near 1
-        base = torch.where(gamma >= 0, doubt.clamp(min=SMALLEST), 2 - doubt)
-        losses = base.pow(gamma.abs()) * surprise
-        if self.reduction == "none":
-            return losses
-        if self.reduction == "sum":
-            return losses.sum()
-        return losses.sum() / (labels != self.ignore_index).sum().clamp(min=1)
+        weaker, stronger = gamma.clamp(min=0), (-gamma).clamp(min=0)
+        return torch.where(gamma >= 0, focal(surprise, weaker), inverse_focal(surprise, stronger))
 
     def get_extra_state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -122,3 +103,38 @@ class AdaFocalLoss(torch.nn.Module):
                 for array in (state.edges[1:-1], state.gammas, state.accuracy)
             )
         return self._tables[place]
+
+
+class CalFocalLoss(AdaFocalLoss):
+    """AdaFocal's ancestor without memory: gamma is ``exp(rate (C - A))`` of its bin.
+
+    With ``per_sample`` the sample's own p takes the place of C. Its gammas are never negative, so
+    it cannot raise confidence.
+
+    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 4.
+
+    >>> CalFocalLoss(per_sample=True).state.settings.rule
+    'calfocal_per_sample'
+    """
+
+    name: ClassVar[str] = "calfocal"
+
+    def __init__(
+        self,
+        state: AdaFocalState | None = None,
+        *,
+        per_sample: bool = False,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        **settings: Any,
+    ) -> None:
+        if state is None:
+            settings["rule"] = "calfocal_per_sample" if per_sample else "calfocal"
+        super().__init__(state, reduction=reduction, ignore_index=ignore_index, **settings)
+
+    @classmethod
+    def hyper_parameters(cls) -> dict[str, Any]:
+        """Those of AdaFocal that it has, and its own."""
+        inherited = super().hyper_parameters()
+        has = ("bins", "rate", "gamma_max", "reduction", "ignore_index")
+        return {"per_sample": bool, **{name: inherited[name] for name in has}}

@@ -1,6 +1,7 @@
 """Training that follows the model's calibration, and shows it as a run of the service.
 
-``AdaFocal`` steers a loss and needs torch; ``Monitor`` watches any training and needs numpy alone.
+``AdaFocal`` steers a loss and needs torch, as does ``make_loss``, which makes any loss by its name;
+``Monitor`` watches any training and needs numpy alone.
 Callbacks are in ``calibrd.training.lightning`` and ``calibrd.training.huggingface``.
 """
 
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from calibrd.training.monitor import Monitor
 
 if TYPE_CHECKING:
+    from calibrators.losses import make_loss
     from calibrd.training.steering import AdaFocal
 
-__all__ = ["AdaFocal", "Monitor"]
+__all__ = ["AdaFocal", "Monitor", "make_loss"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from calibrd.training.steering import AdaFocal
 
         return AdaFocal
+    if name == "make_loss":
+        from calibrators.losses import make_loss
+
+        return make_loss
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,31 @@
+"""The Brier score as a loss: a proper score that is bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from calibrators.losses.base import Loss
+
+
+@dataclass(eq=False, repr=False)
+class BrierLoss(Loss):
+    """``sum_c (p_c - 1[c = y])^2``.
+
+    Its gradient vanishes on samples that are hopelessly wrong: robust to wrong labels, slow on many
+    classes. Reference: Brier, Verification of forecasts expressed in terms of probability, 1950.
+
+    >>> round(BrierLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
+    0.0284
+    """
+
+    name: ClassVar[str] = "brier"
+
+    def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
+        """The loss of each row."""
+        p = torch.softmax(logits, dim=1)
+        of_label = p.gather(1, labels[:, None])[:, 0]
+        return p.square().sum(dim=1) - 2 * of_label + 1

@@ -1,0 +1,68 @@
+"""CRL: confidence is ranked as often as the sample was classified correctly so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor
+
+from calibrators.errors import DataError
+from calibrators.losses.base import Loss
+from calibrators.losses.selective_risk import Score, confidence_score
+
+
+@dataclass(eq=False, repr=False)
+class CorrectnessRankingLoss(Loss):
+    """Cross-entropy + weight * ``max(0, |h_i - h_j| - sign(h_i - h_j)(s_i - s_j))``, j after i.
+
+    h is the share of epochs so far in which the network classified a training sample correctly, s
+    its confidence score; pairs are neighbours in the batch. Takes the samples' places in the
+    training set, ``loss(logits, labels, index=index)``; call ``next_epoch()`` after each epoch. The
+    history is part of ``state_dict``.
+    Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
+
+    >>> loss = CorrectnessRankingLoss(samples=2)
+    >>> logits, labels = torch.tensor([[2.0, 0.0], [0.5, 0.0]]), torch.tensor([0, 1])
+    >>> round(loss(logits, labels, index=torch.tensor([0, 1])).item(), 4)
+    0.5505
+    >>> loss.next_epoch()
+    >>> round(loss(logits, labels, index=torch.tensor([0, 1])).item(), 4)
+    1.2922
+    """
+
+    samples: Annotated[int, Ge(1)]
+    weight: Annotated[float, Ge(0)] = 1.0
+    score: Score = "msp"
+
+    name: ClassVar[str] = "correctness_ranking"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.right = torch.nn.Buffer(torch.zeros(self.samples, dtype=torch.int32))
+        self.epochs = torch.nn.Buffer(torch.tensor(0, dtype=torch.int32))
+
+    def losses(
+        self, logits: Tensor, labels: Tensor, index: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        """The loss of each row; ``index`` (n,) are the samples' places in the training set."""
+        if index is None or index.shape != labels.shape:
+            raise DataError(
+                "no_index", "call loss(logits, labels, index=...) with the place of each sample"
+            )
+        hard = F.cross_entropy(logits, labels, reduction="none")
+        past = self.right[index].to(logits.dtype) / self.epochs.clamp(min=1)
+        if self.training:
+            correct = (logits.argmax(dim=1) == labels).to(torch.int32)
+            self.right.index_add_(0, index, correct)
+        score = confidence_score(logits, self.score)
+        lead = past - past.roll(-1)
+        ranked = torch.relu(lead.abs() - lead.sign() * (score - score.roll(-1)))
+        return hard + self.weight * ranked
+
+    def next_epoch(self) -> None:
+        """An epoch has ended: its hits count from now on as one of the epochs so far."""
+        self.epochs.add_(1)

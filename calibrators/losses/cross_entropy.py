@@ -1,0 +1,26 @@
+"""Cross-entropy: what all others are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from calibrators.losses.base import WeightedCrossEntropy
+
+
+@dataclass(eq=False, repr=False)
+class CrossEntropyLoss(WeightedCrossEntropy):
+    """``-log p`` of the label. Trained long enough it ends over-confident.
+
+    >>> import torch
+    >>> round(CrossEntropyLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
+    0.1269
+    """
+
+    name: ClassVar[str] = "cross_entropy"
+
+    def weighed(self, surprise: Tensor) -> Tensor:
+        """As it is."""
+        return surprise

@@ -1,0 +1,109 @@
+"""Focal loss and its kin: cross-entropy weighted by a power of the label's probability."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from calibrators.errors import CalibrationWarning
+from calibrators.losses.base import WeightedCrossEntropy
+
+# where 1 - p is less, its power has no gradient worth the name (and at 0 none at all)
+SMALLEST = 1e-12
+# the minimum over p of (1 + p) / (-p log p)
+STEEPEST_INVERSE = 3.591
+
+
+def focal(surprise: Tensor, gamma: Tensor | float) -> Tensor:
+    """``(1 - p)^gamma`` times the surprise -log p, exact where p is near 1."""
+    return doubt(surprise).pow(gamma) * surprise
+
+
+def inverse_focal(surprise: Tensor, gamma: Tensor | float) -> Tensor:
+    """``(1 + p)^gamma`` times the surprise -log p."""
+    return (1 + torch.exp(-surprise)).pow(gamma) * surprise
+
+
+def doubt(surprise: Tensor) -> Tensor:
+    """1 - p, kept off 0."""
+    return (-torch.expm1(-surprise)).clamp(min=SMALLEST)
+
+
+class WrongWayGradients(CalibrationWarning):
+    """A gamma so large that some samples are pushed away from their label."""
+
+    code = "wrong_way_gradients"
+
+
+@dataclass(eq=False, repr=False)
+class FocalLoss(WeightedCrossEntropy):
+    """``-(1 - p)^gamma log p``: what is sure counts less.
+
+    Curbs over-confidence, and overdoes it for short training. gamma = 0 is cross-entropy.
+    References: Lin et al., Focal loss for dense object detection, 2017; Mukhoti et al.,
+    Calibrating deep neural networks using focal loss, 2020.
+
+    >>> round(FocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 6)
+    0.000215
+    """
+
+    gamma: Annotated[float, Ge(0), Le(100)] = 3.0
+
+    name: ClassVar[str] = "focal"
+
+    def weighed(self, surprise: Tensor) -> Tensor:
+        """The losses of rows with these surprises."""
+        return focal(surprise, self.gamma)
+
+
+@dataclass(eq=False, repr=False)
+class FLSD53Loss(WeightedCrossEntropy):
+    """Focal loss with gamma 5 where p < 0.2 and 3 elsewhere.
+
+    Reference: Mukhoti et al., Calibrating deep neural networks using focal loss, 2020.
+
+    >>> round(FLSD53Loss()(torch.tensor([[0.0, 2.0]]), torch.tensor([0])).item(), 4)
+    1.1275
+    """
+
+    name: ClassVar[str] = "flsd_53"
+
+    def weighed(self, surprise: Tensor) -> Tensor:
+        """The losses of rows with these surprises."""
+        gamma = torch.where(torch.exp(-surprise.detach()) < 0.2, 5.0, 3.0)
+        return focal(surprise, gamma.to(surprise.dtype))
+
+
+@dataclass(eq=False, repr=False)
+class InverseFocalLoss(WeightedCrossEntropy):
+    """``-(1 + p)^gamma log p``: what is sure counts more; for networks that are not sure enough.
+
+    Above gamma = 3.591 the gradient has the wrong sign for some p.
+    Reference: Wang et al., Rethinking calibration of deep neural networks, 2021.
+
+    >>> round(InverseFocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
+    0.449
+    """
+
+    gamma: Annotated[float, Ge(0), Le(100)] = 2.0
+
+    name: ClassVar[str] = "inverse_focal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma > STEEPEST_INVERSE:
+            warnings.warn(
+                f"with gamma {self.gamma} some samples are pushed away from their label: "
+                f"stay below {STEEPEST_INVERSE}",
+                WrongWayGradients,
+                stacklevel=3,
+            )
+
+    def weighed(self, surprise: Tensor) -> Tensor:
+        """The losses of rows with these surprises."""
+        return inverse_focal(surprise, self.gamma)

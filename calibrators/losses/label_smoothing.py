@@ -1,0 +1,34 @@
+"""Label smoothing: cross-entropy against labels that are not quite certain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch.nn.functional as F
+from annotated_types import Ge, Lt
+from torch import Tensor
+
+from calibrators.losses.base import Loss
+
+
+@dataclass(eq=False, repr=False)
+class LabelSmoothingLoss(Loss):
+    """``(1 - e) (-log p_y) + e / k sum_c (-log p_c)``.
+
+    Curbs confidence everywhere alike: helps where a network is over-confident, hurts the order of
+    confidences. The papers use e = 0.1 or 0.05.
+    Reference: Szegedy et al., Rethinking the inception architecture for computer vision, 2016.
+
+    >>> import torch
+    >>> round(LabelSmoothingLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
+    0.1769
+    """
+
+    smoothing: Annotated[float, Ge(0), Lt(1)] = 0.05
+
+    name: ClassVar[str] = "label_smoothing"
+
+    def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
+        """The loss of each row."""
+        return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.smoothing)

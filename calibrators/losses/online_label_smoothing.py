@@ -1,0 +1,58 @@
+"""Online label smoothing: soft labels that the network has learned in the epoch before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from calibrators.losses.base import Loss
+
+
+@dataclass(eq=False, repr=False)
+class OnlineLabelSmoothingLoss(Loss):
+    """``hard (-log p_y) + (1 - hard) (-sum_c S_yc log p_c)``, S the soft label of each class.
+
+    S_y is the mean prediction over the correctly predicted training samples of class y in the
+    epoch before (first: uniform). Call ``next_epoch()`` after each epoch; the soft labels are part
+    of ``state_dict``.
+    Reference: Zhang et al., Delving deep into label smoothing, 2021.
+
+    >>> loss = OnlineLabelSmoothingLoss(classes=2)
+    >>> round(loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
+    0.6269
+    >>> loss.next_epoch()
+    >>> round(loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
+    0.2461
+    """
+
+    classes: Annotated[int, Ge(2)]
+    hard: Annotated[float, Ge(0), Le(1)] = 0.5
+
+    name: ClassVar[str] = "online_label_smoothing"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.soft = torch.nn.Buffer(torch.full((self.classes, self.classes), 1 / self.classes))
+        self.seen = torch.nn.Buffer(torch.zeros(self.classes, self.classes))
+
+    def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
+        """The loss of each row."""
+        log_p = torch.log_softmax(logits, dim=1)
+        if self.training:
+            right = log_p.argmax(dim=1) == labels
+            p = log_p[right].detach().exp().to(self.seen.dtype)
+            self.seen.index_add_(0, labels[right], p)
+        hard = F.nll_loss(log_p, labels, reduction="none")
+        soft = -(self.soft[labels].to(log_p.dtype) * log_p).sum(dim=1)
+        return self.hard * hard + (1 - self.hard) * soft
+
+    def next_epoch(self) -> None:
+        """Let what was seen in this epoch be the soft labels of the next."""
+        total = self.seen.sum(dim=1, keepdim=True)
+        self.soft.copy_(torch.where(total > 0, self.seen / total.clamp(min=1e-12), self.soft))
+        self.seen.zero_()

@@ -1,0 +1,60 @@
+"""Losses by name, found by scanning this folder: adding one is adding a file."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from calibrators.errors import ParameterError
+from calibrators.losses.base import Loss
+
+
+@cache
+def all_losses() -> dict[str, type[Loss]]:
+    """Every loss class by name."""
+    package = __package__ or ""
+    found: dict[str, type[Loss]] = {}
+    for one in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda m: m.name):
+        if one.name == "registry":
+            continue
+        module = importlib.import_module(f"{package}.{one.name}")
+        for member in vars(module).values():
+            if (
+                inspect.isclass(member)
+                and issubclass(member, Loss)
+                and "name" in vars(member)
+                and member.__module__ == module.__name__
+            ):
+                found[member.name] = member
+    return found
+
+
+def make_loss(name: str, **params: Any) -> Loss:
+    """A loss by its name and parameters.
+
+    >>> make_loss("focal", gamma=2.0).gamma
+    2.0
+    >>> make_loss("focl")
+    Traceback (most recent call last):
+    calibrators.errors.ParameterError: there is no loss 'focl'; did you mean 'focal'?
+    """
+    known = all_losses()
+    if name not in known:
+        raise ParameterError("unknown_loss", f"there is no loss {name!r}; {_hint(name, known)}")
+    fields = known[name].hyper_parameters()
+    for one in params:
+        if one not in fields:
+            raise ParameterError(
+                "unknown_parameter", f"{name} has no parameter {one!r}; {_hint(one, fields)}"
+            )
+    return known[name](**params)
+
+
+def _hint(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

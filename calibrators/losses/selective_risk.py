@@ -1,0 +1,118 @@
+"""Losses of selective classification: cross-entropy weighted by the rank of the confidence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Gt, Le, Lt
+from torch import Tensor
+
+from calibrators.losses.base import Loss
+
+Score = Literal["msp", "margin", "neg_entropy"]
+
+# 1 - G is kept off 0, where its logarithm ends
+SMALLEST = 1e-6
+
+
+def confidence_score(logits: Tensor, score: Score) -> Tensor:
+    """How sure each row is: largest probability, lead over the second, or minus the entropy."""
+    if score == "neg_entropy":
+        log_p = torch.log_softmax(logits, dim=1)
+        return torch.xlogy(log_p.exp(), log_p.exp()).sum(dim=1)
+    whole = torch.logsumexp(logits, dim=1)
+    if score == "msp":
+        return torch.exp(logits.amax(dim=1) - whole)
+    first, second = torch.exp(logits.topk(2, dim=1).values - whole[:, None]).unbind(dim=1)
+    return first - second
+
+
+@dataclass(eq=False, repr=False)
+class SelectiveRiskLoss(Loss):
+    """AU: the area under the risk-coverage curve, restricted to the less confident rows.
+
+    Each row's cross-entropy is weighted by ``beta = -C ln(1 - G(min(s, tau)))``: s its confidence
+    score, G the batch's distribution of s smoothed by ``smoothing`` over ``bins`` equal bins of the
+    score's range, tau the ``coverage``-quantile of s, C = 1 / G(tau). Counts, tau and C carry no
+    gradient, nor do the weights unless ``weight_gradient`` (the paper's form: then the first
+    ``warm_up`` batches are plain cross-entropy, as training from scratch gets stuck otherwise).
+    Costs O(n bins), no sort. Rows that are already sure do not count more and more, so confidence
+    does not run away.
+    Reference: Zhou et al., selective-risk training by the AURC restricted to low confidence.
+
+    >>> logits = torch.tensor([[2.0, 0.0], [0.5, 0.0]])
+    >>> round(SelectiveRiskLoss()(logits, torch.tensor([0, 1])).item(), 3)
+    0.363
+    """
+
+    score: Score = "msp"
+    coverage: Annotated[float, Gt(0), Lt(1)] = 0.75
+    smoothing: Annotated[float, Gt(0), Le(1)] = 0.1
+    bins: Annotated[int, Ge(2), Le(10_000)] = 100
+    weight_gradient: bool = False
+    warm_up: Annotated[int, Ge(0)] = 0
+
+    name: ClassVar[str] = "selective_risk"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batches = torch.nn.Buffer(torch.tensor(0))
+
+    def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
+        """The loss of each row."""
+        surprise = F.cross_entropy(logits, labels, reduction="none")
+        if self.training and self.warm_up:
+            self.batches.add_(1)
+            if self.batches <= self.warm_up:
+                return surprise
+        with torch.set_grad_enabled(self.weight_gradient and torch.is_grad_enabled()):
+            weights = self._weights(confidence_score(logits, self.score), logits.shape[1])
+        return weights * surprise
+
+    def _weights(self, score: Tensor, classes: int) -> Tensor:
+        fixed = score.detach()
+        low, high = (-math.log(classes), 0.0) if self.score == "neg_entropy" else (0.0, 1.0)
+        count = torch.histc(fixed, self.bins, low, high) / len(fixed)
+        centres = (
+            low + (torch.arange(self.bins, device=score.device) + 0.5) * (high - low) / self.bins
+        )
+        tau = torch.quantile(fixed, self.coverage)
+
+        def below(values: Tensor) -> Tensor:
+            steps = torch.sigmoid((values[..., None] - centres) / self.smoothing)
+            return (steps * count).sum(dim=-1)
+
+        share = below(torch.minimum(score, tau))
+        return -torch.log((1 - share).clamp(min=SMALLEST)) / below(tau).clamp(min=SMALLEST)
+
+
+@dataclass(eq=False, repr=False)
+class AURCLoss(Loss):
+    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence, rank n the surest.
+
+    Its mean is the area under the risk-coverage curve with cross-entropy as the risk. The weights
+    carry no gradient.
+    Reference: Zhou et al., A novel characterization of the population area under the risk-coverage
+    curve, 2024.
+
+    >>> logits = torch.tensor([[2.0, 0.0], [0.5, 0.0]])
+    >>> round(AURCLoss()(logits, torch.tensor([0, 1])).item(), 3)
+    0.267
+    """
+
+    score: Score = "msp"
+
+    name: ClassVar[str] = "aurc"
+
+    def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
+        """The loss of each row."""
+        with torch.no_grad():
+            order = confidence_score(logits, self.score).argsort(stable=True)
+            rank = torch.empty_like(order)
+            rank[order] = torch.arange(1, len(order) + 1, device=order.device)
+            weights = -torch.log1p(-rank.to(logits.dtype) / (len(order) + 1))
+        return weights * F.cross_entropy(logits, labels, reduction="none")
