@@ -54,9 +54,9 @@ class Link:
         self._number = 0
         self._warned = False
         self._disk = Errands("calibrd-journal")
-        self._sender = Sender(connection)
+        self._sender = Sender(connection, self._disk)
         self.is_closed = False
-        self._dropped = weakref.finalize(self, _leave, self._disk, self._sender)
+        self._dropped = weakref.finalize(self, self._sender.end)
         self._dropped.atexit = False
         # unlike atexit's, it is also called at the end of processes of multiprocessing
         self._at_exit = multiprocessing.util.Finalize(
@@ -134,7 +134,7 @@ class Link:
         self.is_closed = True
         self._at_exit.cancel()
         self._dropped.detach()
-        _leave(self._disk, self._sender)
+        self._sender.end()
 
     def _begin_alone(self, first: Start, left: Start | None, until: float, *, fresh: bool) -> Start:
         run, start = self._plan.run, first
@@ -181,7 +181,8 @@ class Link:
             id = f"{id}.{self._count}"
         self._count += 1
         self._number = 0
-        self._session = Session(replace(self._plan, session=id, start=start, begun=time.time()))
+        plan = replace(self._plan, session=id, start=start, begun=time.time())
+        self._session = Session(plan, self._disk)
         self._session.is_late = is_late
         self._sender.begin(self._session)
         return self._session
@@ -199,21 +200,11 @@ class Link:
             self._begin_session(before, is_late=True)
         session = self._session
         self._number += 1
-        number = self._number
-        session.wanted_until = until
-        session.wanted = number if wants else 0
-        journal, sender = self._journal, self._sender
-
-        def kept() -> None:
-            one = Pass(number, statistics.to_bytes(), after)
-            try:
-                if session.drawer is None:
-                    session.drawer = journal.open(session.plan)
-                session.drawer.keep(one)
-            finally:
-                sender.add(session, one)
-
-        self._warn_of_disk(self._disk.ask(kept), until)
+        one, journal = Pass(self._number, statistics.to_bytes(), after), self._journal
+        # asked for before it can be sent, so that it is written before it is forgotten
+        kept = self._disk.ask(lambda: session.keep(one, journal))
+        self._sender.add(session, one, until if wants else None)
+        self._warn_of_disk(kept, until)
         return session
 
     def _warn_of_disk(self, errand: Errand[None], until: float) -> None:
@@ -232,12 +223,12 @@ class Link:
 
     def _take_leftovers(self, until: float) -> Start | None:
         """Have sent what earlier processes left; where the last of them was."""
-        journal, sender = self._journal, self._sender
+        journal, sender, disk = self._journal, self._sender, self._disk
 
         def taken() -> Start | None:
             last = None
             for plan, drawer, passes in journal.leftovers():
-                session = Session(plan, drawer, is_left=True)
+                session = Session(plan, disk, drawer, is_left=True)
                 session.is_late = True
                 session.waiting.extend(passes)
                 sender.begin(session)
@@ -270,11 +261,6 @@ def _going_on(start: Start | None, plan: Plan) -> Start | None:
         return start and Start(start.step)
     is_same = start.state is not None and start.state.settings == plan.settings
     return start if is_same else None
-
-
-def _leave(disk: Errands, sender: Sender) -> None:
-    disk.ask(sender.end)
-    disk.end()
 
 
 def _close(link: weakref.ref[Link]) -> None:

@@ -19,6 +19,7 @@ from calibrd.connection import FIRST_PAUSE, Connection
 from calibrd.errors import CalibrdError, NoSuchRun, NoSuchSession, Refused
 from calibrd.following import begin_anew_after_fork
 from calibrd.run_results import RunSession
+from calibrd.training.errands import Errands
 from calibrd.training.passes import Pass, Plan, Start, new_session
 from calibrd.training.sessions import Look, Session, in_a_line, is_refusal
 
@@ -32,7 +33,7 @@ POLL_SECONDS = 1.0
 class Sender:
     """Sends sessions in the order in which they began, for as long as it takes."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, disk: Errands) -> None:
         timeout = min(connection.timeout, ANSWER_SECONDS)
         self._connection = replace(connection, patience=0.0, timeout=timeout)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -43,6 +44,7 @@ class Sender:
         self._trouble = ""
         self._was_reached = False
         self.left = 0
+        self._disk = disk
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="calibrd-sender", daemon=True).start()
         begin_anew_after_fork(self)
@@ -53,12 +55,14 @@ class Sender:
         """Open a session, after those that began before."""
         self._inbox.put(lambda: self._sessions.append(session))
 
-    def add(self, session: Session, one: Pass) -> None:
-        """Send a pass."""
+    def add(self, session: Session, one: Pass, wanted_until: float | None = None) -> None:
+        """Send a pass; until then, somebody waits for what the service decides."""
 
         def added() -> None:
             session.waiting.append(one)
             session.is_resting = False
+            if wanted_until is not None:
+                session.wanted, session.wanted_until = one.number, wanted_until
 
         self._inbox.put(added)
 
@@ -81,7 +85,10 @@ class Sender:
             return not session.is_late
 
     def end(self) -> None:
-        """Send what can be sent now, and end; may be called by the garbage collector."""
+        """Send what can be sent now, and end, as the disk's thread does then.
+
+        May be called by the garbage collector.
+        """
         self._inbox.put(None)
 
     def join(self, until: float) -> bool:
@@ -111,9 +118,15 @@ class Sender:
                 pause = FIRST_PAUSE
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self._note(error)
-                # while somebody waits for the first answer there is no time to lose
-                pause = FIRST_PAUSE if self._looks else min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, self._longest_pause())
         self._finish()
+
+    def _longest_pause(self) -> float:
+        """While somebody waits for an answer there is no time to lose."""
+        if self._looks:
+            return FIRST_PAUSE
+        is_wanted = any(one.is_wanted for one in self._sessions)
+        return POLL_SECONDS if is_wanted else LONGEST_PAUSE
 
     def _take(self, seconds: float | None) -> bool:
         """Take what has come, waited for so long; whether it is the end."""
@@ -139,8 +152,7 @@ class Sender:
                 self._refused(session, error)
             if session.is_left and not session.waiting:
                 self._sessions.remove(session)
-                if session.drawer is not None:
-                    session.drawer.remove()
+                session.put_away()
         self._answer_looks()
 
     def _forward(self, session: Session) -> None:
@@ -275,16 +287,9 @@ class Sender:
 
     def _finish(self) -> None:
         for session in self._sessions:
-            if session.drawer is None:
-                continue
-            if not session.waiting:
-                session.drawer.remove()
-                continue
-            for one in session.waiting:
-                with contextlib.suppress(OSError):
-                    session.drawer.keep(one)
-            session.drawer.release()
+            session.put_away()
         self.left = sum(len(session.waiting) for session in self._sessions)
         if self._client is not None:
             self._client.close()
-        self._ended.set()
+        self._disk.ask(self._ended.set)
+        self._disk.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from calibrators.adafocal import AdaFocalState
 from calibrd.errors import CalibrdError, Refused, ServerTrouble, TooSlow
 from calibrd.run_results import RunSession
-from calibrd.training.journal import Drawer
+from calibrd.training.errands import Errands
+from calibrd.training.journal import Drawer, Journal
 from calibrd.training.passes import Pass, Plan, Start
 
 
@@ -26,10 +28,16 @@ class Look:
 
 
 class Session:
-    """A session of the run as this process knows it; ``base`` is its step before its first pass."""
+    """A session of the run as this process knows it; ``base`` is its step before its first pass.
 
-    def __init__(self, plan: Plan, drawer: Drawer | None = None, *, is_left: bool = False) -> None:
+    Only the thread ``disk`` touches the disk, so that nobody else waits for it.
+    """
+
+    def __init__(
+        self, plan: Plan, disk: Errands, drawer: Drawer | None = None, *, is_left: bool = False
+    ) -> None:
         self.plan = plan
+        self._disk = disk
         self.drawer = drawer
         self.is_left = is_left
         self.waiting: deque[Pass] = deque()
@@ -47,21 +55,50 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to send that has not been refused."""
-        return not self.is_resting and (self.opened is None or bool(self.waiting))
+        """Whether there is something to send or to wait for that has not been refused."""
+        return not self.is_resting and (self.opened is None or bool(self.waiting) or self.is_wanted)
 
     def has_sent(self, one: Pass) -> None:
         """The service has a pass."""
         self.waiting.popleft()
         self.reached = Start((self.base or 0) + one.number, one.state)
-        if self.drawer is not None:
-            self.drawer.forget(one)
+
+        def forget() -> None:
+            if self.drawer is not None:
+                self.drawer.forget(one)
+
+        self._disk.ask(forget)
 
     def replan(self, plan: Plan) -> None:
         """It is opened in another way from now on, also by a later process."""
         self.plan = plan
-        if self.drawer is not None:
-            self.drawer.note(plan)
+
+        def note() -> None:
+            if self.drawer is not None:
+                self.drawer.note(self.plan)
+
+        self._disk.ask(note)
+
+    def keep(self, one: Pass, journal: Journal) -> None:
+        """Write a pass; called on the thread of the disk, OSError if it is not possible."""
+        if self.drawer is None:
+            self.drawer = journal.open(self.plan)
+        self.drawer.keep(one)
+
+    def put_away(self) -> None:
+        """This process sends no more of it: what is left, a later one sends."""
+        self._disk.ask(self._put_away)
+
+    def _put_away(self) -> None:
+        if self.drawer is None:
+            return
+        if not self.waiting:
+            self.drawer.remove()
+            return
+        for one in self.waiting:
+            with contextlib.suppress(OSError):
+                self.drawer.keep(one)
+        self.drawer.release()
 
     @property
     def is_wanted(self) -> bool:

@@ -17,7 +17,7 @@ import pytest
 from faulty_line import Asked, FaultyLine, Lost, Say, faulty_line, first, lose
 from live_service import ROOT, Running, wait_until
 from test_training_alone import passes
-from test_training_runs import line_of, stepped
+from test_training_runs import has_line, line_of, stepped
 
 import calibrd
 from calibrators.adafocal import AdaFocalState
@@ -53,6 +53,11 @@ def trained(url: str, run: str, **options: object) -> tuple[AdaFocalState, Watch
         watch(job.step)
     watch(job.close)
     return job.state, watch
+
+
+def of_calibrd() -> set[threading.Thread]:
+    """The threads that send and write."""
+    return {one for one in threading.enumerate() if one.name.startswith("calibrd-")}
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +152,7 @@ def test_silent_in_the_middle_and_back_again(
     job.observe(*third)
     watch(job.step)
     is_silent.clear()
-    wait_until(lambda: line_of(client, "silent") == [1, 2, 3])
+    wait_until(lambda: has_line(client, "silent", 1, 2, 3))
     watch(job.close)
     assert job.state == wanted
     assert watch.longest < BUDGET + SLACK
@@ -271,16 +276,20 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     assert state == wanted
     assert watch.longest < BUDGET + SLACK
     assert len([one for one in caplog.messages if "cannot write to" in one]) == 1
-    assert line_of(client, "no-folder") == [1, 2, 3]
+    wait_until(lambda: has_line(client, "no-folder", 1, 2, 3))
 
 
 def test_a_disk_that_hangs_is_not_waited_for(
     wanted: AdaFocalState, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "write_whole", lambda *_: time.sleep(2))
+    """What it does not take is sent all the same."""
+    is_awake = threading.Event()
+    monkeypatch.setattr(journal, "write_whole", lambda *_: is_awake.wait(60))
     state, watch = trained(client.url, "slow-disk")
     assert state == wanted
     assert watch.longest < BUDGET + SLACK
+    wait_until(lambda: has_line(client, "slow-disk", 1, 2, 3))
+    is_awake.set()
 
 
 def test_a_refusal_in_the_middle_is_told_once_and_kept(
@@ -289,13 +298,16 @@ def test_a_refusal_in_the_middle_is_told_once_and_kept(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
+    before = of_calibrd()
     told = b'{"code": "forbidden", "detail": "this key may not write"}'
     line.before = lambda asked: Say(403, {}, told) if asked.place.endswith("/stats") else None
     state, watch = trained(line.url, "forbidden")
     assert state.step == 3
     assert watch.longest < BUDGET + SLACK
+    wait_until(lambda: "may not write" in caplog.text)
     assert len([one for one in caplog.messages if "may not write" in one]) == 1
     assert len(list(tmp_path.rglob("0*.json"))) == 3
+    wait_until(lambda: not of_calibrd() - before)
     line.before = lambda asked: None
     Monitor(line.url, run="other").close()
     with AdaFocal(line.url, run="forbidden", rate=3.0, budget=30):
@@ -341,11 +353,11 @@ def test_folders_of_living_jobs_are_left_alone(client: calibrd.Client, tmp_path:
 
 def test_who_is_dropped_still_sends(client: calibrd.Client) -> None:
     """Without close, and no reference left, its threads send and end."""
-    before = set(threading.enumerate())
+    before = of_calibrd()
     job = AdaFocal(client, run="dropped")
     stepped(job, passes(1)[0])
     del job
-    wait_until(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: of_calibrd() <= before)
     assert line_of(client, "dropped") == [1]
 
 

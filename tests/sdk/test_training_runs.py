@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_line import FaultyLine, Say
+from faulty_line import FaultyLine, Say, first, lose
 from live_service import Running, wait_until
 from test_training_alone import passes
 
 import calibrd
-from calibrd.errors import RunDiffers, Unauthenticated
+from calibrd.errors import NoSuchRun, RunDiffers, Unauthenticated
 from calibrd.training import AdaFocal, Monitor
 
 
@@ -27,6 +27,14 @@ def line_of(client: calibrd.Client, run: str) -> list[int]:
     history = client.run_history(run)
     assert all(step.verified in (True, None) for step in history)
     return [step.step for step in history]
+
+
+def has_line(client: calibrd.Client, run: str, *steps: int) -> bool:
+    """Whether these are its steps; a busy service may not know the run yet."""
+    try:
+        return line_of(client, run) == list(steps)
+    except NoSuchRun:
+        return False
 
 
 def test_a_run_goes_on_where_it_was(client: calibrd.Client) -> None:
@@ -170,3 +178,19 @@ def test_a_rank_without_an_answer_goes_on_and_adopts_the_state_later(
         assert slow.state == quick.state
         assert slow.state.step == 2
     wait_until(lambda: line_of(client, "slow-rank") == [1, 2])
+
+
+def test_a_wait_that_breaks_off_is_taken_up_again(service: Running, line: FaultyLine) -> None:
+    mine, yours = passes(2)
+    line.before = first(1, lose, "GET", "/state")
+    options = {"run": "broken-wait", "world_size": 2, "session": "job", "budget": 5}
+    with (
+        AdaFocal(line.url, rank=0, **options) as here,
+        AdaFocal(service.url, rank=1, **options) as there,
+    ):
+        waiting = threading.Thread(target=stepped, args=(here, mine))
+        waiting.start()
+        wait_until(lambda: line.count("GET", "/state"))
+        stepped(there, yours)
+        waiting.join()
+        assert here.state == there.state
