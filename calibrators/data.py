@@ -64,11 +64,7 @@ class CalibrationSet:
         checked = _as_labels(labels, rows=len(logits), classes=logits.shape[1])
         maxima = row_maxima(logits)
         check_rows(maxima)
-        _reject_rows(
-            np.isneginf(logits[np.arange(len(checked)), checked]),
-            "label_on_minus_infinity",
-            "the logit of the label must not be -inf: the model calls what happened impossible",
-        )
+        check_labelled(logits[np.arange(len(checked)), checked])
         self._set(logits, checked, maxima, kind)
 
     def _set(self, logits: Floats, labels: Labels, row_max: Floats, kind: Kind) -> None:
@@ -191,6 +187,15 @@ def check_rows(maxima: Floats) -> None:
         (np.isneginf(maxima), "no_finite_logit", "a row needs at least one finite logit"),
     ):
         _reject_rows(broken, code, rule)
+
+
+def check_labelled(logits: Floats) -> None:
+    """Raise if the logit of a row's label is -inf."""
+    _reject_rows(
+        np.isneginf(logits),
+        "label_on_minus_infinity",
+        "the logit of the label must not be -inf: the model calls what happened impossible",
+    )
 
 
 def _as_floats(values: ArrayLike, name: str) -> Floats:

@@ -85,6 +85,7 @@ class Journal:
         """A folder for a session that begins; OSError if there can be none."""
         folder = self.folder / f"{plan.session}-{plan.rank}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / LOCK).touch(mode=0o600)
         lock = _locked(folder)
         if lock is None:
             raise OSError(f"{folder} is in use by another process: the session's id must be new")
@@ -93,16 +94,18 @@ class Journal:
 
     def leftovers(self) -> list[Leftover]:
         """What dead processes left behind, the oldest session first; now held."""
-        found = []
-        with contextlib.suppress(FileNotFoundError):
-            for folder in sorted(self.folder.iterdir()):
-                left = self._left(folder) if (folder / PLAN).is_file() else None
-                if left is not None:
-                    found.append(left)
+        folders = [path.parent for path in sorted(self.folder.glob(f"*/{PLAN}"))]
+        found = [left for folder in folders if (left := self._left(folder)) is not None]
         return sorted(found, key=lambda one: (one[0].begun, one[0].session))
 
     def _left(self, folder: Path) -> Leftover | None:
-        lock = _locked(folder)
+        try:
+            lock = _locked(folder)
+        except FileNotFoundError:  # its process has just sent all, and removed it
+            return None
+        except OSError as error:
+            _log.warning("cannot read what is left in %s: %s", folder, error)
+            return None
         if lock is None:
             return None
         drawer = Drawer(folder, lock)
@@ -132,14 +135,25 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _locked(folder: Path) -> IO[bytes] | None:
-    """The open lock of a folder, or None if a living process holds it."""
-    file = (folder / LOCK).open("ab")
+    """The open lock of a folder, or None if a living process holds it.
+
+    FileNotFoundError if there is none, or no longer.
+    """
+    file = (folder / LOCK).open("rb+")
     try:
         _lock(file)
     except OSError:
         file.close()
         return None
-    return file
+    try:
+        is_there = os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat())
+    except OSError:
+        file.close()
+        raise
+    if is_there:
+        return file
+    file.close()
+    return None
 
 
 if sys.platform == "win32":

@@ -12,7 +12,7 @@ from calibrators.errors import DataError
 from calibrd.calls.runs import checked_run
 from calibrd.training.link import Link, Service, connection_of
 from calibrd.training.observing import Tally, reduced
-from calibrd.training.passes import Kind, Start, state_of
+from calibrd.training.passes import Kind, Start, checked_session, state_of
 from calibrd.training.ranks import Apart, is_distributed, ranks_of
 
 BUDGET_SECONDS = 2.0
@@ -45,13 +45,14 @@ class Observer:
         self._process: int | None = os.getpid()
         self._observed = Tally()
         self._is_found = rank is None
-        self._ranks = ranks_of(rank, world_size, session)
+        self._ranks = ranks_of(rank, world_size, checked_session(session))
         if client is None and self._ranks.decides == "service":
             raise ValueError(
                 "client must be given where ranks are: without a service, ranks come to the same "
                 "state by torch.distributed alone"
             )
         self._link: Link | None = None
+        self._is_closed = False
         options = {"budget": budget, "session": session, "folder": folder}
         self._start = self._agreed_start(client, settings, first, fresh=fresh, **options)
 
@@ -68,7 +69,11 @@ class Observer:
         self._observed = Tally()
 
     def close(self) -> None:
-        """Send what can be sent within the budget; what is left, the next process sends."""
+        """Send what can be sent within the budget; what is left, the next process sends.
+
+        All ranks call it: the next step of each is an error.
+        """
+        self._is_closed = True
         if self._link is not None and self._process == os.getpid():
             self._link.close()
 
@@ -90,7 +95,7 @@ class Observer:
     def _merged(self) -> BinStatistics:
         """What all ranks have observed; the same error on all if that is nothing."""
         self._check_is_here()
-        if self._link is not None and self._link.is_closed:
+        if self._is_closed:
             raise RuntimeError(f"the {type(self).__name__} of {self.run!r} is closed")
         if self._is_found and isinstance(self._ranks, Apart) and is_distributed():
             raise RuntimeError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrators import DataError
 from calibrators.adafocal import BinStatistics, Observed, observed
-from calibrators.data import check_rows
+from calibrators.data import check_labelled, check_rows
 from calibrd.arrays import Array, as_array
 
 if TYPE_CHECKING:
@@ -108,9 +108,10 @@ def _on_device(scores: Tensor, truth: Tensor) -> Observed:
         raise DataError("label_out_of_range", rule, rows=count, first=first)
     largest, top = scores.max(dim=1)
     check_rows(largest.cpu().numpy())
-    behind = largest - scores.gather(1, truth[:, None])[:, 0]
+    true = scores.gather(1, truth[:, None])[:, 0]
+    check_labelled(true.cpu().numpy())
     odds = largest - scores.scatter(1, top[:, None], -torch.inf).logsumexp(dim=1)
-    nll = behind + torch.nn.functional.softplus(-odds)
+    nll = largest - true + torch.nn.functional.softplus(-odds)
     return Observed(*(one.cpu().numpy() for one in (odds, top == truth, nll)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 import time
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,9 @@ from typing import Any, Literal
 from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
 
 Kind = Literal["adafocal", "monitor"]
+
+# the service takes 100, of which some are for what is added where a session goes on as another
+SESSION = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,16 @@ class Pass:
 def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:
     """A state from its JSON, if there is one."""
     return None if document is None else AdaFocalState.from_dict(document)
+
+
+def checked_session(session: str | None) -> str | None:
+    """The id of a session, or None; ValueError for all else."""
+    if session is not None and not SESSION.fullmatch(session):
+        raise ValueError(
+            "session must be of 1 to 80 letters A-Z and a-z, digits, '.', '_' and '-', "
+            f"got {session!r}"
+        )
+    return session
 
 
 def new_session() -> str:

@@ -154,6 +154,8 @@ def test_it_is_not_loaded_with_the_sdk() -> None:
         ({"rank": 0, "world_size": 2}, "session must be given"),
         ({"rank": 0, "world_size": 2, "session": "job"}, "client must be given"),
         ({"budget": 0}, "budget must be"),
+        ({"session": "../job"}, "session must be of 1 to 80 letters.*, got '../job'"),
+        ({"session": "7" * 81}, "session must be of"),
         ({"run": "No Name"}, "a run's name"),
     ],
 )

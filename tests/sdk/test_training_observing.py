@@ -101,6 +101,8 @@ def test_a_tally_is_the_sum_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> N
         (torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.int64), "nan"),
         (torch.full((4, 3), torch.inf), torch.zeros(4, dtype=torch.int64), "infinite"),
         (np.full((4, 3), np.nan), np.zeros(4, dtype=int), "nan"),
+        (np.array([[0.0, -np.inf]]), np.array([1]), "label_on_minus_infinity"),
+        (torch.tensor([[0.0, -torch.inf]]), torch.tensor([1]), "label_on_minus_infinity"),
         (np.zeros((4, 3, 2)), np.zeros((4, 3), dtype=int), "bad_shape"),
     ],
 )

@@ -27,4 +27,8 @@ def test_a_killed_service_changes_no_gamma(
     assert refused.startswith("RunDiffers")
     assert "rate 5.0, not 1.0" in second["troubles"][0]
     assert others == second["troubles"][1:]
-    assert others == ["3 rows", "no row was observed: call observe before step"]
+    assert others == [
+        "3 rows",
+        "no row was observed: call observe before step",
+        "the Monitor of 'last' is closed",
+    ]

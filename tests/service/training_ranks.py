@@ -159,6 +159,7 @@ def train(client: str | None, folder: Path, timed: Timed) -> list[str]:
             dist.all_reduce(gradient)
             weights = (weights - 0.8 * gradient / size).detach().requires_grad_()
         timed(steered.observe, inputs[64:] @ weights, labels[64:])
+        dist.barrier()  # ranks that are late are no matter of the call's
         timed(steered.step)
         held = steered.state.gammas.tobytes() + steered.state.edges.tobytes()
         held += weights.detach().numpy().tobytes()
@@ -173,7 +174,7 @@ def train(client: str | None, folder: Path, timed: Timed) -> list[str]:
 
 
 def troubles(url: str) -> list[str]:
-    """What all ranks are told when a run is refused, and when nobody has observed anything."""
+    """What all are told when a run is refused, nobody has observed anything, or all closed."""
     import torch
     import torch.distributed as dist
 
@@ -184,13 +185,18 @@ def troubles(url: str) -> list[str]:
         AdaFocal(url, run="ranks", rate=1.0)
     except Exception as error:  # noqa: BLE001 - it is told to the test
         told.append(f"{type(error).__name__}: {error}")
-    monitor = Monitor(None, run="last")
+    monitor = Monitor(url, run="last")
     if dist.get_rank() == dist.get_world_size() - 1:
         monitor.observe(torch.eye(3), torch.arange(3))
     told.append(f"{monitor.step().rows} rows")
     try:
         monitor.step()
     except ValueError as error:
+        told.append(str(error))
+    monitor.close()
+    try:
+        monitor.step()
+    except RuntimeError as error:
         told.append(str(error))
     return told
 
