@@ -182,6 +182,9 @@ def test_bad_input_is_told(name: str) -> None:
     logits, labels, more = batch()
     with pytest.raises(DataError, match="class indices"):
         made(name)(logits, labels.double(), **more)
+    for shape in [(ROWS,), (ROWS, 1), (ROWS + 1, CLASSES), (CLASSES, ROWS)]:
+        with pytest.raises(DataError, match="logits must be"):
+            made(name)(torch.zeros(shape), labels, **more)
     with pytest.raises(ParameterError, match="has no parameter 'no_such'"):
         made(name, no_such=1)
     with pytest.raises(ParameterError, match="reduction must be one of"):

@@ -76,6 +76,9 @@ class AdaFocalState:
             object.__setattr__(self, name, array)
         if (np.diff(self.edges) < 0).any() or self.edges[0] != 0 or self.edges[-1] != 1:
             raise DataError("bad_state", "edges must rise from 0 to 1")
+        low, high = self.settings.gamma_min, self.settings.gamma_max
+        if not ((self.gammas >= low) & (self.gammas <= high)).all():
+            raise DataError("bad_state", f"gammas must lie between {low:g} and {high:g}")
         if (self.accuracy < 0).any() or (self.accuracy > 1).any():
             raise DataError("bad_state", "accuracy must lie in [0, 1]")
         if not isinstance(self.step, int) or isinstance(self.step, bool) or self.step < 0:

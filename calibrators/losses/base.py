@@ -101,9 +101,10 @@ class WeightedCrossEntropy(Loss):
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of a batch."""
+        check_batch(logits, labels)
         surprise = F.cross_entropy(
             widened(logits),
-            checked(labels),
+            labels,
             reduction="none",
             ignore_index=self.ignore_index,
         )
@@ -116,22 +117,22 @@ def widened(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in HALF else logits
 
 
-def checked(labels: Tensor) -> Tensor:
-    """Labels that are class indices."""
+def check_batch(logits: Tensor, labels: Tensor) -> None:
+    """Raise if these are no logits of two classes at least and labels that go with them."""
     if labels.is_floating_point():
         raise DataError("labels_not_integers", f"labels must be class indices, got {labels.dtype}")
-    return labels
+    shape = tuple(logits.shape)
+    if logits.dim() < 2 or logits.shape[1] < 2 or shape[:1] + shape[2:] != tuple(labels.shape):
+        raise DataError(
+            "bad_shape",
+            "logits must be (n, k, ...) with a column for each of two classes or more, and labels "
+            f"(n, ...), got {shape} and {tuple(labels.shape)}",
+        )
 
 
 def _rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits as (n, k) and labels as (n,)."""
-    checked(labels)
-    if logits.dim() < 2 or logits.shape[:1] + logits.shape[2:] != labels.shape:
-        raise DataError(
-            "bad_shape",
-            "logits must be (n, k, ...) and labels (n, ...), "
-            f"got {tuple(logits.shape)} and {tuple(labels.shape)}",
-        )
+    check_batch(logits, labels)
     wide = widened(logits)
     if logits.dim() > 2:
         wide = wide.movedim(1, -1).reshape(-1, logits.shape[1])
