@@ -76,10 +76,11 @@ class Journal:
 
     @classmethod
     def of(cls, connection: Connection, run: str, folder: str | Path | None) -> Journal:
-        """That of a run of the service and the key of a connection."""
-        seen = f"{connection.url}\n{connection.api_key or ''}\n{run}"
-        name = f"{run}-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"
-        return cls((state_folder() if folder is None else Path(folder)) / name)
+        """That of a run, a service and a key, which stands for its workspace."""
+        place = _short(f"{connection.url}\n{run}")
+        key = _short(f"{connection.url}\n{connection.api_key or ''}\n{run}")
+        base = state_folder() if folder is None else Path(folder)
+        return cls(base / f"{run}-{place}-{key}")
 
     def open(self, plan: Plan) -> Drawer:
         """A folder for a session that begins; OSError if there can be none."""
@@ -97,6 +98,12 @@ class Journal:
         folders = [path.parent for path in sorted(self.folder.glob(f"*/{PLAN}"))]
         found = [left for folder in folders if (left := self._left(folder)) is not None]
         return sorted(found, key=lambda one: (one[0].begun, one[0].session))
+
+    def of_other_keys(self) -> list[Path]:
+        """Where dead processes left something of this run and service with other keys."""
+        name = self.folder.name.rpartition("-")[0]
+        others = [one for one in self.folder.parent.glob(f"{name}-*") if one != self.folder]
+        return [one for one in sorted(others) if any(map(_is_left, one.glob(f"*/{PLAN}")))]
 
     def _left(self, folder: Path) -> Leftover | None:
         try:
@@ -128,6 +135,22 @@ def state_folder() -> Path:
     given = os.environ.get("CALIBRD_STATE_DIR")
     base = Path(given) if given else platformdirs.user_state_path("calibrd", ensure_exists=False)
     return base / "runs"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_left(plan: Path) -> bool:
+    """Whether something is left in the folder of a plan, and nobody holds it."""
+    if not any(plan.parent.glob("[0-9]*.json")):
+        return False
+    with contextlib.suppress(OSError):
+        lock = _locked(plan.parent)
+        if lock is not None:
+            lock.close()
+            return True
+    return False
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -50,6 +50,7 @@ class Link:
             run, kind, settings, ranks.rank, ranks.size, ranks.decides, session or "", None
         )
         self._journal = Journal.of(connection, run, folder)
+        self._session: Session
         self._count = 0
         self._number = 0
         self._warned = False
@@ -176,6 +177,8 @@ class Link:
         return self._sender.give_up(session)
 
     def _begin_session(self, start: Start | None, *, is_late: bool = False) -> Session:
+        if self._count:
+            self._sender.leave(self._session)
         id = self._given or new_session()
         if self._given and self._count:
             id = f"{id}.{self._count}"
@@ -200,7 +203,8 @@ class Link:
             self._begin_session(before, is_late=True)
         session = self._session
         self._number += 1
-        one, journal = Pass(self._number, statistics.to_bytes(), after), self._journal
+        journal, known = self._journal, before.state if after is not None else None
+        one = Pass(self._number, statistics.to_bytes(), after, known)
         # asked for before it can be sent, so that it is written before it is forgotten
         kept = self._disk.ask(lambda: session.keep(one, journal))
         self._sender.add(session, one, until if wants else None)
@@ -223,9 +227,15 @@ class Link:
 
     def _take_leftovers(self, until: float) -> Start | None:
         """Have sent what earlier processes left; where the last of them was."""
-        journal, sender, disk = self._journal, self._sender, self._disk
+        run, journal, sender, disk = self._plan.run, self._journal, self._sender, self._disk
 
         def taken() -> Start | None:
+            for folder in journal.of_other_keys():
+                _log.warning(
+                    "%s: what was left with another API key is sent with that key; it waits in %s",
+                    run,
+                    folder,
+                )
             last = None
             for plan, drawer, passes in journal.leftovers():
                 session = Session(plan, disk, drawer, is_left=True)

@@ -69,25 +69,28 @@ class Plan:
 class Pass:
     """A validation pass: its number in the session, its statistics as bytes, the state after it.
 
-    The state is None where it is for the service to say, and of monitors.
+    ``before`` is the state before it, from which a session can go on if all else is lost. Both are
+    None where they are for the service to say, and of monitors.
     """
 
     number: int
     statistics: bytes
     state: AdaFocalState | None = None
+    before: AdaFocalState | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
         text = base64.b64encode(self.statistics).decode()
-        state = self.state and self.state.to_dict()
-        return {"number": self.number, "statistics": text, "state": state}
+        state, before = self.state and self.state.to_dict(), self.before and self.before.to_dict()
+        return {"number": self.number, "statistics": text, "state": state, "before": before}
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Pass:
         """The pass that ``to_dict`` wrote."""
         data = base64.b64decode(document["statistics"], validate=True)
         BinStatistics.from_bytes(data)  # which checks them
-        return cls(document["number"], data, state_of(document["state"]))
+        state, before = state_of(document["state"]), state_of(document["before"])
+        return cls(document["number"], data, state, before)
 
 
 def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:

@@ -16,12 +16,12 @@ from dataclasses import replace
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
 from calibrd.connection import FIRST_PAUSE, Connection
-from calibrd.errors import CalibrdError, NoSuchRun, NoSuchSession, Refused
+from calibrd.errors import CalibrdError, NoSuchRun, NoSuchSession, Refused, ServerTrouble
 from calibrd.following import begin_anew_after_fork
 from calibrd.run_results import RunSession
 from calibrd.training.errands import Errands
-from calibrd.training.passes import Pass, Plan, Start, new_session
-from calibrd.training.sessions import Look, Session, in_a_line, is_refusal
+from calibrd.training.passes import Pass, Plan
+from calibrd.training.sessions import Look, Session, in_a_line, is_refusal, opened_by
 
 _log = logging.getLogger("calibrd")
 
@@ -55,6 +55,14 @@ class Sender:
         """Open a session, after those that began before."""
         self._inbox.put(lambda: self._sessions.append(session))
 
+    def leave(self, session: Session) -> None:
+        """Nothing more will come for a session."""
+
+        def left() -> None:
+            session.is_past = True
+
+        self._inbox.put(left)
+
     def add(self, session: Session, one: Pass, wanted_until: float | None = None) -> None:
         """Send a pass; until then, somebody waits for what the service decides."""
 
@@ -68,7 +76,7 @@ class Sender:
 
     def look(self, run: str, until: float) -> Look:
         """Ask where a run is, again and again until then, and wait for it."""
-        look = Look(run, until)
+        look = Look(run, (time.monotonic() + until) / 2, until)
         self._inbox.put(lambda: self._looks.append(look))
         self.wait(lambda: look.is_done, until)
         return look
@@ -114,8 +122,8 @@ class Sender:
             has_work = bool(self._looks) or any(one.has_work for one in self._sessions)
             is_ending = self._take(pause if has_work else None)
             try:
-                self._work()
-                pause = FIRST_PAUSE
+                is_stuck = self._work()
+                pause = min(2 * pause, self._longest_pause()) if is_stuck else FIRST_PAUSE
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self._note(error)
                 pause = min(2 * pause, self._longest_pause())
@@ -139,21 +147,30 @@ class Sender:
             return True
         return False
 
-    def _work(self) -> None:
-        """Do all that can be done; raises what keeps it from being done now."""
+    def _work(self) -> bool:
+        """Do all that can be done; raises what keeps it from being done now.
+
+        Whether there are sessions of the past that must be tried again.
+        """
+        stuck = False
         for session in list(self._sessions):
             try:
                 self._forward(session)
             except (NoSuchRun, NoSuchSession) as error:
                 self._begin_again(session, error)
             except CalibrdError as error:
-                if not is_refusal(error):
+                if is_refusal(error):
+                    self._refused(session, error)
+                elif session.is_left and isinstance(error, ServerTrouble):
+                    stuck = True  # which may be of this one alone
+                    self._is_stuck(session, error)
+                else:
                     raise
-                self._refused(session, error)
-            if session.is_left and not session.waiting:
+            if session.is_past and not session.waiting:
                 self._sessions.remove(session)
                 session.put_away()
-        self._answer_looks()
+        self._answer_looks(stuck)
+        return stuck
 
     def _forward(self, session: Session) -> None:
         if session.is_resting:
@@ -162,6 +179,10 @@ class Sender:
         plan, client = session.plan, self._reached()
         while session.waiting:
             one = session.waiting[0]
+            if session.lacks_one_before(one):
+                _log.warning("%s: a step of %s is lost: the rest is a new session", *_named(plan))
+                session.begin_again()
+                plan, opened = session.plan, self._open(session)
             step = (session.base or 0) + one.number
             told = client.send_statistics(
                 plan.run, step, one.statistics, session=opened, rank=plan.rank, state=one.state
@@ -173,11 +194,11 @@ class Sender:
 
     def _open(self, session: Session) -> RunSession:
         plan = session.plan
-        opened = self._opened(plan)
+        opened = opened_by(self._reached(), plan)
         if not session.goes_on_from(opened.step, opened.state):
             # a session of this id has gone on elsewhere: this one is another
             plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
-            opened = self._opened(plan)
+            opened = opened_by(self._reached(), plan)
             session.replan(plan)
         self._heard()
         with self._changed:
@@ -186,25 +207,11 @@ class Sender:
                 at = opened.base_step if session.is_late else opened.step
                 session.base = at if plan.base is None else plan.base
                 session.decided = opened.state
-            session.opened = opened
+            session.has_opened(opened)
             self._changed.notify_all()
         if plan.decides == "service":
             session.replan(replace(plan, base=session.base))
         return opened
-
-    def _opened(self, plan: Plan) -> RunSession:
-        start = plan.start or Start()
-        needs_step = plan.start is not None and start.state is None
-        return self._reached().open_run(
-            plan.run,
-            kind=plan.kind,
-            settings=plan.settings,
-            world_size=plan.world_size,
-            decides=plan.decides,
-            session=plan.session,
-            state=start.state,
-            from_step=start.step if needs_step else None,
-        )
 
     def _follow(self, session: Session, opened: RunSession) -> None:
         """Wait for a decision of the service, as long as somebody waits and has sent no more."""
@@ -216,28 +223,18 @@ class Sender:
             if told.step > known:
                 self._tell(session, told.state)
 
-    def _answer_looks(self) -> None:
+    def _answer_looks(self, is_stuck: bool) -> None:
         while self._looks:
             look = self._looks[0]
+            if is_stuck and time.monotonic() < look.hurry_from:
+                return
             if time.monotonic() < look.until:
-                self._look_for(look)
+                look.ask(self._reached())
                 self._heard()
             with self._changed:
                 look.is_done = True
                 self._changed.notify_all()
             self._looks.popleft()
-
-    def _look_for(self, look: Look) -> None:
-        try:
-            found = self._reached().run_state(look.run)
-            look.start = Start(found.step, found.state)
-            look.is_known = True
-        except NoSuchRun:
-            look.is_known = True
-        except CalibrdError as error:
-            if not is_refusal(error):
-                raise
-            look.refusal = error
 
     def _reached(self) -> Client:
         if self._client is None:
@@ -265,13 +262,17 @@ class Sender:
     def _begin_again(self, session: Session, error: Refused) -> None:
         """The service has lost the session, as by a restored backup: go on with another."""
         plan = session.plan
-        if session.opened is None or plan.decides == "service":
+        if session.opened is None or not session.waiting or plan.decides == "service":
             self._refused(session, error)
             return
         _log.warning("%s: the rest goes to a new session: %s", plan.run, in_a_line(error))
-        session.opened = None
-        id = new_session()
-        session.replan(replace(plan, session=id, start=session.reached, base=session.base))
+        session.begin_again()
+
+    def _is_stuck(self, session: Session, error: CalibrdError) -> None:
+        if not session.is_stuck:
+            told = in_a_line(error)
+            _log.warning("%s: what is left of %s waits: %s", *_named(session.plan), told)
+        session.is_stuck = True
 
     def _refused(self, session: Session, error: CalibrdError) -> None:
         is_known = session.refusal is not None
@@ -293,3 +294,7 @@ class Sender:
             self._client.close()
         self._disk.ask(self._ended.set)
         self._disk.end()
+
+
+def _named(plan: Plan) -> tuple[str, str]:
+    return plan.run, plan.session

@@ -5,26 +5,44 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calibrators.adafocal import AdaFocalState
-from calibrd.errors import CalibrdError, Refused, ServerTrouble, TooSlow
+from calibrd.client import Client
+from calibrd.errors import CalibrdError, NoSuchRun, Refused, ServerTrouble, TooSlow
 from calibrd.run_results import RunSession
 from calibrd.training.errands import Errands
 from calibrd.training.journal import Drawer, Journal
-from calibrd.training.passes import Pass, Plan, Start
+from calibrd.training.passes import Pass, Plan, Start, new_session
 
 
 @dataclass
 class Look:
-    """Where is a run? ``start`` is None if it is new; not ``is_known`` if nobody has answered."""
+    """Where is a run? ``start`` is None if it is new; not ``is_known`` if nobody has answered.
+
+    What earlier processes left is sent before, but is not waited for after ``hurry_from``.
+    """
 
     run: str
+    hurry_from: float
     until: float
     start: Start | None = None
     refusal: CalibrdError | None = None
     is_known: bool = False
     is_done: bool = False
+
+    def ask(self, client: Client) -> None:
+        """Ask the service once; raises what may be otherwise at the next try."""
+        try:
+            found = client.run_state(self.run)
+            self.start = Start(found.step, found.state)
+            self.is_known = True
+        except NoSuchRun:
+            self.is_known = True
+        except CalibrdError as error:
+            if not is_refusal(error):
+                raise
+            self.refusal = error
 
 
 class Session:
@@ -40,12 +58,14 @@ class Session:
         self._disk = disk
         self.drawer = drawer
         self.is_left = is_left
+        self.is_past = is_left  # nothing more will come for it
+        self.is_stuck = False
         self.waiting: deque[Pass] = deque()
         self.opened: RunSession | None = None
         self.base = plan.base
         if plan.base is None and plan.start is not None:
             self.base = plan.start.step
-        self.reached = plan.start  # what the service has for certain
+        self._has = 0  # the passes that the service has
         self.decided: AdaFocalState | None = None
         self.refusal: Refused | None = None
         self.is_late = False
@@ -61,13 +81,29 @@ class Session:
     def has_sent(self, one: Pass) -> None:
         """The service has a pass."""
         self.waiting.popleft()
-        self.reached = Start((self.base or 0) + one.number, one.state)
+        self._has = one.number
 
         def forget() -> None:
             if self.drawer is not None:
                 self.drawer.forget(one)
 
         self._disk.ask(forget)
+
+    def has_opened(self, opened: RunSession) -> None:
+        """The service has it, and says where it is."""
+        self.opened = opened
+        self._has = opened.step - (self.base or 0)
+
+    def lacks_one_before(self, one: Pass) -> bool:
+        """Whether the service would wait for ever for one that was lost before this."""
+        return self.plan.decides == "trainer" and one.number > self._has + 1
+
+    def begin_again(self) -> None:
+        """Go on as another session, that begins with what waits."""
+        one = self.waiting[0]
+        start = Start((self.base or 0) + one.number - 1, one.before)
+        self.opened = None
+        self.replan(replace(self.plan, session=new_session(), start=start, base=self.base))
 
     def replan(self, plan: Plan) -> None:
         """It is opened in another way from now on, also by a later process."""
@@ -118,6 +154,23 @@ class Session:
         if self.plan.decides == "service" or self.is_left:
             return True
         return self.plan.start == Start(step, state)
+
+
+def opened_by(client: Client, plan: Plan) -> RunSession:
+    """The session of a plan, opened."""
+    start = plan.start or Start()
+    needs_step = plan.start is not None and start.state is None
+    return client.open_run(
+        plan.run,
+        kind=plan.kind,
+        settings=plan.settings,
+        world_size=plan.world_size,
+        decides=plan.decides,
+        session=plan.session,
+        state=start.state,
+        from_step=start.step if needs_step else None,
+        begun=plan.begun,
+    )
 
 
 def is_refusal(error: CalibrdError) -> bool:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from faulty_line import Asked, FaultyLine, Say, lose
+from live_service import wait_until
+from test_training_alone import passes
+from test_training_runs import has_line, line_of, stepped
+
+import calibrd
 from calibrators.adafocal import BinStatistics
+from calibrd.training import AdaFocal, Monitor
 from calibrd.training.journal import LOCK, Journal
 from calibrd.training.passes import Pass, Plan, Start
 
@@ -36,3 +46,107 @@ def test_a_folder_that_is_being_removed_hides_no_other(tmp_path: Path) -> None:
     assert journal.leftovers() == [], "they are held"
     for _, drawer, _ in found:
         drawer.release()
+
+
+@contextmanager
+def away(line: FaultyLine) -> Iterator[None]:
+    """Nothing reaches the service in the block."""
+    line.before = lambda asked: lose()
+    yield
+    line.before = lambda asked: None
+
+
+def test_what_is_sent_late_does_not_wind_the_run_back(
+    line: FaultyLine, client: calibrd.Client, tmp_path: Path
+) -> None:
+    """A job that was not heard of, another on another machine, and a third where the first was."""
+    early, *batches, last = passes(5)
+    options = {"run": "wound-back", "rate": 3.0}
+    with (
+        away(line),
+        AdaFocal(line.url, folder=tmp_path / "here", budget=0.2, session="early", **options) as job,
+    ):
+        stepped(job, early)
+    with AdaFocal(client, folder=tmp_path / "there", budget=30, **options) as other:
+        stepped(other, *batches)
+    with AdaFocal(line.url, folder=tmp_path / "here", budget=30, **options) as job:
+        assert job.state == other.state
+        wait_until(lambda: line.count("POST", "/1/stats"))
+        stepped(job, last)
+    assert line_of(client, "wound-back") == [1, 2, 3, 4]
+    assert [one.step for one in client.run_history("wound-back", session="early")] == [1]
+    assert {one.session for one in client.run_history("wound-back")}.isdisjoint({"early"})
+
+
+@pytest.mark.parametrize("kind", [AdaFocal, Monitor])
+@pytest.mark.parametrize(("lost", "steps"), [("pass", [1, 3, 4]), ("session", [3, 4])])
+def test_what_follows_a_lost_step_is_decided(
+    kind: type[AdaFocal | Monitor],
+    lost: str,
+    steps: list[int],
+    line: FaultyLine,
+    client: calibrd.Client,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A pass is not on disk; or the service, restored from a backup, lacks what it was sent."""
+    run, given = f"lost-{lost}-{kind.kind}", passes(4)
+    sent = 0 if lost == "pass" else 2
+
+    def rule(asked: Asked) -> Say | None:
+        number = asked.place.split("/")[-2]
+        return lose() if number.isdigit() and int(number) > sent else None
+
+    line.before = rule
+    with kind(line.url, run=run, budget=30 if sent else 1) as job:
+        stepped(job, *given[:3])
+        if sent:
+            wait_until(lambda: line.count("POST", "/3/stats"))
+            job._link._budget = 1.0  # type: ignore[union-attr]
+    line.before = lambda asked: None
+    (plan,) = tmp_path.rglob("session.json")
+    if lost == "pass":
+        (plan.parent / "00000002.json").unlink()
+    else:
+        plan.write_text(plan.read_text().replace('"session": "', '"session": "forgotten-'))
+    with kind(line.url, run=run, budget=30) as job:
+        stepped(job, given[3])
+    assert "a step of" in caplog.text
+    assert line_of(client, run) == steps
+
+
+def test_one_session_that_cannot_be_sent_holds_up_no_other(
+    line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    first, second, third = passes(3)
+    with away(line), Monitor(line.url, run="held-up", budget=0.2) as job:
+        stepped(job, first)
+    line.before = lambda asked: Say(500) if asked.place.endswith("/1/stats") else None
+    with Monitor(line.url, run="held-up", budget=2, resume={"step": 5}) as job:
+        stepped(job, second, third)
+        wait_until(lambda: has_line(client, "held-up", 6, 7))
+    assert len([one for one in caplog.messages if "what is left of" in one]) == 1
+    assert len(list(tmp_path.rglob("00000001.json"))) == 1
+
+
+def test_the_session_before_a_checkpoint_is_put_away(
+    client: calibrd.Client, tmp_path: Path
+) -> None:
+    with Monitor(client, run="put-away", budget=30) as job:
+        stepped(job, passes(1)[0])
+        for _ in range(3):
+            job.load_state_dict({"step": 0})
+            stepped(job, passes(1)[0])
+        wait_until(lambda: len(list(tmp_path.rglob("session.json"))) == 1)
+
+
+def test_what_waits_for_another_key_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("one", "one", "two"):
+        caplog.clear()
+        client = calibrd.Client("http://127.0.0.1:9", api_key=key)
+        with client, Monitor(client, run="keys", budget=0.1, folder=tmp_path) as job:
+            stepped(job, passes(1)[0])
+        assert ("with another API key" in caplog.text) == (key == "two")
+    assert job.steps == 1
