@@ -113,13 +113,10 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class RunBins:
+class RunBins(Bars):
     """Bins of equal mass, and where they begin and end."""
 
     edges: list[float]
-    count: list[float]
-    confidence: list[float]
-    accuracy: list[float]
 
 
 @dataclass(frozen=True)

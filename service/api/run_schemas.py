@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -16,6 +16,7 @@ from service.storage.run_steps import Shown
 
 SESSION_PATTERN = "^[A-Za-z0-9._-]{1,100}$"
 MOST_STEPS = 2**31 - 1
+MOST_RANKS = 10_000
 LONGEST_STATISTICS = 1_000_000
 
 SessionId = Annotated[str, Field(pattern=SESSION_PATTERN, description="chosen by the caller")]
@@ -69,7 +70,7 @@ class OpenRunIn(Asked):
     name: Annotated[str, Field(max_length=64)]
     kind: records.RunKind = "adafocal"
     settings: SettingsBody | None = None
-    world_size: Annotated[int, Field(ge=1, le=100_000)] = 1
+    world_size: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 1
     decides: records.Decider = "trainer"
     merge_timeout: Annotated[float, Field(gt=0, le=86_400)] = 60.0
     session: SessionId | None = None
@@ -84,7 +85,7 @@ class StatisticsIn(Asked):
     """Statistics of a validation pass; ``state`` is what a trainer that decides goes on with."""
 
     session: SessionId
-    rank: Annotated[int, Field(ge=0, lt=100_000)] = 0
+    rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] = 0
     statistics: Annotated[
         str, Field(max_length=LONGEST_STATISTICS, description="BinStatistics.to_bytes in base64")
     ]
@@ -161,14 +162,14 @@ class RunOut(BaseModel):
     updated_at: datetime | None
 
     @classmethod
-    def of(cls, run: records.Run, head: Head, last: Shown | None, **more: Any) -> Any:
+    def of(cls, run: records.Run, head: Head, last: records.RunStep | None, **more: Any) -> Self:
         """The answer for a run that is at ``head`` and whose last decided step is ``last``."""
         return cls(
             name=run.name,
             kind=run.kind,
             settings=None if run.settings is None else SettingsBody(**run.settings),
             step=head.step,
-            metrics=None if last is None else RunMetricsOut(**last.step.metrics),
+            metrics=None if last is None else RunMetricsOut(**last.metrics),
             tags=run.tags,
             description=run.description,
             archived=run.archived_at is not None,
@@ -192,12 +193,11 @@ class OpenedRunOut(RunOut):
     state: StateBody | None
 
     @classmethod
-    def opened(cls, opened: Opened, last: Shown | None) -> OpenedRunOut:
+    def opened(cls, opened: Opened, last: records.RunStep | None) -> Self:
         """The answer for a session that was opened."""
         run, session, head, _ = opened
         shown = RunSessionOut.of(session)
-        made: OpenedRunOut = cls.of(run, head, last, session=shown, state=_state(head.state))
-        return made
+        return cls.of(run, head, last, session=shown, state=_state(head.state))
 
 
 class StepDecisionOut(BaseModel):

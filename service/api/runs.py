@@ -71,7 +71,8 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     )
     with joined.database.write() as store:
         opened = runs.open_run(store, caller, asked)
-        last = store.run_steps.last_on_line(opened.run.id)
+    with joined.database.read() as store:
+        last = runs.last_step(store, opened.run, opened.head)
     response.status_code = 201 if opened.is_new else 200
     response.headers["Location"] = f"/v1/runs/{opened.run.name}"
     return OpenedRunOut.opened(opened, last)
@@ -89,7 +90,7 @@ def list_runs(
     after = time_place(cursor)
     with joined.database.read() as store:
         found = store.runs.page(caller.workspace, limit + 1, after, archived=archived)
-        return paged(found, limit, lambda run: _shown(store, run), lambda run: _place(run))
+        return paged(found, limit, lambda run: _shown(store, run), _place)
 
 
 @router.get("/{run}", summary="A run and its sessions")
@@ -111,6 +112,7 @@ def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -
             description=body.description,
             archived=body.archived,
         )
+    with joined.database.read() as store:
         return _detailed(store, changed)
 
 
@@ -194,18 +196,14 @@ def _state(
 
 def _shown(store: Store, run: records.Run) -> RunOut:
     head = runs.head_of(store, runs.session_of(store, run, None))
-    shown: RunOut = RunOut.of(run, head, store.run_steps.last_on_line(run.id))
-    return shown
+    return RunOut.of(run, head, runs.last_step(store, run, head))
 
 
 def _detailed(store: Store, run: records.Run) -> RunDetailOut:
     sessions = store.runs.sessions(run.id, SHOWN_SESSIONS)
-    last = store.run_steps.last_on_line(run.id)
+    head = runs.head_of(store, sessions[0])
     shown = [RunSessionOut.of(one) for one in sessions]
-    made: RunDetailOut = RunDetailOut.of(
-        run, runs.head_of(store, sessions[0]), last, sessions=shown
-    )
-    return made
+    return RunDetailOut.of(run, head, runs.last_step(store, run, head), sessions=shown)
 
 
 def _place(run: records.Run) -> tuple[float, str]:

@@ -9,20 +9,25 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
+import structlog
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrators.adafocal.statistics import MOST_ROWS, WIDTHS
+from calibrators.adafocal.statistics import MOST_NUMBER, MOST_ROWS, WIDTHS
 from calibrators.metrics import BinTable
 from service.core.access import Principal
-from service.core.runs import check_state, head_of, run_named, session_of
+from service.core.runs import Head, State, check_state, head_of, run_named, session_of
 from service.errors import Conflict, Invalid, TooLarge
-from service.storage.database import Database
+from service.storage.database import AWAY, Database
 from service.storage.records import Run, RunSession, RunStatistics, RunStep
-from service.storage.run_steps import SessionKey
+from service.storage.run_steps import SessionKey, Standing
 from service.storage.store import Store
 
 # steps that one transaction decides: who waits for the database must not wait long
 MOST_AT_ONCE = 50
+# steps whose statistics are kept while one before them is missing
+MOST_AHEAD = 10_000
+
+_log = structlog.get_logger("calibrd.runs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +39,15 @@ class Sent:
     rank: int
     statistics: BinStatistics
     state: AdaFocalState | None
+    content: bytes = dataclasses.field(init=False)
+    sha256: str = dataclasses.field(init=False)
 
-    def sha256(self) -> str:
-        """The same for the same numbers, however they were compressed."""
+    def __post_init__(self) -> None:
+        """Pack and hash, which is not for a transaction; the hash is of what is said."""
         state = None if self.state is None else self.state.to_dict()
-        written = json.dumps(state, sort_keys=True).encode()
-        return hashlib.sha256(self.statistics.fingerprint().encode() + written).hexdigest()
+        said = self.statistics.fingerprint() + json.dumps(state, sort_keys=True)
+        object.__setattr__(self, "content", self.statistics.to_bytes())
+        object.__setattr__(self, "sha256", hashlib.sha256(said.encode()).hexdigest())
 
 
 class Posted(NamedTuple):
@@ -55,31 +63,37 @@ def post(store: Store, principal: Principal, name: str, sent: Sent) -> Posted:
     run = store.runs.lock(run_named(store, principal, name).id)
     session = session_of(store, run, sent.session)
     _check(run, session, sent)
+    head = head_of(store, session)
+    if sent.step > head.step + MOST_AHEAD:
+        raise Invalid(
+            "bad_step",
+            f"the session {session.id!r} is at step {head.step}, and statistics wait at most "
+            f"{MOST_AHEAD} steps ahead, got step {sent.step}",
+        )
     posted = {one.rank: one for one in store.run_steps.posted(session, sent.step)}
     mine = posted.get(sent.rank)
     if mine is None:
-        mine = posted[sent.rank] = _recorded(store, session, sent)
+        is_late = sent.step <= head.step
+        mine = posted[sent.rank] = _recorded(store, session, sent, is_late)
         store.runs.touch(run.id)
-    elif mine.sha256 != sent.sha256():
+    elif mine.sha256 != sent.sha256:
         raise Conflict(
             "statistics_differ",
             f"rank {sent.rank} has sent other statistics for step {sent.step} of the session "
             f"{session.id!r}",
         )
-    advance(store, run, session)
+    _advance(store, run, session, head)
     return Posted(sorted(posted), mine.late, store.run_steps.get(session, sent.step))
 
 
-def advance(store: Store, run: Run, session: RunSession) -> None:
+def _advance(store: Store, run: Run, session: RunSession, head: Head) -> None:
     """Decide the next steps of a session of a locked run, as far as they can be."""
-    head = head_of(store, session)
     step, state = head.step, head.state
     for _ in range(MOST_AT_ONCE):
         step += 1
-        posted = store.run_steps.posted(session, step)
-        if not posted or not _is_complete(store, session, posted):
+        if not _is_complete(session, store.run_steps.standing(session, step)):
             return
-        decided = _decide(store, run, session, step, state, posted)
+        decided = _decide(store, session, step, state)
         store.run_steps.merged(session, step)
         store.runs.touch(run.id)
         state = decided.state
@@ -91,13 +105,24 @@ def decide_due(
     """Decide steps that have waited long enough, of these sessions or of all; of how many."""
     with database.read() as store:
         due = store.run_steps.due(keys, limit)
-    for key in due:
+    return sum(_is_decided(database, key) for key in due)
+
+
+def _is_decided(database: Database, key: SessionKey) -> bool:
+    """Decide what is due in a session; one that cannot go on must not hold up the others."""
+    try:
         with database.write() as store:
             run = store.runs.lock(key.run)
             session = store.runs.session_numbered(*key)
             assert session is not None  # noqa: S101 - sessions are never deleted
-            advance(store, run, session)
-    return len(due)
+            _advance(store, run, session, head_of(store, session))
+    except AWAY:
+        raise
+    except Exception as error:  # noqa: BLE001
+        facts = {"run": key.run, "session": key.number, "error": type(error).__name__}
+        _log.warning("step_not_decided", **facts, detail=str(error))
+        return False
+    return True
 
 
 def _check(run: Run, session: RunSession, sent: Sent) -> None:
@@ -116,13 +141,22 @@ def _check(run: Run, session: RunSession, sent: Sent) -> None:
         raise Invalid(
             "bad_rank", f"rank must be less than world_size {session.world_size}, got {sent.rank}"
         )
-    if sent.statistics.rows > MOST_ROWS // session.world_size and not by_trainer:
-        raise TooLarge(
-            "too_many_rows",
-            f"statistics of one of {session.world_size} ranks hold at most "
-            f"{MOST_ROWS // session.world_size} rows, got {sent.statistics.rows}",
-        )
+    if not by_trainer:
+        _check_share(session, sent.statistics)
     _check_claim(run, sent, needed=by_trainer and run.settings is not None)
+
+
+def _check_share(session: RunSession, statistics: BinStatistics) -> None:
+    """Whatever the other ranks send, all of it can be merged."""
+    share = f"statistics of one of {session.world_size} ranks hold at most"
+    most = MOST_ROWS // session.world_size
+    if statistics.rows > most:
+        raise TooLarge("too_many_rows", f"{share} {most} rows, got {statistics.rows}")
+    most = MOST_NUMBER // session.world_size
+    if statistics.nll_sum > most:
+        raise TooLarge(
+            "too_many_rows", f"{share} a sum of nll of {most} * 2^-24, got {statistics.nll_sum}"
+        )
 
 
 def _check_claim(run: Run, sent: Sent, *, needed: bool) -> None:
@@ -140,37 +174,30 @@ def _check_claim(run: Run, sent: Sent, *, needed: bool) -> None:
         )
 
 
-def _recorded(store: Store, session: RunSession, sent: Sent) -> RunStatistics:
+def _recorded(store: Store, session: RunSession, sent: Sent, is_late: bool) -> RunStatistics:
     """A rank that comes after the decision is noted, and its numbers are not kept."""
-    is_late = store.run_steps.get(session, sent.step) is not None
     return store.run_steps.post(
         session,
         sent.step,
         sent.rank,
-        sha256=sent.sha256(),
-        statistics=None if is_late else sent.statistics.to_bytes(),
+        sha256=sent.sha256,
+        statistics=None if is_late else sent.content,
         claimed=None if sent.state is None else sent.state.to_dict(),
         late=is_late,
     )
 
 
-def _is_complete(store: Store, session: RunSession, posted: list[RunStatistics]) -> bool:
-    if session.decides == "trainer" or len(posted) == session.world_size:
-        return True
-    first = min(one.posted_at for one in posted)
-    return store.run_steps.seconds_since(first) >= session.merge_timeout
+def _is_complete(session: RunSession, standing: Standing) -> bool:
+    if standing.ranks == 0:
+        return False
+    is_all = session.decides == "trainer" or standing.ranks == session.world_size
+    return is_all or standing.seconds >= session.merge_timeout
 
 
-def _decide(
-    store: Store,
-    run: Run,
-    session: RunSession,
-    step: int,
-    state: dict[str, Any] | None,
-    posted: list[RunStatistics],
-) -> RunStep:
-    parts = [BinStatistics.from_bytes(one.statistics or b"") for one in posted]
+def _decide(store: Store, session: RunSession, step: int, state: State) -> RunStep:
+    parts = map(BinStatistics.from_bytes, store.run_steps.parts(session, step))
     merged = sum(parts, BinStatistics.empty())
+    ranks = [one.rank for one in store.run_steps.posted(session, step)]
     bins = WIDTHS
     after: AdaFocalState | None = None
     verified: bool | None = None
@@ -178,7 +205,7 @@ def _decide(
     if state is not None:
         before = AdaFocalState.from_dict(state)
         after, bins = updated(before, merged), before.settings.bins
-        claimed = posted[0].claimed
+        claimed = store.run_steps.claimed(session, step)
         if claimed is not None:
             verified = after.is_near(AdaFocalState.from_dict(claimed))
             after = AdaFocalState.from_dict(claimed)
@@ -187,8 +214,8 @@ def _decide(
         session,
         step,
         state=None if after is None else after.to_dict(),
-        ranks=[one.rank for one in posted],
-        partial=session.decides == "service" and len(posted) < session.world_size,
+        ranks=ranks,
+        partial=session.decides == "service" and len(ranks) < session.world_size,
         verified=verified,
         metrics=_metrics(merged),
         bins=_equal_mass(merged, bins) if merged.rows else None,

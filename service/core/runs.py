@@ -78,6 +78,11 @@ def head_of(store: Store, session: RunSession) -> Head:
     return Head(last.step, last.state, last)
 
 
+def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
+    """The last decided step of a session, or of the steps that it goes on from."""
+    return head.decided or store.run_steps.last_on_line(run.id, head.step)
+
+
 def open_run(store: Store, principal: Principal, asked: Opening) -> Opened:
     """A session of a run: new, or the one of this id; the run is made if it is not there."""
     check_name(asked.name, "a run")
@@ -85,12 +90,13 @@ def open_run(store: Store, principal: Principal, asked: Opening) -> Opened:
     if asked.kind == "monitor" and asked.settings is not None:
         raise Invalid("bad_settings", "settings are AdaFocal's: a run of kind 'monitor' has none")
     run, is_new = _found_or_made(store, principal, asked)
-    if not is_new:
-        _check_same(run, asked)
+    _check_same(run, asked)
     known = None if asked.session is None else store.runs.session_named(run.id, asked.session)
     if known is not None:
         _check_same_session(run, known, asked)
         return Opened(run, known, head_of(store, known), is_new)
+    if run.archived_at is not None:
+        raise Conflict("run_archived", f"the run {run.name!r} is archived: it takes no sessions")
     step, state = _base(store, run, asked)
     session = store.runs.add_session(
         run.id,
@@ -153,8 +159,6 @@ def _found_or_made(store: Store, principal: Principal, asked: Opening) -> tuple[
 
 def _check_same(run: Run, asked: Opening) -> None:
     """Raise if a run cannot be gone on with as is asked."""
-    if run.archived_at is not None:
-        raise Conflict("run_archived", f"the run {run.name!r} is archived: it takes no sessions")
     if run.kind != asked.kind:
         raise Conflict(
             "run_differs", f"the run {run.name!r} is of kind {run.kind!r}, not {asked.kind!r}"

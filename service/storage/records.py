@@ -229,17 +229,11 @@ class RunSession:
 
 @dataclass(frozen=True)
 class RunStatistics:
-    """What a rank posted for a step; its bytes are empty once they are merged."""
+    """That a rank posted statistics for a step; their bytes are only read to be merged."""
 
-    run: str
-    session: int
-    step: int
     rank: int
     sha256: str
-    statistics: bytes | None
-    claimed: dict[str, Any] | None
     late: bool
-    posted_at: float
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from sqlalchemy import Select, and_, func, insert, or_, select, tuple_, update
@@ -12,12 +12,22 @@ from service.storage.records import RunSession, RunStatistics, RunStep
 from service.storage.rows import Repository, now
 from service.storage.tables import run_sessions, run_statistics, run_steps
 
+POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
+PARTS_AT_ONCE = 16
+
 
 class SessionKey(NamedTuple):
     """A session by its run's id and its number."""
 
     run: str
     number: int
+
+
+class Standing(NamedTuple):
+    """How many ranks have posted for a step, and for how many seconds the first has waited."""
+
+    ranks: int
+    seconds: float
 
 
 class Shown(NamedTuple):
@@ -35,27 +45,43 @@ class RunSteps(Repository):
         values = {"run": session.run, "session": session.number, "step": step, "rank": rank}
         made = self._one(
             RunStatistics,
-            insert(run_statistics)
-            .values(**values, posted_at=now(), **facts)
-            .returning(*run_statistics.c),
+            insert(run_statistics).values(**values, posted_at=now(), **facts).returning(*POSTED),
         )
         assert made is not None  # noqa: S101
         return made
 
     def posted(self, session: RunSession, step: int) -> list[RunStatistics]:
-        """What ranks have sent for a step, by rank."""
-        mine = _of(run_statistics, session) & (run_statistics.c.step == step)
-        chosen = select(run_statistics).where(mine).order_by(run_statistics.c.rank)
-        return self._all(RunStatistics, chosen)
+        """Which ranks have sent statistics for a step, by rank."""
+        chosen = select(*POSTED).where(_of_step(session, step))
+        return self._all(RunStatistics, chosen.order_by(run_statistics.c.rank))
+
+    def standing(self, session: RunSession, step: int) -> Standing:
+        """How far a step is that is not decided."""
+        waited = func.coalesce(now() - func.min(run_statistics.c.posted_at), 0.0)
+        chosen = select(func.count(), waited).where(_of_step(session, step))
+        ranks, seconds = self.session.execute(chosen).one()
+        return Standing(ranks, seconds)
+
+    def parts(self, session: RunSession, step: int) -> Iterator[bytes]:
+        """The bytes that ranks have sent for a step that is not decided, a few at a time."""
+        rank = run_statistics.c.rank
+        chosen = select(rank, run_statistics.c.statistics).where(_of_step(session, step))
+        chosen = chosen.order_by(rank).limit(PARTS_AT_ONCE)
+        found = self.session.execute(chosen).all()
+        while found:
+            yield from (content for _, content in found)
+            is_last = len(found) < PARTS_AT_ONCE
+            found = [] if is_last else self.session.execute(chosen.where(rank > found[-1][0])).all()
+
+    def claimed(self, session: RunSession, step: int) -> dict[str, Any] | None:
+        """The state that a trainer says it has after a step that is not decided."""
+        chosen = select(run_statistics.c.claimed).where(_of_step(session, step))
+        return self.session.scalar(chosen.order_by(run_statistics.c.rank).limit(1))
 
     def merged(self, session: RunSession, step: int) -> None:
         """Let go of the bytes of a step that is decided."""
-        mine = _of(run_statistics, session) & (run_statistics.c.step == step)
+        mine = _of_step(session, step)
         self._changed(update(run_statistics).where(mine).values(statistics=None, claimed=None))
-
-    def seconds_since(self, time: float) -> float:
-        """Seconds since a time of the database."""
-        return float(self.session.scalar(select(now() - time)) or 0.0)
 
     def add(self, session: RunSession, step: int, **facts: Any) -> RunStep:
         """A step is decided."""
@@ -97,11 +123,11 @@ class RunSteps(Repository):
             chosen = chosen.where(run_steps.c.step > after)
         return self._shown(chosen.order_by(run_steps.c.step).limit(limit))
 
-    def last_on_line(self, run: str) -> Shown | None:
-        """The last decided step of a run's line."""
-        chosen = _shown(run).where(_on_the_line())
+    def last_on_line(self, run: str, until: int) -> RunStep | None:
+        """The last decided step of a run's line, of those up to a step."""
+        chosen = _shown(run).where(_on_the_line(), run_steps.c.step <= until)
         found = self._shown(chosen.order_by(run_steps.c.step.desc()).limit(1))
-        return found[0] if found else None
+        return found[0].step if found else None
 
     def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
         """Sessions whose next step can be decided: it is complete, or has waited long enough."""
@@ -153,6 +179,11 @@ class RunSteps(Repository):
 def _of(table: Any, session: RunSession) -> ColumnElement[bool]:
     mine: ColumnElement[bool] = (table.c.run == session.run) & (table.c.session == session.number)
     return mine
+
+
+def _of_step(session: RunSession, step: int) -> ColumnElement[bool]:
+    """Statistics of a step."""
+    return _of(run_statistics, session) & (run_statistics.c.step == step)
 
 
 def _shown(run: str) -> Select[Any]:

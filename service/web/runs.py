@@ -14,7 +14,7 @@ import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -56,11 +56,15 @@ class Static:
     content: bytes
     media_type: str
 
+    @cached_property
+    def tag(self) -> str:
+        """Another for other content."""
+        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+
     def answer(self, if_none_match: str | None) -> Response:
         """The file, unless the browser has it."""
-        tag = f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
-        headers = {"ETag": tag, "Cache-Control": CACHED}
-        if if_none_match is not None and tag in if_none_match:
+        headers = {"ETag": self.tag, "Cache-Control": CACHED}
+        if if_none_match is not None and self.tag in if_none_match:
             return Response(status_code=304, headers=headers)
         return Response(self.content, headers=headers, media_type=self.media_type)
 

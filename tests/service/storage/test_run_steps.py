@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 import zlib
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from live_service import Local, wait_until
+from sqlalchemy import event, select, update
+from structlog.testing import capture_logs
 from training_jobs import (
     SETTINGS,
     good,
@@ -27,6 +30,8 @@ from calibrators.adafocal.statistics import EXACT_ROWS
 from service.api.run_examples import RUN_EXAMPLES
 from service.core import run_steps
 from service.core.run_steps import decide_due
+from service.storage.run_steps import PARTS_AT_ONCE
+from service.storage.tables import run_sessions, run_statistics
 
 BEGIN = AdaFocalState.begin(SETTINGS)
 FAR = 3600.0
@@ -54,6 +59,16 @@ def test_the_service_merges_all_ranks_and_all_get_the_same(tenant: httpx.Client)
     (step,) = history(tenant, "job")
     assert (step["partial"], step["verified"], step["ranks"]) == (False, None, [0, 1, 2])
     assert step["metrics"]["rows"] == 600
+
+
+def test_many_ranks_are_merged_a_few_at_a_time(tenant: httpx.Client) -> None:
+    ranks = 2 * PARTS_AT_ONCE + 1
+    open_shared(tenant, ranks=ranks)
+    parts = [seen(rank, 10) for rank in range(ranks)]
+    for rank, part in enumerate(parts):
+        answer = good(post(tenant, "job", "a", 1, part, rank=rank))
+    expected = BEGIN.update(sum(parts, BinStatistics.empty()))
+    assert (answer["status"], answer["state"]) == ("decided", expected.to_dict())
 
 
 def test_steps_may_come_in_any_order(tenant: httpx.Client) -> None:
@@ -178,6 +193,7 @@ def test_ranks_without_rows_change_nothing(tenant: httpx.Client) -> None:
     ("decides", "change", "status", "code", "words"),
     [
         ("trainer", {"step": 3}, 422, "bad_step", "goes on from step 3: a step must be greater"),
+        ("service", {"step": 10_004}, 422, "bad_step", "is at step 3, and statistics wait at most"),
         ("trainer", {"rank": 1}, 422, "bad_rank", "rank must be 0 where the trainer decides"),
         ("service", {"rank": 2}, 422, "bad_rank", "less than world_size 2, got 2"),
         ("trainer", {"state": None}, 422, "bad_state", "state is missing"),
@@ -223,6 +239,61 @@ def test_more_rows_than_can_be_merged_are_refused(tenant: httpx.Client) -> None:
     more = many + seen(1, 2)
     assert refusal(post(tenant, "job", "a", 1, more, rank=1)) == (413, "too_many_rows")
     assert good(post(tenant, "job", "a", 1, many, rank=1))["status"] == "decided"
+
+
+def test_more_nll_than_can_be_merged_is_refused(tenant: httpx.Client) -> None:
+    hopeless = BinStatistics.from_log_odds([1.0, 2.0], [True, False], [2.0**14] * 2)
+    much = times(hopeless, 2**23)
+    assert much.nll_sum == 2**62
+    open_shared(tenant, ranks=3, merge_timeout=SOON)
+    refused = post(tenant, "job", "a", 1, much)
+    assert refusal(refused) == (413, "too_many_rows")
+    assert f"3 ranks hold at most a sum of nll of {(2**63 - 1) // 3}" in refused.json()["detail"]
+    open_run(tenant, "alone", kind="monitor", session="a")
+    assert good(post(tenant, "alone", "a", 1, much))["status"] == "decided"
+
+
+def test_a_session_that_cannot_be_decided_holds_up_no_other(
+    tenant: httpx.Client, shared_app: Local
+) -> None:
+    database = shared_app.app.state.parts.database
+    asked = {"kind": "monitor", "world_size": 2, "decides": "service", "merge_timeout": SOON}
+    for name in ("one", "two", "three"):
+        open_run(tenant, name, session=name, **asked)
+        good(post(tenant, name, name, 1, seen(1)))
+    with database.write() as store:
+        damaged = select(run_sessions.c.run).where(run_sessions.c.id == "two").scalar_subquery()
+        wrong = update(run_statistics).where(run_statistics.c.run == damaged)
+        store.session.execute(wrong.values(statistics=b"CBS1"))
+    time.sleep(SOON)
+    with capture_logs() as logs:
+        assert decide_due(database) >= 2
+    assert "step_not_decided" in [one["event"] for one in logs]
+    for name, step in (("one", 1), ("two", 0), ("three", 1)):
+        assert state_of(tenant, name)["step"] == step
+    # it waits in vain, and is answered
+    assert state_of(tenant, "two", after=0, wait=0.3)["step"] == 0
+
+
+def test_bytes_of_ranks_are_read_once_and_together(tenant: httpx.Client, shared_app: Local) -> None:
+    read: list[str] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        columns = statement.partition("FROM")[0]
+        if columns.startswith("SELECT") and "run_statistics.statistics" in columns:
+            read.append(statement)
+
+    open_shared(tenant, ranks=8)
+    engine = shared_app.app.state.parts.database.engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        for rank in range(7):
+            good(post(tenant, "job", "a", 1, seen(rank), rank=rank))
+        assert read == []
+        assert good(post(tenant, "job", "a", 1, seen(7), rank=7))["status"] == "decided"
+        assert len(read) == 1
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
 
 
 def test_the_example_of_the_document_is_taken(tenant: httpx.Client) -> None:

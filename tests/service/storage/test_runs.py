@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import httpx
 import pytest
-from live_service import every
+from live_service import Local, every
+from sqlalchemy import event
 from training_jobs import (
     SETTINGS,
     document,
@@ -71,6 +73,32 @@ def test_a_run_goes_on_after_a_crash(tenant: httpx.Client) -> None:
     assert line(tenant, "job") == [(1, "a"), (2, "a"), (3, "a"), (4, "b"), (5, "b")]
     sessions = good(tenant.get("/v1/runs/job"))["sessions"]
     assert [(one["id"], one["base_step"]) for one in sessions] == [("b", 3), ("a", 0)]
+
+
+def test_where_a_run_is_is_read_from_its_last_step_alone(
+    tenant: httpx.Client, shared_app: Local
+) -> None:
+    walks: list[str] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "run_sessions AS newer" in statement:
+            walks.append(statement)
+
+    trained(tenant, "job", 3, session="a")
+    engine = shared_app.app.state.parts.database.engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        for answer in (tenant.get("/v1/runs/job"), tenant.patch("/v1/runs/job", json={})):
+            assert good(answer)["metrics"]["rows"] == 200
+        assert good(tenant.get("/v1/runs"))["items"][0]["step"] == 3
+        assert walks == []
+        # a new session has no step yet: its metrics are those that it goes on from
+        assert (
+            open_run(tenant, "job", from_step=2)["metrics"] == history(tenant, "job")[1]["metrics"]
+        )
+        assert len(walks) == 2
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
 
 
 def test_a_run_goes_back_to_an_older_checkpoint(tenant: httpx.Client) -> None:
@@ -180,6 +208,7 @@ def test_a_run_keeps_its_kind_and_settings(tenant: httpx.Client) -> None:
         ({"session": "a b"}, 422, "invalid_request"),
         ({"merge_timeout": 0}, 422, "invalid_request"),
         ({"world_size": 0}, 422, "invalid_request"),
+        ({"world_size": 10_001}, 422, "invalid_request"),
         ({"begun": -1}, 422, "invalid_request"),
         ({"tags": {"A": "b"}}, 422, "bad_name"),
     ],
@@ -214,6 +243,9 @@ def test_runs_are_listed_labelled_and_archived(tenant: httpx.Client) -> None:
 def test_what_an_archived_run_had_begun_may_end(tenant: httpx.Client) -> None:
     state = trained(tenant, "job", 1, session="a")
     tenant.patch("/v1/runs/job", json={"archived": True})
+    # what has lost its answers, or was started again, asks for its session again
+    assert open_run(tenant, "job", session="a")["state"] == state.to_dict()
+    assert refusal(tenant.post("/v1/runs", json={"name": "job"})) == (409, "run_archived")
     answer = good(post(tenant, "job", "a", 2, seen(2), state=state.update(seen(2))))
     assert answer["status"] == "decided"
 
