@@ -12,6 +12,7 @@ from calibrators.adafocal import AdaFocalState, Rule, Settings
 from service.api.schemas import Asked, TagMap, when
 from service.core.runs import Head, Opened
 from service.storage import records
+from service.storage.inventory import LONGEST_MERGE
 from service.storage.run_steps import Shown
 
 SESSION_PATTERN = "^[A-Za-z0-9._-]{1,100}$"
@@ -72,7 +73,7 @@ class OpenRunIn(Asked):
     settings: SettingsBody | None = None
     world_size: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 1
     decides: records.Decider = "trainer"
-    merge_timeout: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    merge_timeout: Annotated[float, Field(gt=0, le=LONGEST_MERGE)] = 60.0
     session: SessionId | None = None
     state: StateBody | None = None
     from_step: StepNumber | None = None

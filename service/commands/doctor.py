@@ -9,7 +9,8 @@ from contextlib import closing
 
 from service.commands.opening import existing
 from service.commands.output import say, say_note
-from service.core.doctor import Doctor, Finding
+from service.core.doctor import Doctor
+from service.core.findings import Finding
 from service.jobs.queue import DbosQueue
 from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs

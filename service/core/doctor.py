@@ -6,16 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple
 
 from calibrators import CalibrationError, Report, archive
 from service.core.blob_keys import dataset_key, map_key, onnx_key
+from service.core.findings import CHANGED, Finding, how, named, of_alias, of_session, unreadable
 from service.core.sweeping import sweep
-from service.errors import BlobMissing, Damaged
+from service.errors import Damaged
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.inventory import (
-    FoundAlias,
     FoundFit,
     FoundVersion,
     Inventory,
@@ -26,19 +25,8 @@ from service.storage.inventory import (
 )
 from service.storage.records import Dataset, FitStatus, Version
 
-CHANGED = "restore the database from a backup: the row was changed"
-
 Waiting = Callable[[Collection[str]], set[str]]
 """Those of some fits that have an entry on a queue."""
-
-
-class Finding(NamedTuple):
-    """What is amiss, with what, and what to do about it."""
-
-    code: str
-    subject: str
-    problem: str
-    advice: str
 
 
 class Doctor:
@@ -79,7 +67,7 @@ class Doctor:
 
     def _versions(self) -> Iterator[Finding]:
         for found in self._each("versions", Inventory.versions, ("", 0), attrgetter("place")):
-            yield from _unreadable(_named(found), found.unreadable)
+            yield from unreadable(named(found), found.unreadable)
             yield from self._map(found)
             yield from self._onnx(found)
             yield from self._report(found)
@@ -100,24 +88,16 @@ class Doctor:
     def _runs(self) -> Iterator[Finding]:
         read = Inventory.run_sessions
         for found in self._each("sessions of runs", read, ("", 0), attrgetter("place")):
-            wanted = 0 if found.last_step is None else found.last_step - found.base_step
-            if found.steps != wanted:
-                yield Finding(
-                    "steps_missing",
-                    f"session {found.id} of the run {found.name}",
-                    f"it has {found.steps} steps, and goes from {found.base_step} to "
-                    f"{found.last_step}",
-                    "restore the database from a backup: rows were deleted",
-                )
+            yield from of_session(found)
 
     def _map(self, found: FoundVersion) -> Iterator[Finding]:
-        version, subject = found.version, _named(found)
+        version, subject = found.version, named(found)
         key = map_key(found.workspace, version.id, version.map_sha256)
         advice = f"restore the blob {key} from a backup; point aliases at another version till then"
         try:
             fitted = archive.load(self._blobs.get(key, version.map_sha256))
         except Damaged as error:
-            yield Finding(f"map_{_how(error)}", subject, error.message, advice)
+            yield Finding(f"map_{how(error)}", subject, error.message, advice)
         except CalibrationError as error:
             yield Finding("map_unreadable", subject, str(error), "upgrade this installation")
         else:
@@ -142,7 +122,7 @@ class Doctor:
         damage = self._damage(key, version.onnx_sha256)
         if damage is not None:
             advice = f"restore the blob {key} from a backup, or fit again; the map is not affected"
-            yield Finding(f"onnx_{_how(damage)}", _named(found), damage.message, advice)
+            yield Finding(f"onnx_{how(damage)}", named(found), damage.message, advice)
 
     def _report(self, found: FoundVersion) -> Iterator[Finding]:
         version: Version = found.version
@@ -154,15 +134,15 @@ class Doctor:
                 verdict = Report.from_dict(document).verdict
                 if verdict != version.verdict:
                     told = f"its report says {verdict}, its row says {version.verdict}"
-                    yield Finding("row_differs", _named(found), told, CHANGED)
+                    yield Finding("row_differs", named(found), told, CHANGED)
             elif version.fit is not None or version.verdict is not None:
-                yield Finding("report_missing", _named(found), "its report is gone", advice)
+                yield Finding("report_missing", named(found), "its report is gone", advice)
         except (CalibrationError, ValueError) as error:
-            yield Finding("report_unreadable", _named(found), f"its report: {error}", advice)
+            yield Finding("report_unreadable", named(found), f"its report: {error}", advice)
 
     def _aliases(self) -> Iterator[Finding]:
         for found in self._each("aliases", Inventory.aliases, ("", ""), attrgetter("place")):
-            yield from _alias(found)
+            yield from of_alias(found)
 
     def _datasets(self) -> Iterator[Finding]:
         for dataset in self._each("datasets", Inventory.datasets, "", attrgetter("id")):
@@ -179,12 +159,12 @@ class Doctor:
         if is_there:  # and was not deleted meanwhile
             advice = f"send the same bytes again, which mends it, or restore the blob {key}"
             subject = f"dataset {dataset.id}"
-            yield Finding(f"dataset_{_how(damage)}", subject, damage.message, advice)
+            yield Finding(f"dataset_{how(damage)}", subject, damage.message, advice)
 
     def _succeeded_fits(self) -> Iterator[Finding]:
         for found in self._fits(FitStatus.SUCCEEDED):
             for one in found:
-                yield from _unreadable(f"fit {one.fit.id}", one.unreadable)
+                yield from unreadable(f"fit {one.fit.id}", one.unreadable)
             page = [one.fit for one in found]
             numbers = {(fit.calibrator, number) for fit in page for number in fit.versions}
             with self._database.read() as store:
@@ -202,7 +182,7 @@ class Doctor:
     def _queued_fits(self) -> Iterator[Finding]:
         for found in self._fits(FitStatus.QUEUED):
             for one in found:
-                yield from _unreadable(f"fit {one.fit.id}", one.unreadable)
+                yield from unreadable(f"fit {one.fit.id}", one.unreadable)
             without = self._without_entry([one.fit.id for one in found])
             if without:  # a fit may have been started, or handed back, between the two looks
                 with self._database.read() as store:
@@ -264,38 +244,3 @@ class Doctor:
         except Damaged as error:
             return error
         return None
-
-
-def _alias(found: FoundAlias) -> Iterator[Finding]:
-    subject = f"alias {found.name}@{found.alias}"
-    if found.points_at is None:
-        yield Finding(
-            "alias_dangling",
-            subject,
-            f"it points at version {found.version}, which is not there",
-            "move it to a version that is there",
-        )
-    told = (found.moves, found.last_revision, found.last_version)
-    if told != (found.revision, found.revision, found.version):
-        yield Finding(
-            "alias_history",
-            subject,
-            f"it was moved {found.revision} times, to version {found.version} at last; its "
-            f"history has {found.moves} moves up to revision {found.last_revision or 0}, "
-            f"to version {found.last_version or 'unknown'}",
-            "look who wrote to the database by hand, or restore it from a backup",
-        )
-
-
-def _unreadable(subject: str, columns: list[str]) -> Iterator[Finding]:
-    if columns:
-        told = f"its row cannot be read: {', '.join(columns)}"
-        yield Finding("row_unreadable", subject, told, CHANGED)
-
-
-def _named(found: FoundVersion) -> str:
-    return f"version {found.name}@{found.version.number}"
-
-
-def _how(damage: Damaged) -> str:
-    return "missing" if isinstance(damage, BlobMissing) else "corrupt"

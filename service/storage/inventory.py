@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import JSON, Column, Table, Text, and_, cast, func, select, tuple_
 
 from service.storage.records import Dataset, Fit, FitStatus, Part, Version
-from service.storage.rows import Repository
+from service.storage.rows import Repository, now
 from service.storage.tables import (
     alias_moves,
     aliases,
@@ -19,12 +19,15 @@ from service.storage.tables import (
     fits,
     parts,
     run_sessions,
+    run_statistics,
     run_steps,
     runs,
     versions,
 )
 
 PAGE = 500
+LONGEST_MERGE = 86_400
+"""Seconds that statistics may wait for other ranks of their step."""
 LISTS: Mapping[Column[Any], type] = {fits.c.versions: list}
 """The columns of JSON that hold no object."""
 
@@ -84,7 +87,10 @@ class FoundAlias:
 
 @dataclass(frozen=True)
 class FoundSession:
-    """A session of a run, how many of its steps are there, and the number of the last."""
+    """A session of a run, how many of its steps are there, and the number of the last.
+
+    ``waiting`` are statistics that could not be merged for a day, if the run is not archived.
+    """
 
     run: str
     number: int
@@ -93,6 +99,8 @@ class FoundSession:
     base_step: int
     steps: int
     last_step: int | None
+    waiting: int
+    first_waiting: int | None
 
     @property
     def place(self) -> tuple[str, int]:
@@ -208,6 +216,13 @@ class Inventory(Repository):
         its_steps = and_(
             run_steps.c.run == run_sessions.c.run, run_steps.c.session == run_sessions.c.number
         )
+        in_vain = and_(
+            run_statistics.c.run == run_sessions.c.run,
+            run_statistics.c.session == run_sessions.c.number,
+            run_statistics.c.statistics.is_not(None),
+            run_statistics.c.posted_at < now() - LONGEST_MERGE,
+            runs.c.archived_at.is_(None),
+        )
         place = (run_sessions.c.run, run_sessions.c.number)
         chosen = (
             select(
@@ -220,6 +235,11 @@ class Inventory(Repository):
                 .where(its_steps)
                 .scalar_subquery()
                 .label("last_step"),
+                select(func.count()).where(in_vain).scalar_subquery().label("waiting"),
+                select(func.min(run_statistics.c.step))
+                .where(in_vain)
+                .scalar_subquery()
+                .label("first_waiting"),
             )
             .join_from(run_sessions, runs)
             .where(tuple_(*place) > tuple_(*after))

@@ -24,7 +24,8 @@ from calibrators.adafocal import BinStatistics
 from calibrators.methods.auto import Auto
 from service.core.access import Principal, Scope
 from service.core.blob_keys import dataset_key, map_key, onnx_key, parse_key
-from service.core.doctor import Doctor, Finding
+from service.core.doctor import Doctor
+from service.core.findings import Finding
 from service.core.registering import Registration, register
 from service.core.run_steps import Sent, post
 from service.core.runs import Opening, open_run
@@ -32,7 +33,16 @@ from service.storage.database import Database
 from service.storage.migrate import alembic_config, revision_of
 from service.storage.records import FitStatus
 from service.storage.rows import new_id
-from service.storage.tables import alias_moves, aliases, fits, reports, run_steps, versions
+from service.storage.tables import (
+    alias_moves,
+    aliases,
+    fits,
+    reports,
+    run_statistics,
+    run_steps,
+    runs,
+    versions,
+)
 
 
 class Patient(Place):
@@ -80,6 +90,15 @@ class Patient(Place):
             open_run(store, caller, asked)
             for step in (1, 2, 3):
                 post(store, caller, "job", Sent("a", step, 0, statistics, None))
+
+    def skip(self) -> None:
+        """Step 4 never comes, and step 5 waits for it since long ago."""
+        caller = Principal(self.workspace, "tests", frozenset(Scope))
+        statistics = BinStatistics.from_confidences([0.9], [True])
+        with self.database.write() as store:
+            post(store, caller, "job", Sent("a", 5, 0, statistics, None))
+        waits = run_statistics.c.statistics.is_not(None)
+        self.change(update(run_statistics).where(waits).values(posted_at=1.0))
 
     def findings(self) -> list[Finding]:
         looking = Doctor(self.database, self.blobs, self.queue.waiting, orphan_seconds=3600)
@@ -198,6 +217,7 @@ FAULTS: dict[str, Fault] = {
         update(fits).where(fits.c.id == it.done.id).values(versions=[1, 2])
     ),
     "steps_missing": lambda it: it.change(delete(run_steps).where(run_steps.c.step == 2)),
+    "statistics_waiting": Patient.skip,
     "fit_without_entry": lambda it: it.queue.forget([it.waiting.id]),
 }
 CHANGED: dict[str, tuple[str, Fault]] = {
@@ -260,6 +280,14 @@ def test_a_fault_is_named_with_what_to_do_about_it(patient: Patient, fault: str)
     if fault == "version_without_calibrator":
         subject = "version cb_gone@1"
     assert found.subject.startswith(subject)
+
+
+def test_statistics_of_an_archived_run_may_wait(patient: Patient) -> None:
+    patient.skip()
+    (found,) = patient.findings()
+    assert "is at step 3, and 1 statistics, the first of step 5, wait" in found.problem
+    patient.change(update(runs).values(archived_at=2.0))
+    assert patient.findings() == []
 
 
 @pytest.mark.parametrize("what", CHANGED)
