@@ -82,11 +82,12 @@ def test_quick_study_writes_table_and_chart(tmp_path, monkeypatch, capsys):
     assert text.endswith("<!-- end of table -->\nAfter.\n")
     assert "old" not in text
     assert first.out in text
-    for loss in ("CE", "focal-3", "FLSD-53", "AdaFocal"):
+    adaptive = ("AdaFocal, rate 1 (as published)", "AdaFocal, rate 30")
+    for loss in ("CE", "focal-3", "FLSD-53", *adaptive):
         assert f"| {loss} | " in first.out
     assert (tmp_path / "adafocal_gammas.svg").read_text().startswith("<svg")
     kept = sorted(folder.iterdir())
-    assert len(kept) == 4
+    assert len(kept) == 5
     run = json.loads(kept[0].read_text())
     assert set(run["figures"]["test"]) == {"none", "TS", "SMART"}
     assert len({figures["error"] for figures in run["figures"]["test"].values()}) == 1
@@ -94,6 +95,28 @@ def test_quick_study_writes_table_and_chart(tmp_path, monkeypatch, capsys):
     again = capsys.readouterr()
     assert again.out == first.out
     assert again.err == ""
+
+
+def test_quick_exploration_writes_its_own_table(tmp_path, monkeypatch, capsys):
+    study = importlib.import_module("adafocal")
+    monkeypatch.setattr(study, "EXPLORED", study.EXPLORED[3:4])
+    page = tmp_path / "adafocal.md"
+    page.write_text("<!-- table -->\nkept\n<!-- end of table -->\n")
+    words = ["adafocal.py", "--quick", "--explore", "--processes", "1", "--out", tmp_path]
+    monkeypatch.setattr(sys, "argv", [*map(str, words), "--kept", str(tmp_path / "kept")])
+    study.main()
+    text = capsys.readouterr().out
+    assert page.read_text().startswith("<!-- table -->\nkept\n<!-- end of table -->\n")
+    assert text in page.read_text()
+    head, _, ce, adafocal = text.splitlines()
+    assert head.endswith("| ECE after 1 | ECE after 3 |")
+    assert ce.startswith("| CE |  |  | ")
+    assert adafocal.startswith("| AdaFocal | 5 | 4 | ")
+    run = json.loads(next((tmp_path / "kept").glob("AdaFocal*")).read_text())
+    assert (len(run["course"]), len(run["states"])) == (3, 12)
+    chosen_on, last = run["figures"]["selection"]["none"], run["course"][-1]
+    assert 100 * last["ece"] == pytest.approx(chosen_on["ece"], abs=1e-3)
+    assert 100 * (1 - last["accuracy"]) == pytest.approx(chosen_on["error"])
 
 
 def test_fixed_losses_are_what_their_names_say():

@@ -19,7 +19,7 @@ from service.storage.records import Fit, FitStatus
 
 WORK = (sys.executable, "-m", "service", "worker")
 START_SECONDS = 180.0
-SOME_SECONDS = ("smart", {"steps": 500})
+SOME_SECONDS = ("smart", {"steps": 1200})
 QUICK = ("temperature", {})
 ENDLESS = ("smart", {"steps": 100_000})
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # many of them share a machine

@@ -21,8 +21,9 @@ from rounds import IS_FULL
 
 MEGABYTES = 64
 CHUNK = 1 << 20
-STEPS = 300
+STEPS = 800  # a second of a core
 FIT_SECONDS = 4.0
+TRIES_AGAIN = "a store does not serve (no_space): trying again"
 FINAL = ("succeeded", "failed", "cancelled")
 
 
@@ -52,6 +53,10 @@ class SmallDisk:
         """Give the room back."""
         self._filler.unlink()
 
+    def wait_for_the_end_of_a_fit(self, service: Running) -> None:
+        """Until its worker says that it cannot be written."""
+        wait_until(lambda: TRIES_AGAIN in service.log.read_text(), seconds=60)
+
     def end(self) -> None:
         """Leave nothing mounted."""
         subprocess.run(["umount", "--lazy", self.folder], check=True)
@@ -73,6 +78,10 @@ class FileLimit:
     def free(self, service: Running) -> None:
         """Allow it again."""
         self._limit(service, resource.RLIM_INFINITY)
+
+    def wait_for_the_end_of_a_fit(self, _service: Running) -> None:
+        """For as long as it takes: the log too cannot be written."""
+        time.sleep(FIT_SECONDS)
 
     def end(self) -> None:
         """Nothing is left of it."""
@@ -100,10 +109,11 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk |
 
 
 def test_a_full_disk_refuses_writes_and_serves_reads(
-    disk: SmallDisk | FileLimit, note: Callable[..., None]
+    disk: SmallDisk | FileLimit, tmp_path: Path, note: Callable[..., None]
 ) -> None:
     data_dir = disk.folder / "data"
-    with running(data_dir) as service, service.client() as client:
+    log = tmp_path / "serve.log"
+    with running(data_dir, log=log) as service, service.client() as client:
         dataset = prepare(client)
         ordered = order(client, dataset, steps=STEPS)
         answers = refused(client, dataset, lambda: disk.fill(service))
@@ -111,7 +121,8 @@ def test_a_full_disk_refuses_writes_and_serves_reads(
         if disk.is_seen:
             ready = wait_until(lambda: not_ready(client))
             assert "full" in ready["blobs"]
-        time.sleep(FIT_SECONDS)  # the fit comes to its end, which cannot be written
+        disk.wait_for_the_end_of_a_fit(service)
+        assert client.get(f"/v1/fits/{ordered}").json()["status"] == "running"
         disk.free(service)
         wait_until(lambda: client.get("/readyz").status_code == 200, seconds=60)
         ended = finished(client, ordered)

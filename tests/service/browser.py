@@ -1,13 +1,11 @@
-"""A real Chromium, spoken to through its debugging port on loopback; for looking at pages by hand.
-
-The tests do without it, because a machine may have no browser.
-"""
+"""A real Chromium, spoken to through its debugging port on loopback."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import json
+import shutil
 import subprocess
 import tempfile
 import time
@@ -26,6 +24,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-port=0",
 )
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 START_SECONDS = 30
 
 
@@ -103,8 +102,13 @@ class Tab:
                 self.asked.append(said["request"]["url"])
 
 
+def installed() -> str | None:
+    """The browser of this machine, if it has one."""
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
 @contextlib.contextmanager
-def browser(program: str = "/usr/bin/chromium") -> Iterator[Tab]:
+def browser(program: str) -> Iterator[Tab]:
     """A browser with an empty profile until the end of the block."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(

@@ -58,10 +58,12 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(data_dir: Path, *flags: str, **environment: str) -> Iterator[Running]:
+def running(
+    data_dir: Path, *flags: str, log: Path | None = None, **environment: str
+) -> Iterator[Running]:
     """``python -m service serve`` until the end of the block."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    log = data_dir / "serve.log"
+    log = log or data_dir / "serve.log"
     command = [sys.executable, "-m", "service", "serve", "--port", "0", "--data-dir", str(data_dir)]
     with log.open("w") as errors:
         process = subprocess.Popen(

@@ -134,7 +134,7 @@ def test_predict_goes_on_while_the_database_and_the_blobs_are_gone(tmp_path):
 
 
 def test_stop_hands_a_running_fit_back_and_the_next_start_finishes_it(tmp_path):
-    query = 'method=smart&params={"steps":500}'
+    query = 'method=smart&params={"steps":1500}'
     with running(tmp_path) as started:
         with started.client() as client:
             url = f"/v1/calibrators/c/fits?{query}"

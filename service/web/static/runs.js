@@ -21,10 +21,7 @@ class Refused extends Error {
 }
 
 class Lost extends Error {}
-
-const lost = (error) => {
-  throw new Lost(error.message);
-};
+const lost = (error) => { throw new Lost(error.message); };
 
 async function ask(path) {
   const token = sessionStorage.getItem(KEY);
@@ -68,9 +65,8 @@ function row(first, cells) {
   return element("tr", [head, ...cells.map((one) => (one instanceof Node ? one : element("td", one)))]);
 }
 
-function fill(id, rows) {
-  $(id).querySelector("tbody").replaceChildren(...rows);
-}
+const flag = (text, kind = "") => element("span", text, `flag ${kind}`);
+const fill = (id, rows) => $(id).querySelector("tbody").replaceChildren(...rows);
 
 function say(id, text) {
   $(id).textContent = text;
@@ -199,13 +195,9 @@ async function look() {
   waited = wait !== "";
   const news = await ask(`${address}/state${wait}`);
   const last = steps.length ? steps[steps.length - 1].step : 0;
-  if (now === null || news.session !== now.session || news.step < now.step) {
-    await load();
-  } else if (news.step > now.step) {
-    steps = steps.concat(await allPages(`${address}/history?after=${last}`));
-  } else {
-    return;
-  }
+  if (now === null || news.session !== now.session || news.step < now.step) await load();
+  else if (news.step > now.step) steps = steps.concat(await allPages(`${address}/history?after=${last}`));
+  else return;
   waited = false;
   now = { session: news.session, step: news.step };
   await show();
@@ -249,12 +241,8 @@ function showFigures() {
 
 function told(step) {
   const remarks = [];
-  if (step.partial) {
-    remarks.push(element("span", `partial: ranks ${step.ranks.join(", ")} of ${step.world_size}`, "flag"));
-  }
-  if (step.verified === false) {
-    remarks.push(element("span", "unverified: the update gives other gammas", "flag unverified"));
-  }
+  if (step.partial) remarks.push(flag(`partial: ranks ${step.ranks.join(", ")} of ${step.world_size}`));
+  if (step.verified === false) remarks.push(flag("unverified: the update gives other gammas", "unverified"));
   return row(String(step.step), [
     ...figures(step.metrics),
     percent(step.metrics.confidence),
@@ -302,15 +290,10 @@ async function drawOne(name, chart, hasGammas) {
   views[name] = (await window.vegaEmbed(place, spec, options)).view;
 }
 
-// ----
-
 function begin() {
-  if (run) {
-    now = null;
-    follow();
-  } else {
-    attempt(showList);
-  }
+  now = null;
+  if (run) follow();
+  else attempt(showList);
 }
 
 if (!run) $("archived").addEventListener("change", () => attempt(showList));

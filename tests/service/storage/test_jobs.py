@@ -19,7 +19,7 @@ from service.jobs.queue import Entry
 from service.storage.records import FitStatus
 
 ENDLESS = ("smart", {"steps": 100_000})
-SOME_SECONDS = ("smart", {"steps": 300})
+SOME_SECONDS = ("smart", {"steps": 1200})
 
 
 @pytest.fixture(scope="module")

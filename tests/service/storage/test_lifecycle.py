@@ -96,7 +96,7 @@ def test_held_out_fraction_judges(client):
 
 def test_progress_comes_as_events_and_ends(client):
     body = {"logits": sample(1200)[0].tolist(), "labels": sample(1200)[1].tolist()}
-    order = body | {"method": "smart", "params": {"steps": 300}}
+    order = body | {"method": "smart", "params": {"steps": 1000}}
     made = client.post("/v1/calibrators/watched/fits", json=order).json()
     events = []
     with client.stream("GET", f"/v1/fits/{made['id']}/events") as stream:

@@ -20,7 +20,7 @@ from service.jobs.patience import PatientBlobs
 from service.storage.records import FitStatus
 
 LATE = re.compile("ends: by another worker|attempt 1, is left to others")
-SOME_SECONDS = ("smart", {"steps": 300})
+SOME_SECONDS = ("smart", {"steps": 1200})
 
 
 @pytest.fixture
