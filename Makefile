@@ -61,7 +61,7 @@ study-auto: .venv/run  ## the tables of docs/studies/auto.md (LOGITS=folder with
 	$(BIN)/python studies/auto.py $(LOGITS)
 	$(BIN)/python studies/gates.py $(LOGITS)
 
-study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 12 trainings (FASHION=path of Fashion-MNIST)
+study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/adafocal.py $(if $(FASHION),--data $(FASHION))
 
 clean:  ## remove the virtual environment and what the tools left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,15 @@ SVG = "adafocal_gammas.svg"
 Found = dict[str, Any]
 
 
+def called(plan: Found) -> str:
+    """The name of a loss, with AdaFocal's settings."""
+    if plan["loss"] != "AdaFocal":
+        return str(plan["loss"])
+    rate, updates = plan["rate"], plan["updates"]
+    often = "" if updates == 1 else f", {updates} updates an epoch"
+    return f"AdaFocal, rate {rate:g}{often}{' (as published)' if rate == updates == 1 else ''}"
+
+
 def table(runs: list[Found]) -> str:
     """Mean ± standard deviation over the seeds, a row for each loss, on the test images."""
     maps = ("none", "TS", "SMART")
@@ -20,27 +30,48 @@ def table(runs: list[Found]) -> str:
     titles = {"error": "error", "ece": "ECE", "ada_ece": "AdaECE"}
     heads = ["error", *(f"{titles[f]}, {m}" for f, m in columns[1:]), "NLL", "floor of ECE, TS"]
     lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-    for loss in dict.fromkeys(one["plan"]["loss"] for one in runs):
-        figures = [one["figures"]["test"] for one in runs if one["plan"]["loss"] == loss]
+    for loss, found in _by_loss(runs).items():
+        figures = [one["figures"]["test"] for one in found]
         cells = [_spread([one[m][figure] for one in figures]) for figure, m in columns]
         cells.append(_spread([one["none"]["nll"] for one in figures], 3))
         cells.append(f"{np.mean([one['TS']['floor'] for one in figures]):.2f}")
         lines.append(f"| {loss} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _against_ce(runs)]) + "\n"
+    return "\n".join([*lines, "", *_against_ce(runs)]) + "\n"
 
 
-def _against_ce(runs: list[Found]) -> str:
-    """How AdaFocal stands to CE before any map."""
-    mean = {
-        (loss, figure): np.mean(
-            [r["figures"]["test"]["none"][figure] for r in runs if r["plan"]["loss"] == loss]
-        )
-        for loss in ("CE", "AdaFocal")
-        for figure in ("ece", "error")
-    }
+def _by_loss(runs: list[Found]) -> dict[str, list[Found]]:
+    """The runs of each loss and its settings, one for each seed."""
+    found: dict[str, list[Found]] = {}
+    for one in runs:
+        found.setdefault(called(one["plan"]), []).append(one)
+    return found
+
+
+def _against_ce(runs: list[Found]) -> list[str]:
+    """How AdaFocal stands to CE before any map, and how its ECE and its bins moved."""
+    found = _by_loss(runs)
+    ce = {figure: _mean(found["CE"], figure) for figure in ("ece", "error")}
+    return [
+        f"- {loss}: {_mean(of, 'ece') / ce['ece']:.2f} of CE's ECE before any map, "
+        f"{_mean(of, 'error') - ce['error']:+.2f} points of error; {_moved(of)}."
+        for loss, of in found.items()
+        if of[0]["states"]
+    ]
+
+
+def _mean(runs: list[Found], figure: str) -> float:
+    return float(np.mean([one["figures"]["test"]["none"][figure] for one in runs]))
+
+
+def _moved(runs: list[Found]) -> str:
+    """The range of the validation ECE in the second half, and of the switches of a run."""
+    late = [100 * one["ece"] for r in runs for one in r["course"][len(r["course"]) // 2 :]]
+    counts = [sum(len(step["switched"]) for step in gamma_steps(r)) for r in runs]
+    gammas = [gamma for r in runs for gamma in r["states"][-1]["gammas"]]
     return (
-        f"AdaFocal has {mean['AdaFocal', 'ece'] / mean['CE', 'ece']:.2f} of CE's ECE before any "
-        f"map, and {mean['AdaFocal', 'error'] - mean['CE', 'error']:+.2f} points of error."
+        f"in the second half of the epochs the validation ECE was {min(late):.1f} to "
+        f"{max(late):.1f}; a run's bins switched {min(counts)} to {max(counts)} times and ended "
+        f"with gammas from {min(gammas):.2f} to {max(gammas):.2f}"
     )
 
 
@@ -49,25 +80,28 @@ def _spread(values: list[float], digits: int = 2) -> str:
     return f"{np.mean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
-def explored(runs: list[Found]) -> str:
-    """Settings of AdaFocal on the images kept for choosing."""
-    lines = [
-        "| loss | rate | updates an epoch | error | ECE | AdaECE | NLL |",
-        "|---|" + "---:|" * 6,
-    ]
+def explored(runs: list[Found], epochs: int, others: Sequence[int]) -> str:
+    """Settings of AdaFocal on the images kept for choosing, after some epochs, and ECE by epoch."""
+    heads = ["rate", "updates an epoch", "error", "ECE", "AdaECE", "NLL"]
+    heads += [f"ECE after {epoch}" for epoch in others]
+    lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for one in runs:
-        plan, figures = one["plan"], one["figures"]["selection"]["none"]
+        plan, course = one["plan"], one["course"]
         settings = [f"{plan['rate']:g}", str(plan["updates"])] if one["states"] else ["", ""]
-        cells = [f"{figures[name]:.2f}" for name in ("error", "ece", "ada_ece")]
-        row = [plan["loss"], *settings, *cells, f"{figures['nll']:.3f}"]
-        lines.append(f"| {' | '.join(row)} |")
+        after = course[epochs - 1]
+        percents = [1 - after["accuracy"], after["ece"], after["ada_ece"]]
+        cells = [*(f"{100 * one:.2f}" for one in percents), f"{after['nll']:.3f}"]
+        cells += [f"{100 * course[epoch - 1]['ece']:.2f}" for epoch in others]
+        lines.append(f"| {' | '.join([plan['loss'], *settings, *cells])} |")
     return "\n".join(lines) + "\n"
 
 
 def put_between(path: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->`` in a file."""
+    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``, or append it."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    old = path.read_text() if path.exists() else f"{begin}\n{end}\n"
+    old = path.read_text() if path.exists() else ""
+    if begin not in old:
+        old += f"{begin}\n{end}\n"
     before, rest = old.split(begin, 1)
     path.write_text(f"{before}{begin}\n\n{text}\n{end}{rest.split(end, 1)[1]}")
 

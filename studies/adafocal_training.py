@@ -83,7 +83,8 @@ def run(plan: Plan, parts: dict[str, Images]) -> dict[str, Any]:
     """Train, and measure on every part that was neither trained on nor steered by.
 
     ``parts`` are train, validation (steers AdaFocal and fits the maps), and those to measure on.
-    The answer is plain JSON: figures by part and map, the course by epoch, AdaFocal's states.
+    The answer is plain JSON: figures by part and map, AdaFocal's states, and the course by epoch:
+    on the part for choosing where that is given, else on validation.
     """
     start = time.perf_counter()
     torch.set_num_threads(1)
@@ -112,6 +113,7 @@ def _train(
     loss: Loss = adafocal or FIXED[plan.loss]
     optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
     labels = torch.from_numpy(parts["train"].labels)
+    watched = "selection" if "selection" in parts else "validation"
     course, states = [], []
     for _ in range(plan.epochs):
         for piece in torch.randperm(len(labels)).tensor_split(plan.updates):
@@ -119,14 +121,17 @@ def _train(
                 optimiser.zero_grad(set_to_none=True)
                 loss(model(inputs["train"][rows]), labels[rows]).backward()
                 optimiser.step()
-            seen = BinStatistics.from_logits(
-                predict(model, inputs["validation"]), parts["validation"].labels
-            )
             if adafocal:
+                seen = counted(model, inputs["validation"], parts["validation"])
                 adafocal.state = adafocal.state.update(seen)
                 states.append(adafocal.state)
-        course.append(asdict(seen.summary()))
+        course.append(asdict(counted(model, inputs[watched], parts[watched]).summary()))
     return course, states
+
+
+def counted(model: nn.Module, inputs: Tensor, part: Images) -> BinStatistics:
+    """The statistics of a pass over a part."""
+    return BinStatistics.from_logits(predict(model, inputs), part.labels)
 
 
 def predict(model: nn.Module, inputs: Tensor) -> Logits:
