@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from calibrators.errors import DataError
 from calibrators.losses import AdaFocalLoss
 from calibrd.training.link import Service, connection_of
 from calibrd.training.monitor import Monitor
+from calibrd.training.observer import BUDGET_SECONDS
 from calibrd.training.observing import IGNORED
+from calibrd.training.passes import Kind
 from calibrd.training.steering import AdaFocal
 
 Observing = AdaFocal | Monitor
@@ -82,28 +85,77 @@ class Attached:
             self._checkpoint = document
 
 
-def attached_loss(
-    client: Service,
-    run: str,
-    *,
-    hint: str,
-    loss: AdaFocalLoss | None = None,
-    ignore_index: int = IGNORED,
-    budget: float,
-    fresh: bool,
-    folder: Any,
-    **settings: Any,
-) -> tuple[AdaFocalLoss, Attached]:
-    """A loss that can be given to a model now, and what steers it once training begins."""
-    if loss is None:
-        loss = AdaFocalLoss(ignore_index=ignore_index, **settings)
-    elif settings or ignore_index != IGNORED:
-        raise ValueError("give a loss, or its settings and ignore_index, not both")
-    options = {"budget": budget, "fresh": fresh, "folder": folder}
-    made = partial(AdaFocal, connection_of(client), run, loss=loss, **options)
-    return loss, Attached(made, hint)
+class Attaching:
+    """A callback of any framework: it tells what is attached of the training."""
+
+    kind: ClassVar[Kind]
+    hint: ClassVar[str]  # what to do if nothing was observed
+    run: str
+    _attached: Attached
+
+    def _attach(
+        self, make: Callable[..., Observing], client: Service, run: str, **options: Any
+    ) -> None:
+        self.run = run
+        self._attached = Attached(partial(make, connection_of(client), run, **options), self.hint)
 
 
-def attached_monitor(client: Service, run: str, *, hint: str, **options: Any) -> Attached:
-    """A monitor once training begins."""
-    return Attached(partial(Monitor, connection_of(client), run, **options), hint)
+class Steering(Attaching):
+    """Steers a loss that can be given to a model now, once training begins."""
+
+    kind = "adafocal"
+    needs_mean: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        client: Service,
+        run: str,
+        *,
+        loss: AdaFocalLoss | None = None,
+        budget: float = BUDGET_SECONDS,
+        fresh: bool = False,
+        folder: str | Path | None = None,
+        ignore_index: int = IGNORED,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if loss is None:
+            loss = AdaFocalLoss(ignore_index=ignore_index, **settings)
+        elif settings or ignore_index != IGNORED:
+            raise ValueError("give a loss, or its settings and ignore_index, not both")
+        if self.needs_mean and loss.reduction != "mean":
+            raise ValueError(f"the loss must have reduction 'mean', got {loss.reduction!r}")
+        self.loss = loss
+        options = {"budget": budget, "fresh": fresh, "folder": folder}
+        self._attach(AdaFocal, client, run, loss=loss, **options)
+
+
+class Watching(Attaching):
+    """Watches a training with any loss, once it begins."""
+
+    kind = "monitor"
+
+    def __init__(
+        self,
+        client: Service,
+        run: str,
+        *,
+        budget: float = BUDGET_SECONDS,
+        fresh: bool = False,
+        folder: str | Path | None = None,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+        options = {"budget": budget, "fresh": fresh, "folder": folder}
+        self._attach(Monitor, client, run, ignore_index=ignore_index, **options)
+
+
+def callback_class(
+    module: str, name: str, made: dict[str, type], bases: Callable[[], tuple[type, ...]]
+) -> type:
+    """A callback with the classes of a framework, which is loaded only for those who ask for it."""
+    if name not in made:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    about = {"__module__": module, "__doc__": made[name].__doc__}
+    return type(name, (made[name], *bases()), about)

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from calibrators.losses import AdaFocalLoss
 from calibrd.arrays import as_array
-from calibrd.training.attaching import Attached, attached_loss, attached_monitor
-from calibrd.training.link import Service
-from calibrd.training.observer import BUDGET_SECONDS
-from calibrd.training.observing import IGNORED, statistics_of
+from calibrd.training.attaching import Attaching, Steering, Watching, callback_class
+from calibrd.training.observing import statistics_of
+from calibrd.training.ranks import is_distributed
 
 __all__ = ["AdaFocalCallback", "MonitorCallback"]
 
 
-class _Hooks:
+def bases() -> tuple[type, ...]:
+    """The class that callbacks of transformers are of."""
+    return (importlib.import_module("transformers").TrainerCallback,)
+
+
+class _Hooks(Attaching):
     """The trainer's events, told to what is attached."""
 
-    _attached: Attached
-    _key: str
+    @property
+    def _key(self) -> str:
+        return f"calibrd-{self.kind}-{self.run}"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Training begins: its ranks and its checkpoint are known."""
@@ -52,7 +55,7 @@ class _Hooks:
         self._attached.end()
 
 
-class _AdaFocal(_Hooks):
+class _AdaFocal(Steering, _Hooks):
     """Steers the loss by the evaluations of training; give ``compute_loss`` to the Trainer.
 
     ``Trainer(..., callbacks=[callback], compute_loss_func=callback.compute_loss)``. Arguments are
@@ -60,32 +63,8 @@ class _AdaFocal(_Hooks):
     classification of sequences, images or tokens (not shifted, as in language modelling).
     """
 
-    def __init__(
-        self,
-        client: Service,
-        run: str,
-        *,
-        loss: AdaFocalLoss | None = None,
-        budget: float = BUDGET_SECONDS,
-        fresh: bool = False,
-        folder: str | Path | None = None,
-        ignore_index: int = IGNORED,
-        **settings: Any,
-    ) -> None:
-        self.loss, self._attached = attached_loss(
-            client,
-            run,
-            hint="give Trainer(..., compute_loss_func=callback.compute_loss)",
-            loss=loss,
-            ignore_index=ignore_index,
-            budget=budget,
-            fresh=fresh,
-            folder=folder,
-            **settings,
-        )
-        if self.loss.reduction != "mean":
-            raise ValueError(f"the loss must have reduction 'mean', got {self.loss.reduction!r}")
-        self._key = f"calibrd-adafocal-{run}"
+    hint = "give Trainer(..., compute_loss_func=callback.compute_loss)"
+    needs_mean = True
 
     def compute_loss(
         self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
@@ -101,48 +80,24 @@ class _AdaFocal(_Hooks):
         return mean * (labels != self.loss.ignore_index).sum() / num_items_in_batch
 
 
-class _Monitor(_Hooks):
+class _Monitor(Watching, _Hooks):
     """Streams the calibration of every evaluation of training, which goes on with any loss.
 
     ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. Arguments are
     those of ``calibrd.training.Monitor``.
     """
 
-    def __init__(
-        self,
-        client: Service,
-        run: str,
-        *,
-        budget: float = BUDGET_SECONDS,
-        fresh: bool = False,
-        folder: str | Path | None = None,
-        ignore_index: int = IGNORED,
-    ) -> None:
-        self._attached = attached_monitor(
-            client,
-            run,
-            hint="give Trainer(..., compute_metrics=callback.compute_metrics)",
-            budget=budget,
-            fresh=fresh,
-            folder=folder,
-            ignore_index=ignore_index,
-        )
-        self._ignore_index = ignore_index
-        self._key = f"calibrd-monitor-{run}"
+    hint = "give Trainer(..., compute_metrics=callback.compute_metrics)"
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
         """ECE, AdaECE, NLL, accuracy and confidence of an evaluation, which also is observed."""
         logits = _classes_second(as_array(_first(predicted.predictions), "predictions"))
         labels = as_array(_first(predicted.label_ids), "label_ids")
-        if _is_first_rank():  # every rank is given all predictions
+        # every rank is given all predictions
+        if not is_distributed() or torch.distributed.get_rank() == 0:
             self._attached.observe(logits, labels)
-        summary = asdict(statistics_of(logits, labels, self._ignore_index).summary())
+        summary = asdict(statistics_of(logits, labels, self.ignore_index).summary())
         return {name: value for name, value in summary.items() if name != "rows"}
-
-
-def _is_first_rank() -> bool:
-    dist = torch.distributed
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
 def _first(values: Any) -> Any:
@@ -163,16 +118,11 @@ def _classes_second(logits: Any) -> Any:
     return logits.swapaxes(1, 2) if logits.ndim == 3 else logits
 
 
-CALLBACKS = {"AdaFocalCallback": _AdaFocal, "MonitorCallback": _Monitor}
+CALLBACKS: dict[str, type] = {"AdaFocalCallback": _AdaFocal, "MonitorCallback": _Monitor}
 if TYPE_CHECKING:
     AdaFocalCallback, MonitorCallback = _AdaFocal, _Monitor
 
 
 def __getattr__(name: str) -> Any:
-    # made when it is asked for, so that only those who use it load the framework
-    if name not in CALLBACKS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    hooks, base = CALLBACKS[name], importlib.import_module("transformers").TrainerCallback
-    about = {"__module__": __name__, "__doc__": hooks.__doc__}
-    globals()[name] = type(name, (hooks, base), about)
-    return globals()[name]
+    globals()[name] = found = callback_class(__name__, name, CALLBACKS, bases)
+    return found

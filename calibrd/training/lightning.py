@@ -10,14 +10,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrators.losses import AdaFocalLoss
-from calibrd.training.attaching import Attached, attached_loss, attached_monitor
-from calibrd.training.link import Service
-from calibrd.training.observer import BUDGET_SECONDS
-from calibrd.training.observing import IGNORED
+from calibrd.training.attaching import Attaching, Steering, Watching, callback_class
 
 __all__ = ["AdaFocalCallback", "MonitorCallback"]
 
@@ -27,7 +22,7 @@ HINT = "validation_step must return {'logits': ..., 'labels': ...} or (logits, l
 
 def bases() -> tuple[type, ...]:
     """The Callback classes of the packages that are loaded, or else of those installed."""
-    loaded = [name for name in NAMES if name in sys.modules]
+    loaded = [name for name in NAMES if sys.modules.get(name) is not None]
     found = loaded or [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0])]
     if not found:
         raise ModuleNotFoundError(
@@ -36,10 +31,10 @@ def bases() -> tuple[type, ...]:
     return tuple(importlib.import_module(name).Callback for name in found)
 
 
-class _Hooks:
+class _Hooks(Attaching):
     """The trainer's events, told to what is attached."""
 
-    _attached: Attached
+    hint = HINT
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Training begins: its ranks and its checkpoint are known."""
@@ -80,61 +75,15 @@ class _Hooks:
         self._attached.load_state_dict(state_dict)
 
 
-class _AdaFocal(_Hooks):
+class _AdaFocal(Steering, _Hooks):
     """Steers ``callback.loss``, which the module trains with, by its validation passes.
 
     Arguments are those of ``calibrd.training.AdaFocal``.
     """
 
-    def __init__(
-        self,
-        client: Service,
-        run: str,
-        *,
-        loss: AdaFocalLoss | None = None,
-        budget: float = BUDGET_SECONDS,
-        fresh: bool = False,
-        folder: str | Path | None = None,
-        ignore_index: int = IGNORED,
-        **settings: Any,
-    ) -> None:
-        super().__init__()
-        self.loss, self._attached = attached_loss(
-            client,
-            run,
-            hint=HINT,
-            loss=loss,
-            ignore_index=ignore_index,
-            budget=budget,
-            fresh=fresh,
-            folder=folder,
-            **settings,
-        )
 
-
-class _Monitor(_Hooks):
+class _Monitor(Watching, _Hooks):
     """Streams the calibration of every validation pass; arguments are those of ``Monitor``."""
-
-    def __init__(
-        self,
-        client: Service,
-        run: str,
-        *,
-        budget: float = BUDGET_SECONDS,
-        fresh: bool = False,
-        folder: str | Path | None = None,
-        ignore_index: int = IGNORED,
-    ) -> None:
-        super().__init__()
-        self._attached = attached_monitor(
-            client,
-            run,
-            hint=HINT,
-            budget=budget,
-            fresh=fresh,
-            folder=folder,
-            ignore_index=ignore_index,
-        )
 
 
 def _parts(outputs: Any) -> tuple[Any, Any]:
@@ -145,16 +94,11 @@ def _parts(outputs: Any) -> tuple[Any, Any]:
     raise TypeError(f"{HINT}, got {type(outputs).__name__}")
 
 
-CALLBACKS = {"AdaFocalCallback": _AdaFocal, "MonitorCallback": _Monitor}
+CALLBACKS: dict[str, type] = {"AdaFocalCallback": _AdaFocal, "MonitorCallback": _Monitor}
 if TYPE_CHECKING:
     AdaFocalCallback, MonitorCallback = _AdaFocal, _Monitor
 
 
 def __getattr__(name: str) -> Any:
-    # made when it is asked for, so that only those who use it load the framework
-    if name not in CALLBACKS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    hooks = CALLBACKS[name]
-    about = {"__module__": __name__, "__doc__": hooks.__doc__}
-    globals()[name] = type(name, (hooks, *bases()), about)
-    return globals()[name]
+    globals()[name] = found = callback_class(__name__, name, CALLBACKS, bases)
+    return found

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from live_service import Running
 from test_documents import blocks_of
 from torch import nn
@@ -15,7 +14,7 @@ from torch import nn
 import calibrd
 from calibrators import DataError
 from calibrators.losses import AdaFocalLoss
-from calibrd.training.huggingface import AdaFocalCallback, MonitorCallback
+from calibrd.training import huggingface
 
 ROWS, CLASSES = 64, 3
 
@@ -43,7 +42,9 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
-def trainer(folder: Path, epochs: int, callback: Any, **options: Any) -> transformers.Trainer:
+def trainer(folder: Path, epochs: int, callback: Any, **options: Any) -> Any:
+    import transformers  # here, and not by all who collect tests
+
     torch.manual_seed(0)
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -73,8 +74,8 @@ def trainer(folder: Path, epochs: int, callback: Any, **options: Any) -> transfo
 def test_a_training_is_a_run_and_its_checkpoint_goes_on(
     client: calibrd.Client, tmp_path: Path
 ) -> None:
-    def begun(epochs: int) -> tuple[Any, transformers.Trainer]:
-        callback = AdaFocalCallback(client, run="hf", rate=3.0)
+    def begun(epochs: int) -> tuple[Any, Any]:
+        callback = huggingface.AdaFocalCallback(client, run="hf", rate=3.0)
         return callback, trainer(
             tmp_path, epochs, callback, compute_loss_func=callback.compute_loss
         )
@@ -100,7 +101,7 @@ def test_a_training_is_a_run_and_its_checkpoint_goes_on(
 
 
 def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client, tmp_path: Path) -> None:
-    callback = MonitorCallback(client, run="hf-watch")
+    callback = huggingface.MonitorCallback(client, run="hf-watch")
     made = trainer(tmp_path, 2, callback, compute_metrics=callback.compute_metrics)
     made.train()
     found = made.evaluate()
@@ -111,14 +112,14 @@ def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client, tmp_path: Path) -
 
 
 def test_a_loss_that_was_not_given_to_the_trainer_is_told(tmp_path: Path) -> None:
-    made = trainer(tmp_path, 1, AdaFocalCallback(None, run="alone"))
+    made = trainer(tmp_path, 1, huggingface.AdaFocalCallback(None, run="alone"))
     with pytest.raises(DataError, match="no row was observed") as caught:
         made.train()
     assert "compute_loss_func=callback.compute_loss" in caught.value.__notes__[0]
 
 
 def test_the_loss_of_tokens_and_of_summed_gradients() -> None:
-    callback = AdaFocalCallback(None, run="tokens")
+    callback = huggingface.AdaFocalCallback(None, run="tokens")
     logits = torch.randn(4, 5, CLASSES, requires_grad=True)
     labels = torch.randint(0, CLASSES, (4, 5))
     labels[:, 3:] = -100
@@ -127,7 +128,7 @@ def test_the_loss_of_tokens_and_of_summed_gradients() -> None:
     assert found.item() == pytest.approx(plain.sum().item() / 40)
     assert callback.compute_loss((logits,), labels).item() == pytest.approx(plain.sum().item() / 12)
     with pytest.raises(ValueError, match="reduction 'mean'"):
-        AdaFocalCallback(None, run="sum", loss=AdaFocalLoss(reduction="sum"))
+        huggingface.AdaFocalCallback(None, run="sum", loss=AdaFocalLoss(reduction="sum"))
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")

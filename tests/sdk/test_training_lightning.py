@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from live_service import ROOT, Running
+from live_service import Running
 from test_documents import blocks_of
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrd
-from calibrd.training.lightning import AdaFocalCallback, MonitorCallback
+from calibrd.training import lightning as callbacks
 
 pytestmark = [  # of lightning's own
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -25,23 +25,41 @@ pytestmark = [  # of lightning's own
 ]
 
 
-class Net(pl.LightningModule):
-    def __init__(self, loss: Any, *, as_dict: bool = True) -> None:
-        super().__init__()
-        self.net = torch.nn.Linear(6, 3)
-        self.loss = loss
-        self.as_dict = as_dict
+@pytest.fixture(scope="module")
+def both() -> dict[str, Any]:
+    """The package under its two names; loaded here, and not by all who collect tests."""
+    return {name: importlib.import_module(name) for name in callbacks.NAMES}
 
-    def training_step(self, batch: Any, index: int) -> Any:
-        inputs, labels = batch
-        return self.loss(self.net(inputs), labels)
 
-    def validation_step(self, batch: Any, index: int) -> Any:
-        logits, labels = self.net(batch[0]), batch[1]
-        return {"logits": logits, "labels": labels} if self.as_dict else (logits, labels)
+@pytest.fixture
+def pl(both: dict[str, Any]) -> Any:
+    """The package under its new name."""
+    return both["lightning.pytorch"]
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3)
+
+@functools.cache
+def net_of(pl: Any) -> Any:
+    """A module of the package."""
+
+    class Net(pl.LightningModule):
+        def __init__(self, loss: Any, *, as_dict: bool = True) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(6, 3)
+            self.loss = loss
+            self.as_dict = as_dict
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            inputs, labels = batch
+            return self.loss(self.net(inputs), labels)
+
+        def validation_step(self, batch: Any, index: int) -> Any:
+            logits, labels = self.net(batch[0]), batch[1]
+            return {"logits": logits, "labels": labels} if self.as_dict else (logits, labels)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.3)
+
+    return Net
 
 
 def loader() -> DataLoader[Any]:
@@ -51,7 +69,7 @@ def loader() -> DataLoader[Any]:
     return DataLoader(TensorDataset(inputs, labels), batch_size=32)
 
 
-def trainer(folder: Path, epochs: int, *callbacks: Any, **options: Any) -> pl.Trainer:
+def trainer(pl: Any, folder: Path, epochs: int, *used: Any) -> Any:
     return pl.Trainer(
         default_root_dir=folder,
         max_epochs=epochs,
@@ -59,49 +77,53 @@ def trainer(folder: Path, epochs: int, *callbacks: Any, **options: Any) -> pl.Tr
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=list(callbacks),
-        **options,
+        callbacks=list(used),
     )
 
 
-def fitted(module: Net, folder: Path, epochs: int, *callbacks: Any, **options: Any) -> pl.Trainer:
-    made = trainer(folder, epochs, *callbacks)
+def fitted(pl: Any, module: Any, folder: Path, epochs: int, *used: Any, **options: Any) -> Any:
+    made = trainer(pl, folder, epochs, *used)
     made.fit(module, loader(), loader(), **options)
     return made
 
 
-def test_a_fit_is_a_run_and_its_checkpoint_goes_on(client: calibrd.Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", callbacks.NAMES)
+def test_a_fit_is_a_run_and_its_checkpoint_goes_on(
+    name: str, both: dict[str, Any], client: calibrd.Client, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
-    steered = AdaFocalCallback(client, run="lightning", rate=3.0)
-    watching = MonitorCallback(client, run="lightning-watch")
-    module = Net(steered.loss)
-    made = fitted(module, tmp_path, 2, steered, watching)
+    pl, run = both[name], name.replace(".", "-")
+    steered = callbacks.AdaFocalCallback(client, run=run, rate=3.0)
+    watching = callbacks.MonitorCallback(client, run=f"{run}-watch")
+    assert isinstance(steered, pl.Callback)
+    module = net_of(pl)(steered.loss)
+    made = fitted(pl, module, tmp_path, 2, steered, watching)
     assert steered.loss.state.step == 2
     path = tmp_path / "kept.ckpt"
     made.save_checkpoint(path)
-    assert [one.step for one in client.run_history("lightning")] == [1, 2]
-    assert client.run_history("lightning")[-1].gammas == steered.loss.state.gammas.tolist()
-    assert [one.metrics.rows for one in client.run_history("lightning-watch")] == [64, 64]
+    assert [one.step for one in client.run_history(run)] == [1, 2]
+    assert client.run_history(run)[-1].gammas == steered.loss.state.gammas.tolist()
+    assert [one.metrics.rows for one in client.run_history(f"{run}-watch")] == [64, 64]
 
-    fitted(module, tmp_path, 3, steered, watching)  # a further fit of the same callbacks
+    fitted(pl, module, tmp_path, 3, steered, watching)  # a further fit of the same callbacks
     assert steered.loss.state.step == 5
 
-    again = AdaFocalCallback(client, run="lightning", rate=3.0)
-    watching = MonitorCallback(client, run="lightning-watch")
-    fitted(Net(again.loss), tmp_path, 3, again, watching, ckpt_path=path)
+    again = callbacks.AdaFocalCallback(client, run=run, rate=3.0)
+    watching = callbacks.MonitorCallback(client, run=f"{run}-watch")
+    fitted(pl, net_of(pl)(again.loss), tmp_path, 3, again, watching, ckpt_path=path)
     assert again.loss.state.step == 3
-    for run in ("lightning", "lightning-watch"):
-        history = client.run_history(run)
+    for one in (run, f"{run}-watch"):
+        history = client.run_history(one)
         assert [one.step for one in history] == [1, 2, 3]
         assert all(one.verified in (True, None) for one in history)
 
 
-def test_validation_alone_is_no_step(tmp_path: Path) -> None:
-    steered = AdaFocalCallback(None, run="alone")
-    module = Net(steered.loss, as_dict=False)
-    trainer(tmp_path, 1, steered).validate(module, loader(), verbose=False)
+def test_validation_alone_is_no_step(pl: Any, tmp_path: Path) -> None:
+    steered = callbacks.AdaFocalCallback(None, run="alone")
+    module = net_of(pl)(steered.loss, as_dict=False)
+    trainer(pl, tmp_path, 1, steered).validate(module, loader(), verbose=False)
     assert steered.loss.state.step == 0
-    fitted(module, tmp_path, 1, steered)
+    fitted(pl, module, tmp_path, 1, steered)
     assert steered.loss.state.step == 1
 
 
@@ -109,42 +131,43 @@ def nothing(batch: Any, batch_idx: int) -> None:
     """A validation step that keeps its results to itself."""
 
 
-def test_what_validation_must_return_is_told(tmp_path: Path) -> None:
-    steered = AdaFocalCallback(None, run="alone")
-    module = Net(steered.loss)
-    module.validation_step = nothing  # type: ignore[method-assign]
+def test_what_validation_must_return_is_told(pl: Any, tmp_path: Path) -> None:
+    steered = callbacks.AdaFocalCallback(None, run="alone")
+    module = net_of(pl)(steered.loss)
+    module.validation_step = nothing
     with pytest.raises(TypeError, match="validation_step must return"):
-        fitted(module, tmp_path, 1, steered)
+        fitted(pl, module, tmp_path, 1, steered)
 
 
-def test_it_can_be_sent_to_processes_before_training(client: calibrd.Client) -> None:
-    made = AdaFocalCallback(client, run="sent", bins=5)
-    found = pickle.loads(pickle.dumps((made, Net(made.loss))))  # noqa: S301
-    assert found[0].loss is found[1].loss
-    assert found[0].loss.state.settings.bins == 5
+def test_it_can_be_sent_to_processes_before_training(
+    both: dict[str, Any], client: calibrd.Client
+) -> None:
+    made = callbacks.AdaFocalCallback(client, run="sent", bins=5)
+    found, loss = pickle.loads(pickle.dumps((made, made.loss)))  # noqa: S301
+    assert found.loss is loss
+    assert loss.state.settings.bins == 5
 
 
-def test_it_takes_the_classes_of_the_package_in_use() -> None:
-    """With only the older package installed, only that is loaded."""
-    code = """
-import sys, types
-class Callback: pass
-older = types.ModuleType("pytorch_lightning")
-older.Callback = Callback
-sys.modules["pytorch_lightning"] = older
-sys.modules["lightning"] = None
-from calibrd.training.lightning import AdaFocalCallback, MonitorCallback
-assert issubclass(AdaFocalCallback, Callback) and issubclass(MonitorCallback, Callback)
-print(AdaFocalCallback(None, run="older").state_dict())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "{}\n", done.stderr
+def test_it_takes_the_classes_of_the_package_in_use(
+    both: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert callbacks.bases() == tuple(one.Callback for one in both.values())
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")  # as if it were not loaded
+    assert callbacks.bases() == (both["pytorch_lightning"].Callback,)
+    monkeypatch.delitem(sys.modules, "pytorch_lightning")
+    monkeypatch.setitem(sys.modules, "lightning", None)  # as if it were not installed
+    assert callbacks.bases() == (both["pytorch_lightning"].Callback,)
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
+    with pytest.raises(ModuleNotFoundError, match="needs lightning or pytorch_lightning"):
+        callbacks.bases()
 
 
 def test_the_guide_runs_as_pasted(
-    service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    both: dict[str, Any],
+    service: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     monkeypatch.setenv("CALIBRD_URL", service.url)
     monkeypatch.chdir(tmp_path)
