@@ -67,6 +67,7 @@ RUN = {
     "created_at": BEFORE,
     "updated_at": AFTER,
 }
+NONE = [None] * 5
 STEP = {
     "step": 1,
     "session": SESSION_ID,
@@ -83,9 +84,9 @@ STEP = {
         "accuracy": [1.0, 0.5],
     },
     "reliability": {
-        "count": [0.0, 1.0, 3.0],
-        "confidence": [None, 0.452, 0.757],
-        "accuracy": [None, 1.0, 0.667],
+        "count": [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0],
+        "confidence": [*NONE, 0.391, None, None, 0.575, None, None, 0.786, None, 0.909, None],
+        "accuracy": [*NONE, 1.0, None, None, 1.0, None, None, 1.0, None, 0.0, None],
     },
     "gammas": STATE["gammas"],
     "switched": [],

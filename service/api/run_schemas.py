@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from calibrators.adafocal import AdaFocalState, Rule, Settings
+from calibrators.adafocal import AdaFocalState, Settings
 from service.api.schemas import Asked, TagMap, when
 from service.core.runs import Head, Opened
 from service.storage import records
@@ -31,15 +31,17 @@ Begun = Annotated[
 Numbers = Annotated[list[float], Field(max_length=1001)]
 
 
-class SettingsBody(Asked):
-    """How gammas follow the gap between confidence and accuracy of their bin."""
+def _fields_of(kind: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass, with their bounds and defaults, for a body."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: (hints[one.name], one.default) for one in fields(kind)}
 
-    bins: Annotated[int, Field(ge=1, le=1000)] = 15
-    rate: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    gamma_max: Annotated[float, Field(gt=0, le=100)] = 20.0
-    gamma_min: Annotated[float, Field(ge=-100, le=0)] = -2.0
-    switch_at: Annotated[float, Field(ge=0, le=1)] = 0.2
-    rule: Rule = "adafocal"
+
+_SettingsFields = create_model("_SettingsFields", __base__=Asked, **_fields_of(Settings))
+
+
+class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
+    """How gammas follow the gap between confidence and accuracy of their bin."""
 
     def read(self) -> Settings:
         """The settings, if they agree with each other."""

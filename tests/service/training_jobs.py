@@ -39,6 +39,12 @@ def open_run(client: httpx.Client, name: str, **asked: Any) -> dict[str, Any]:
     return good(client.post("/v1/runs", json={"name": name, **asked}))
 
 
+def open_shared(client: httpx.Client, ranks: int = 2, merge_timeout: float = 3600.0) -> None:
+    """A run ``job`` and its session ``a``, in which the service decides."""
+    asked = {"world_size": ranks, "decides": "service", "merge_timeout": merge_timeout}
+    open_run(client, "job", session="a", **asked)
+
+
 def post(
     client: httpx.Client,
     name: str,

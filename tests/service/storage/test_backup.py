@@ -23,7 +23,9 @@ from backups import Kept, command, filled, let_in, predicted, refusal
 from live_service import NPZ, ROOT, Local, in_process, npz, sample
 from one_of_each import ALIAS, CALIBRATOR
 from test_command_line import as_a_plain_user
+from training_jobs import SETTINGS, good, history, open_shared, post, seen
 
+from calibrators.adafocal import AdaFocalState
 from service.core import backup
 from service.core.backup_file import MANIFEST
 from service.core.blob_keys import BlobKind
@@ -47,6 +49,24 @@ def test_a_restored_service_has_all_that_was_backed_up(kept: Kept, tmp_path: Pat
         blobs = {blob.key for blob in local.app.state.parts.blobs.list()}
     files = (path for path in (kept.folder / "blobs").rglob("*") if path.is_file())
     assert blobs == {str(path.relative_to(kept.folder / "blobs")) for path in files}
+
+
+def test_a_restored_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "backup.tar"
+    with in_process(tmp_path / "data") as local:
+        open_shared(local)
+        for step, rank in ((1, 0), (1, 1), (2, 0)):
+            good(post(local, "job", "a", step, seen(rank), rank=rank))
+        steps, run = history(local, "job"), good(local.get("/v1/runs/job"))
+    assert command("backup", file, "--data-dir", tmp_path / "data").returncode == 0
+    assert command("restore", file, "--data-dir", tmp_path / "new").returncode == 0
+    with in_process(tmp_path / "new") as local:
+        assert (history(local, "job"), good(local.get("/v1/runs/job"))) == (steps, run)
+        decided = good(post(local, "job", "a", 2, seen(1), rank=1))
+    merged = seen(0) + seen(1)
+    expected = AdaFocalState.begin(SETTINGS).update(merged).update(merged)
+    assert decided["state"] == expected.to_dict()
+    assert [one["metrics"]["rows"] for one in steps] == [400]
 
 
 def test_the_file_is_plain_tar_with_a_manifest(kept: Kept) -> None:

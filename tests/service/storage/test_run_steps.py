@@ -7,7 +7,6 @@ import zlib
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from live_service import Local, wait_until
 from sqlalchemy import event, select, update
@@ -17,31 +16,21 @@ from training_jobs import (
     good,
     history,
     open_run,
+    open_shared,
     post,
     refusal,
     seen,
     state_of,
-    text,
 )
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrators.adafocal.spread import Cells
-from calibrators.adafocal.statistics import EXACT_ROWS
-from service.api.run_examples import RUN_EXAMPLES
 from service.core import run_steps
 from service.core.run_steps import decide_due
 from service.storage.run_steps import PARTS_AT_ONCE
 from service.storage.tables import run_sessions, run_statistics
 
 BEGIN = AdaFocalState.begin(SETTINGS)
-FAR = 3600.0
 SOON = 0.2
-
-
-def open_shared(client: httpx.Client, ranks: int = 2, merge_timeout: float = FAR) -> None:
-    """A run in which the service decides."""
-    asked = {"world_size": ranks, "decides": "service", "merge_timeout": merge_timeout}
-    open_run(client, "job", session="a", **asked)
 
 
 def test_the_service_merges_all_ranks_and_all_get_the_same(tenant: httpx.Client) -> None:
@@ -189,70 +178,6 @@ def test_ranks_without_rows_change_nothing(tenant: httpx.Client) -> None:
     assert (nothing["bins"], nothing["reliability"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("decides", "change", "status", "code", "words"),
-    [
-        ("trainer", {"step": 3}, 422, "bad_step", "goes on from step 3: a step must be greater"),
-        ("service", {"step": 10_004}, 422, "bad_step", "is at step 3, and statistics wait at most"),
-        ("trainer", {"rank": 1}, 422, "bad_rank", "rank must be 0 where the trainer decides"),
-        ("service", {"rank": 2}, 422, "bad_rank", "less than world_size 2, got 2"),
-        ("trainer", {"state": None}, 422, "bad_state", "state is missing"),
-        ("trainer", {"state": BEGIN.to_dict()}, 422, "bad_state", "after step 4, got step 0"),
-        ("service", {"state": BEGIN.to_dict()}, 422, "bad_state", "must be null"),
-        ("service", {"statistics": "AAAA"}, 422, "bad_statistics", "do not begin with CBS1"),
-        ("service", {"statistics": "ä"}, 422, "bad_base64", "in base64"),
-        ("service", {"session": "b"}, 404, "no_such_session", "no session 'b'"),
-    ],
-)
-def test_statistics_that_are_refused(
-    tenant: httpx.Client, decides: str, change: dict, status: int, code: str, words: str
-) -> None:
-    state = BEGIN
-    for number in range(3):
-        state = state.update(seen(number))
-    base = {"state": state.to_dict(), "session": "a"}
-    open_run(tenant, "job", decides=decides, world_size=2, **base)
-    right = {"session": "a", "statistics": text(seen(1))}
-    if decides == "trainer":
-        right["state"] = state.update(seen(1)).to_dict()
-    change = dict(change)
-    url = f"/v1/runs/job/steps/{change.pop('step', 4)}/stats"
-    refused = tenant.post(url, json={**right, **change})
-    assert refusal(refused) == (status, code)
-    assert words in refused.json()["detail"]
-    good(tenant.post("/v1/runs/job/steps/4/stats", json=right))
-
-
-def times(statistics: BinStatistics, often: int) -> BinStatistics:
-    """The same rows so often that they are counted in cells."""
-    spread = Cells(statistics.spread.counted().table * often)
-    if spread.count <= EXACT_ROWS:
-        return sum([statistics] * often, BinStatistics.empty())
-    return BinStatistics(spread, statistics.sums * often)
-
-
-def test_more_rows_than_can_be_merged_are_refused(tenant: httpx.Client) -> None:
-    open_shared(tenant)
-    many = times(seen(1, 2), 2**30)
-    assert many.rows == 2**31
-    good(post(tenant, "job", "a", 1, many))
-    more = many + seen(1, 2)
-    assert refusal(post(tenant, "job", "a", 1, more, rank=1)) == (413, "too_many_rows")
-    assert good(post(tenant, "job", "a", 1, many, rank=1))["status"] == "decided"
-
-
-def test_more_nll_than_can_be_merged_is_refused(tenant: httpx.Client) -> None:
-    hopeless = BinStatistics.from_log_odds([1.0, 2.0], [True, False], [2.0**14] * 2)
-    much = times(hopeless, 2**23)
-    assert much.nll_sum == 2**62
-    open_shared(tenant, ranks=3, merge_timeout=SOON)
-    refused = post(tenant, "job", "a", 1, much)
-    assert refusal(refused) == (413, "too_many_rows")
-    assert f"3 ranks hold at most a sum of nll of {(2**63 - 1) // 3}" in refused.json()["detail"]
-    open_run(tenant, "alone", kind="monitor", session="a")
-    assert good(post(tenant, "alone", "a", 1, much))["status"] == "decided"
-
-
 def test_a_session_that_cannot_be_decided_holds_up_no_other(
     tenant: httpx.Client, shared_app: Local
 ) -> None:
@@ -294,26 +219,3 @@ def test_bytes_of_ranks_are_read_once_and_together(tenant: httpx.Client, shared_
         assert len(read) == 1
     finally:
         event.remove(engine, "before_cursor_execute", note)
-
-
-def test_the_example_of_the_document_is_taken(tenant: httpx.Client) -> None:
-    opened = tenant.post("/v1/runs", json=RUN_EXAMPLES["OpenRunIn"])
-    assert opened.json()["state"] == RUN_EXAMPLES["OpenedRunOut"]["state"]
-    url = f"/v1/runs/{opened.json()['name']}/steps/1/stats"
-    assert good(tenant.post(url, json=RUN_EXAMPLES["StatisticsIn"]))["status"] == "decided"
-    assert history(tenant, opened.json()["name"])[0]["verified"] is True
-    assert state_of(tenant, opened.json()["name"])["state"] == RUN_EXAMPLES["RunStateOut"]["state"]
-
-
-def test_as_many_rows_as_there_are_pixels_fit_into_a_body(tenant: httpx.Client) -> None:
-    """Cells that are all in use with large numbers are hard to compress."""
-    rng = np.random.default_rng(0)
-    many = BinStatistics.empty()
-    for often in (20_011, 1_009, 61, 1):
-        confidence = 1 / (1 + np.exp(-rng.uniform(-12, 20, 100_000)))
-        some = BinStatistics.from_confidences(confidence, rng.uniform(size=100_000) < confidence)
-        many += times(some, often)
-    assert len(text(many)) > 100_000
-    open_run(tenant, "pixels", kind="monitor", session="a")
-    assert good(post(tenant, "pixels", "a", 1, many))["status"] == "decided"
-    assert history(tenant, "pixels")[0]["metrics"]["rows"] == many.rows
