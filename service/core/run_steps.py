@@ -195,8 +195,10 @@ def _is_complete(session: RunSession, standing: Standing) -> bool:
 
 
 def _decide(store: Store, session: RunSession, step: int, state: State) -> RunStep:
-    parts = map(BinStatistics.from_bytes, store.run_steps.parts(session, step))
-    merged = sum(parts, BinStatistics.empty())
+    merged = BinStatistics.empty()
+    for some in store.run_steps.parts(session, step):
+        # small ones among themselves first: adding to what is large takes longer
+        merged += sum(map(BinStatistics.from_bytes, some), BinStatistics.empty())
     ranks = [one.rank for one in store.run_steps.posted(session, step)]
     bins = WIDTHS
     after: AdaFocalState | None = None

@@ -62,14 +62,14 @@ class RunSteps(Repository):
         ranks, seconds = self.session.execute(chosen).one()
         return Standing(ranks, seconds)
 
-    def parts(self, session: RunSession, step: int) -> Iterator[bytes]:
+    def parts(self, session: RunSession, step: int) -> Iterator[list[bytes]]:
         """The bytes that ranks have sent for a step that is not decided, a few at a time."""
         rank = run_statistics.c.rank
         chosen = select(rank, run_statistics.c.statistics).where(_of_step(session, step))
         chosen = chosen.order_by(rank).limit(PARTS_AT_ONCE)
         found = self.session.execute(chosen).all()
         while found:
-            yield from (content for _, content in found)
+            yield [content for _, content in found]
             is_last = len(found) < PARTS_AT_ONCE
             found = [] if is_last else self.session.execute(chosen.where(rank > found[-1][0])).all()
 
