@@ -69,6 +69,7 @@ class RunSession:
     world_size: int
     decides: str
     merge_timeout: float
+    begun_at: datetime | None
     step: int
     state: AdaFocalState | None
 

@@ -173,8 +173,11 @@ def checked_run(name: str) -> str:
 
 
 def _session_of(document: Any) -> RunSession:
-    session = record_of(Session, member_of(document, "session"))
-    facts = {name: value for name, value in vars(session).items() if "created" not in name}
+    found = member_of(document, "session")
+    session = record_of(Session, found)
+    facts = {name: value for name, value in found.items() if name in vars(session)}
+    for name in ("created_by", "created_at"):  # the run's are others
+        facts.pop(name, None)
     if not isinstance(document, dict):
         raise NotCalibrd("the answer is JSON, but not that of a run")
     return record_of(RunSession, {**document, **facts, "run": document.get("name")})

@@ -194,11 +194,11 @@ class Sender:
 
     def _open(self, session: Session) -> RunSession:
         plan = session.plan
-        opened = opened_by(self._reached(), plan)
+        opened = opened_by(self._reached(), plan, is_old=session.is_old)
         if not session.goes_on_from(opened.step, opened.state):
             # a session of this id has gone on elsewhere: this one is another
             plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
-            opened = opened_by(self._reached(), plan)
+            opened = opened_by(self._reached(), plan, is_old=session.is_old)
             session.replan(plan)
         self._heard()
         with self._changed:
@@ -210,7 +210,7 @@ class Sender:
             session.has_opened(opened)
             self._changed.notify_all()
         if plan.decides == "service":
-            session.replan(replace(plan, base=session.base))
+            session.replan(replace(session.plan, base=session.base))
         return opened
 
     def _follow(self, session: Session, opened: RunSession) -> None:

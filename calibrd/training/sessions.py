@@ -15,6 +15,8 @@ from calibrd.training.errands import Errands
 from calibrd.training.journal import Drawer, Journal
 from calibrd.training.passes import Pass, Plan, Start, new_session
 
+OLD_SECONDS = 30.0
+
 
 @dataclass
 class Look:
@@ -78,6 +80,11 @@ class Session:
         """Whether there is something to send or to wait for that has not been refused."""
         return not self.is_resting and (self.opened is None or bool(self.waiting) or self.is_wanted)
 
+    @property
+    def is_old(self) -> bool:
+        """Whether it began some time ago; if not, the service's clock says better when it did."""
+        return self.is_left or time.time() - self.plan.begun > OLD_SECONDS
+
     def has_sent(self, one: Pass) -> None:
         """The service has a pass."""
         self.waiting.popleft()
@@ -92,6 +99,8 @@ class Session:
     def has_opened(self, opened: RunSession) -> None:
         """The service has it, and says where it is."""
         self.opened = opened
+        if opened.begun_at is not None:  # by the service's clock
+            self.replan(replace(self.plan, begun=opened.begun_at.timestamp()))
         self._has = opened.step - (self.base or 0)
 
     def lacks_one_before(self, one: Pass) -> bool:
@@ -103,7 +112,9 @@ class Session:
         one = self.waiting[0]
         start = Start((self.base or 0) + one.number - 1, one.before)
         self.opened = None
-        self.replan(replace(self.plan, session=new_session(), start=start, base=self.base))
+        plan = replace(self.plan, session=new_session(), start=start, base=self.base)
+        # just after this one, and before all that began later
+        self.replan(replace(plan, begun=plan.begun + 0.001))
 
     def replan(self, plan: Plan) -> None:
         """It is opened in another way from now on, also by a later process."""
@@ -156,8 +167,8 @@ class Session:
         return self.plan.start == Start(step, state)
 
 
-def opened_by(client: Client, plan: Plan) -> RunSession:
-    """The session of a plan, opened."""
+def opened_by(client: Client, plan: Plan, *, is_old: bool) -> RunSession:
+    """The session of a plan, opened; only of one that is old is said when it began."""
     start = plan.start or Start()
     needs_step = plan.start is not None and start.state is None
     return client.open_run(
@@ -169,7 +180,7 @@ def opened_by(client: Client, plan: Plan) -> RunSession:
         session=plan.session,
         state=start.state,
         from_step=start.step if needs_step else None,
-        begun=plan.begun,
+        begun=plan.begun if is_old else None,
     )
 
 
