@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faulty_line import Asked, FaultyLine, Say, lose
-from live_service import wait_until
+from faulty_line import Asked, FaultyLine, Say, faulty_line, lose
+from live_service import ROOT, Running, wait_until
 from test_training_alone import passes
+from test_training_away import nobody
 from test_training_runs import has_line, line_of, stepped
 
 import calibrd
@@ -166,3 +170,74 @@ def test_what_waits_for_another_key_is_told(
             stepped(job, passes(1)[0])
         assert ("with another API key" in caplog.text) == (key == "two")
     assert job.steps == 1
+
+
+JOB = """
+import sys, time
+import numpy as np
+from calibrd.training import Monitor
+url, rows, ending = sys.argv[1:]
+job = Monitor(url, run="killed-job", budget=5)
+job.observe(3 * np.eye(4)[[0, 1, 2] * int(rows)], [0, 1, 1] * int(rows))
+job.step()
+print(job.steps, flush=True)
+time.sleep(0 if ending == "end" else 60)
+"""
+
+
+def end_of_job(url: str, rows: int, ending: str) -> str:
+    """What a job says that does a step, and then ends, or is sent a signal."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", JOB, url, str(rows), ending],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    if ending != "end":
+        process.send_signal(getattr(signal, ending))
+    _, errors = process.communicate(timeout=30)
+    assert said, errors
+    return said.strip()
+
+
+def test_a_killed_job_leaves_its_steps_to_the_next(
+    service: Running, client: calibrd.Client, tmp_path: Path
+) -> None:
+    """kill -9 while a step is on disk alone; after Ctrl-C and a plain end nothing is left."""
+    with faulty_line(service.url) as line:
+        line.before = lambda asked: lose() if asked.place.endswith("/stats") else None
+        assert end_of_job(line.url, 1, "SIGKILL") == "1"
+        assert client.run_history("killed-job") == []
+        line.before = lambda asked: None
+        assert end_of_job(line.url, 2, "SIGINT") == "2"
+        assert line_of(client, "killed-job") == [1, 2]
+        assert end_of_job(line.url, 3, "end") == "3"
+    assert line_of(client, "killed-job") == [1, 2, 3]
+    assert [step.metrics.rows for step in client.run_history("killed-job")] == [3, 6, 9]
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_damaged_leftovers_are_told_and_left(
+    client: calibrd.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nobody() as url:
+        with AdaFocal(url, run="damaged", budget=0.1) as job:
+            stepped(job, passes(1)[0])
+        (file,) = tmp_path.rglob("00000001.json")
+        file.write_text("{")
+        with AdaFocal(url, run="damaged", budget=0.1) as job:
+            assert job.state.step == 0
+    assert "cannot read what is left in" in caplog.text
+    assert file.exists()
+
+
+def test_folders_of_living_jobs_are_left_alone(client: calibrd.Client, tmp_path: Path) -> None:
+    with nobody() as url, AdaFocal(url, run="living", budget=0.1) as job:
+        stepped(job, passes(1)[0])
+        with AdaFocal(url, run="living", budget=0.1) as other:
+            assert other.state.step == 0
+        (file,) = tmp_path.rglob("00000001.json")
+        assert file.exists()
