@@ -2,6 +2,7 @@
 
 A folder for each run, in it one for each session: ``session.json`` says how it is opened, a file
 for each pass what is to be sent, and a lock is held on ``lock`` for as long as its process lives.
+``last.json`` says where the run was after the last pass of all, and stays when that is sent.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import platformdirs
 
 from calibrd.cache import write_whole
 from calibrd.connection import Connection
-from calibrd.training.passes import Pass, Plan
+from calibrd.training.passes import Pass, Plan, Start, state_of
 
 _log = logging.getLogger("calibrd")
 
-PLAN, LOCK = "session.json", "lock"
+PLAN, LOCK, LAST = "session.json", "lock", "last.json"
+PASSES = "[0-9]*.json"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -34,15 +36,47 @@ class Drawer:
         self.folder = folder
         self._lock = lock
 
+    @classmethod
+    def open(cls, folder: Path, plan: Plan) -> Drawer:
+        """A folder for a session that begins; OSError if there can be none."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / LOCK).touch(mode=0o600)
+        lock = _locked(folder)
+        if lock is None:
+            raise OSError(f"{folder} is in use by another process: the session's id must be new")
+        _write(folder / PLAN, plan.to_dict())
+        return cls(folder, lock)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nobody has deleted it."""
+        return (self.folder / PLAN).exists() and (self.folder / LOCK).exists()
+
+    def files(self) -> list[Path]:
+        """Those of its passes, in their order."""
+        return sorted(self.folder.glob(PASSES))
+
+    def read(self, file: Path) -> Pass | None:
+        """A pass; one that cannot be read is told and laid aside."""
+        try:
+            return Pass.from_dict(json.loads(file.read_bytes()))
+        except UNREADABLE as error:
+            _log.warning("%s cannot be read, its step is lost: %s", file, error)
+        with contextlib.suppress(OSError):
+            file.rename(file.with_suffix(".damaged"))
+        return None
+
     def keep(self, one: Pass) -> None:
         """Write a pass, if it is not there; OSError if that is not possible."""
         if not self._file(one).exists():
             _write(self._file(one), one.to_dict())
 
-    def note(self, plan: Plan) -> None:
-        """Write how it is opened now."""
+    def note(self, plan: Plan, last: Start | None) -> None:
+        """Write how it is opened now; and when it began, if this is where the run is."""
         with contextlib.suppress(OSError):
             _write(self.folder / PLAN, plan.to_dict())
+            if last is not None:
+                Journal(self.folder.parent).note_last(last, plan.begun)
 
     def forget(self, one: Pass) -> None:
         """It has been sent."""
@@ -50,12 +84,13 @@ class Drawer:
             self._file(one).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Everything has been sent."""
+        """Leave nothing of it, if everything has been sent."""
         with contextlib.suppress(OSError):
+            if self.files():
+                return
             (self.folder / PLAN).unlink(missing_ok=True)
             (self.folder / LOCK).unlink(missing_ok=True)
             self.folder.rmdir()
-        self.release()
 
     def release(self) -> None:
         """Leave it to a later process."""
@@ -65,7 +100,7 @@ class Drawer:
         return self.folder / f"{one.number:08d}.json"
 
 
-Leftover = tuple[Plan, Drawer, list[Pass]]
+Leftover = tuple[Plan, Drawer]
 
 
 class Journal:
@@ -84,14 +119,27 @@ class Journal:
 
     def open(self, plan: Plan) -> Drawer:
         """A folder for a session that begins; OSError if there can be none."""
-        folder = self.folder / f"{plan.session}-{plan.rank}"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / LOCK).touch(mode=0o600)
-        lock = _locked(folder)
-        if lock is None:
-            raise OSError(f"{folder} is in use by another process: the session's id must be new")
-        _write(folder / PLAN, plan.to_dict())
-        return Drawer(folder, lock)
+        return Drawer.open(self.folder / f"{plan.session}-{plan.rank}", plan)
+
+    def note_last(self, start: Start, begun: float) -> None:
+        """Write where the run is now, in a session begun then; OSError if that is not possible."""
+        state = start.state and start.state.to_dict()
+        _write(self.folder / LAST, {"step": start.step, "state": state, "begun": begun})
+
+    def last(self) -> tuple[Start, float] | None:
+        """What ``note_last`` wrote last, if it can be read."""
+        try:
+            found = json.loads((self.folder / LAST).read_bytes())
+            return Start(int(found["step"]), state_of(found["state"])), float(found["begun"])
+        except FileNotFoundError:
+            return None
+        except UNREADABLE as error:
+            _log.warning("cannot read %s: %s", self.folder / LAST, error)
+            return None
+
+    def has_unsent(self) -> bool:
+        """Whether a pass waits, of whichever process."""
+        return any(self.folder.glob(f"*/{PASSES}"))
 
     def leftovers(self) -> list[Leftover]:
         """What dead processes left behind, the oldest session first; now held."""
@@ -118,16 +166,15 @@ class Journal:
         drawer = Drawer(folder, lock)
         try:
             plan = Plan.from_dict(json.loads((folder / PLAN).read_bytes()))
-            files = sorted(folder.glob("[0-9]*.json"))
-            passes = [Pass.from_dict(json.loads(file.read_bytes())) for file in files]
         except UNREADABLE as error:
             _log.warning("cannot read what is left in %s: %s", folder, error)
             drawer.release()
             return None
-        if not passes:
+        if not drawer.files():
             drawer.remove()
+            drawer.release()
             return None
-        return plan, drawer, passes
+        return plan, drawer
 
 
 def state_folder() -> Path:
@@ -143,7 +190,7 @@ def _short(text: str) -> str:
 
 def _is_left(plan: Path) -> bool:
     """Whether something is left in the folder of a plan, and nobody holds it."""
-    if not any(plan.parent.glob("[0-9]*.json")):
+    if not any(plan.parent.glob(PASSES)):
         return False
     with contextlib.suppress(OSError):
         lock = _locked(plan.parent)

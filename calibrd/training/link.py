@@ -15,6 +15,7 @@ from calibrd.client import AsyncClient, Client
 from calibrd.connection import Connection
 from calibrd.training.errands import Errand, Errands, Late
 from calibrd.training.journal import Journal
+from calibrd.training.leftovers import Left, Leftovers, left_of
 from calibrd.training.passes import Kind, Pass, Plan, Start, new_session
 from calibrd.training.ranks import Ranks
 from calibrd.training.sender import Sender
@@ -51,8 +52,10 @@ class Link:
         )
         self._journal = Journal.of(connection, run, folder)
         self._session: Session
+        self._leftovers: Leftovers
         self._count = 0
         self._number = 0
+        self._begun = 0.0
         self._warned = False
         self._disk = Errands("calibrd-journal")
         self._sender = Sender(connection, self._disk)
@@ -65,15 +68,15 @@ class Link:
         )
 
     def begin(self, first: Start, *, fresh: bool) -> Start:
-        """Where to begin: where the service says, or else what is known here, or ``first``.
+        """Where to begin: where the run is by the service, or by this machine, or ``first``.
 
         Raises what the service refuses.
         """
         until = time.monotonic() + self._budget
         try:
-            left = self._take_leftovers(until)
+            left = self._look_at_disk(until)
             if self._plan.decides == "service":
-                start = self._begin_joined(first if fresh else None, until) or first
+                start = self._begin_joined(first if fresh else None, left, until) or first
             else:
                 start = self._begin_alone(first, left, until, fresh=fresh)
         except BaseException:
@@ -123,6 +126,7 @@ class Link:
         if self.is_closed:
             return
         until = time.monotonic() + self._budget
+        self._leftovers.are_read.wait(self._budget)
         self._drop()
         if not self._sender.join(until) or self._sender.left:
             _log.warning(
@@ -137,27 +141,36 @@ class Link:
         self._dropped.detach()
         self._sender.end()
 
-    def _begin_alone(self, first: Start, left: Start | None, until: float, *, fresh: bool) -> Start:
-        run, start = self._plan.run, first
+    def _begin_alone(self, first: Start, left: Left, until: float, *, fresh: bool) -> Start:
+        start, how = first, "begins at"
         if not fresh:
-            look = self._sender.look(run, until)
+            look = self._sender.look(self._plan.run, until, asks_when=left.has_unsent)
             if look.refusal is not None:
+                left.release()
                 raise look.refusal
-            known = look.start if look.is_known else left
-            start = _going_on(known, self._plan) or first
+            here = _going_on(left.going_on(look), self._plan)
+            if here is not None:
+                start, how = here, "goes on as this machine left it, from"
+            else:
+                start = _going_on(look.start, self._plan) or first
+        self._leftovers = Leftovers(left.sessions, self._sender, self._disk)
         session = self._begin_session(start)
         if not self._is_open(session, until):
             _log.warning(
-                "%s: the service has not answered in %g s (%s): training begins at step %d, and "
-                "what is to be sent waits",
-                run,
+                "%s: the service has not answered in %g s (%s): training %s step %d, and what is "
+                "to be sent waits",
+                self._plan.run,
                 self._budget,
                 self._sender.trouble or "no answer",
+                how,
                 start.step,
             )
+        elif how != "begins at":
+            _log.info("%s: training %s step %d", self._plan.run, how, start.step)
         return start
 
-    def _begin_joined(self, start: Start | None, until: float) -> Start | None:
+    def _begin_joined(self, start: Start | None, left: Left, until: float) -> Start | None:
+        self._leftovers = Leftovers(left.sessions, self._sender, self._disk)
         session = self._begin_session(start)
         if self._is_open(session, until) and session.opened is not None:
             return Start(session.opened.step, session.opened.state)
@@ -184,7 +197,9 @@ class Link:
             id = f"{id}.{self._count}"
         self._count += 1
         self._number = 0
-        plan = replace(self._plan, session=id, start=start, begun=time.time())
+        # a clock may be set back, but what is done later counts
+        self._begun = max(time.time(), self._begun + 0.001)
+        plan = replace(self._plan, session=id, start=start, begun=self._begun)
         self._session = Session(plan, self._disk)
         self._session.is_late = is_late
         self._sender.begin(self._session)
@@ -225,33 +240,16 @@ class Link:
                 f"not in {self._budget:g} s" if isinstance(error, Late) else error,
             )
 
-    def _take_leftovers(self, until: float) -> Start | None:
-        """Have sent what earlier processes left; where the last of them was."""
-        run, journal, sender, disk = self._plan.run, self._journal, self._sender, self._disk
-
-        def taken() -> Start | None:
-            for folder in journal.of_other_keys():
-                _log.warning(
-                    "%s: what was left with another API key is sent with that key; it waits in %s",
-                    run,
-                    folder,
-                )
-            last = None
-            for plan, drawer, passes in journal.leftovers():
-                session = Session(plan, disk, drawer, is_left=True)
-                session.is_late = True
-                session.waiting.extend(passes)
-                sender.begin(session)
-                if session.base is not None and plan.decides == "trainer":
-                    last = Start(session.base + passes[-1].number, passes[-1].state)
-            return last
-
+    def _look_at_disk(self, until: float) -> Left:
+        run, journal = self._plan.run, self._journal
         try:
-            return self._disk.ask(taken).result(until)
+            left = self._disk.ask(lambda: left_of(run, journal)).result(until)
         except Exception as error:  # noqa: BLE001 - whatever it is, training begins
             told = "it takes too long" if isinstance(error, Late) else error
             _log.warning("cannot read %s: %s", journal.folder, told)
-            return None
+            return Left()
+        self._begun = left.begun
+        return left
 
 
 def connection_of(client: Service) -> Connection | None:

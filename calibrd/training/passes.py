@@ -44,6 +44,11 @@ class Plan:
     base: int | None = None
     begun: float = field(default_factory=time.time)
 
+    @property
+    def before(self) -> int | None:
+        """The step before the first pass, if it is known."""
+        return self.start.step if self.base is None and self.start is not None else self.base
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
         found = asdict(self)

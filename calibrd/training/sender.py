@@ -68,15 +68,15 @@ class Sender:
 
         def added() -> None:
             session.waiting.append(one)
-            session.is_resting = False
+            session.is_resting = session.is_resting and session.is_left
             if wanted_until is not None:
                 session.wanted, session.wanted_until = one.number, wanted_until
 
         self._inbox.put(added)
 
-    def look(self, run: str, until: float) -> Look:
+    def look(self, run: str, until: float, *, asks_when: bool) -> Look:
         """Ask where a run is, again and again until then, and wait for it."""
-        look = Look(run, (time.monotonic() + until) / 2, until)
+        look = Look(run, until, asks_when)
         self._inbox.put(lambda: self._looks.append(look))
         self.wait(lambda: look.is_done, until)
         return look
@@ -152,6 +152,7 @@ class Sender:
 
         Whether there are sessions of the past that must be tried again.
         """
+        self._answer_looks()
         stuck = False
         for session in list(self._sessions):
             try:
@@ -166,10 +167,13 @@ class Sender:
                     self._is_stuck(session, error)
                 else:
                     raise
+            except Exception as error:
+                if not session.is_left:
+                    raise
+                self._refused(session, error)
             if session.is_past and not session.waiting:
                 self._sessions.remove(session)
                 session.put_away()
-        self._answer_looks(stuck)
         return stuck
 
     def _forward(self, session: Session) -> None:
@@ -188,8 +192,15 @@ class Sender:
                 plan.run, step, one.statistics, session=opened, rank=plan.rank, state=one.state
             )
             self._heard()
+            if told.status == "waiting" and session.lacks_some(step):
+                _log.warning("%s: steps of %s are lost: the rest is a new session", *_named(plan))
+                session.begin_again()
+                plan, opened = session.plan, self._open(session)
+                continue
             session.has_sent(one)
             self._tell(session, told.state)
+            if session.is_left and not self._inbox.empty():
+                return  # others need not wait until all of it is sent
         self._follow(session, opened)
 
     def _open(self, session: Session) -> RunSession:
@@ -223,11 +234,9 @@ class Sender:
             if told.step > known:
                 self._tell(session, told.state)
 
-    def _answer_looks(self, is_stuck: bool) -> None:
+    def _answer_looks(self) -> None:
         while self._looks:
             look = self._looks[0]
-            if is_stuck and time.monotonic() < look.hurry_from:
-                return
             if time.monotonic() < look.until:
                 look.ask(self._reached())
                 self._heard()
@@ -274,7 +283,7 @@ class Sender:
             _log.warning("%s: what is left of %s waits: %s", *_named(session.plan), told)
         session.is_stuck = True
 
-    def _refused(self, session: Session, error: CalibrdError) -> None:
+    def _refused(self, session: Session, error: Exception) -> None:
         is_known = session.refusal is not None
         with self._changed:
             session.refusal = error if isinstance(error, Refused) else None

@@ -22,13 +22,14 @@ OLD_SECONDS = 30.0
 class Look:
     """Where is a run? ``start`` is None if it is new; not ``is_known`` if nobody has answered.
 
-    What earlier processes left is sent before, but is not waited for after ``hurry_from``.
+    ``begun`` is when its session began, if ``asks_when``.
     """
 
     run: str
-    hurry_from: float
     until: float
+    asks_when: bool
     start: Start | None = None
+    begun: float = 0.0
     refusal: CalibrdError | None = None
     is_known: bool = False
     is_done: bool = False
@@ -37,6 +38,10 @@ class Look:
         """Ask the service once; raises what may be otherwise at the next try."""
         try:
             found = client.run_state(self.run)
+            if self.asks_when:
+                known = {one.id: one.begun_at for one in client.get_run(self.run).sessions or []}
+                begun = known.get(found.session)
+                self.begun = begun.timestamp() if begun else 0.0
             self.start = Start(found.step, found.state)
             self.is_known = True
         except NoSuchRun:
@@ -60,18 +65,17 @@ class Session:
         self._disk = disk
         self.drawer = drawer
         self.is_left = is_left
-        self.is_past = is_left  # nothing more will come for it
+        self.is_past = False  # nothing more will come for it
         self.is_stuck = False
         self.waiting: deque[Pass] = deque()
         self.opened: RunSession | None = None
-        self.base = plan.base
-        if plan.base is None and plan.start is not None:
-            self.base = plan.start.step
+        self.base = plan.before
         self._has = 0  # the passes that the service has
         self.decided: AdaFocalState | None = None
         self.refusal: Refused | None = None
-        self.is_late = False
+        self.is_late = is_left
         self.is_resting = False
+        self._last: Start | None = None
         self.wanted = 0
         self.wanted_until = 0.0
 
@@ -107,6 +111,11 @@ class Session:
         """Whether the service would wait for ever for one that was lost before this."""
         return self.plan.decides == "trainer" and one.number > self._has + 1
 
+    def lacks_some(self, step: int) -> bool:
+        """Whether a step that waits does so because the service has lost those before."""
+        first = self.plan.start and self.plan.start.step
+        return self.plan.decides == "trainer" and step - 1 != first
+
     def begin_again(self) -> None:
         """Go on as another session, that begins with what waits."""
         one = self.waiting[0]
@@ -122,7 +131,7 @@ class Session:
 
         def note() -> None:
             if self.drawer is not None:
-                self.drawer.note(self.plan)
+                self.drawer.note(self.plan, None if self.is_past else self._last)
 
         self._disk.ask(note)
 
@@ -130,7 +139,18 @@ class Session:
         """Write a pass; called on the thread of the disk, OSError if it is not possible."""
         if self.drawer is None:
             self.drawer = journal.open(self.plan)
-        self.drawer.keep(one)
+        self._open_again().keep(one)
+        if self.plan.decides == "trainer":
+            self._last = Start((self.base or 0) + one.number, one.state)
+            journal.note_last(self._last, self.plan.begun)
+
+    def _open_again(self) -> Drawer:
+        """Its folder, made anew if somebody has deleted it."""
+        assert self.drawer is not None  # noqa: S101 - both who call have seen to it
+        if not self.drawer.is_there:
+            self.drawer.release()
+            self.drawer = Drawer.open(self.drawer.folder, self.plan)
+        return self.drawer
 
     def put_away(self) -> None:
         """This process sends no more of it: what is left, a later one sends."""
@@ -139,12 +159,10 @@ class Session:
     def _put_away(self) -> None:
         if self.drawer is None:
             return
-        if not self.waiting:
-            self.drawer.remove()
-            return
-        for one in self.waiting:
-            with contextlib.suppress(OSError):
-                self.drawer.keep(one)
+        with contextlib.suppress(OSError):
+            for one in self.waiting:
+                self._open_again().keep(one)
+        self.drawer.remove()
         self.drawer.release()
 
     @property
