@@ -44,6 +44,9 @@ class AdaFocalLoss(WeightedCrossEntropy):
         super().__init__(reduction=reduction, ignore_index=ignore_index)
         if state is not None and settings:
             raise ParameterError("bad_parameter", "give a state or settings, not both")
+        known = field_hints(Settings)
+        for name in settings.keys() - known.keys():
+            raise TypeError(f"there is no setting {name!r}: the settings are {', '.join(known)}")
         self.state = AdaFocalState.begin(Settings(**settings)) if state is None else state
 
     @property

@@ -165,9 +165,10 @@ class RunCalls(Asking):
 
 def checked_run(name: str) -> str:
     """The name of a run; ValueError for all else."""
-    if not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
-            f"a run's name is of 1 to 64 letters a-z, digits, '.', '_' and '-', got {name!r}"
+            "a run's name is of 1 to 64 letters a-z, digits, '.', '_' and '-', and begins with a "
+            f"letter or digit, got {name!r}"
         )
     return name
 

@@ -9,7 +9,7 @@ from calibrators.adafocal import Summary
 from calibrd.training.link import Service
 from calibrd.training.observer import BUDGET_SECONDS, Observer
 from calibrd.training.observing import IGNORED
-from calibrd.training.passes import Start
+from calibrd.training.passes import Start, step_in
 
 
 class Monitor(Observer):
@@ -49,7 +49,7 @@ class Monitor(Observer):
             client,
             run,
             None,
-            Start() if resume is None else Start(int(resume["step"])),
+            Start() if resume is None else Start(step_in(resume)),
             ignore_index=ignore_index,
             budget=budget,
             rank=rank,
@@ -59,6 +59,7 @@ class Monitor(Observer):
             folder=folder,
         )
         self.steps = self._start.step
+        self._note_checkpoint(resume)
 
     def step(self) -> Summary:
         """End a validation pass: what it says of the model, by all ranks that are known here."""
@@ -75,4 +76,5 @@ class Monitor(Observer):
 
     def load_state_dict(self, document: dict[str, Any]) -> None:
         """Go on from the step of a checkpoint."""
-        self.steps = int(document["step"])
+        self.steps = step_in(document)
+        self._note_checkpoint(document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,9 @@ from calibrd.training.passes import Kind, Start, checked_session, state_of
 from calibrd.training.ranks import Apart, is_distributed, ranks_of
 
 BUDGET_SECONDS = 2.0
+MOST_SECONDS = 86_400.0
+
+_log = logging.getLogger("calibrd")
 
 
 class Observer:
@@ -38,8 +42,11 @@ class Observer:
         fresh: bool,
         folder: str | Path | None,
     ) -> None:
-        if not budget > 0:
-            raise ValueError(f"budget must be a number of seconds above 0, got {budget!r}")
+        if not isinstance(budget, int | float) or not 0 < budget <= MOST_SECONDS:
+            raise ValueError(
+                f"budget must be a number of seconds above 0, at most {MOST_SECONDS:g}, "
+                f"got {budget!r}"
+            )
         self.run = checked_run(run)
         self.ignore_index = ignore_index
         self._process: int | None = os.getpid()
@@ -136,9 +143,14 @@ class Observer:
             raise RuntimeError(f"rank 0 cannot begin: {told['problem']}")
         return Start(told["step"], state_of(told["state"]))
 
+    def _note_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        given = (checkpoint or {}).get("run", self.run)
+        if given != self.run:
+            _log.warning("%s: goes on from a checkpoint of another run, %s", self.run, given)
+
     def _check_is_here(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                f"this is a copy of the {type(self).__name__} of another process, or was forked "
-                "with it: only where it was made can it observe and step"
+                f"this is a copy of the {type(self).__name__} that was made, or was forked with "
+                "it: only that, in its own process, can observe and step"
             )

@@ -64,15 +64,14 @@ def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinS
 
 
 def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> Observed:
+    _check_shapes(logits.shape, labels.shape)
     if logits.ndim > 1:
-        _check_shapes(logits.shape, labels.shape)
         logits = np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1])
         labels = labels.reshape(-1)
-    if labels.ndim == 1 and len(labels) == len(logits):
-        kept = labels != ignore_index
-        logits, labels = logits[kept], labels[kept]
-        if not len(labels):
-            return NOTHING
+    kept = labels != ignore_index
+    logits, labels = logits[kept], labels[kept]
+    if not len(labels):
+        return NOTHING
     return observed(logits, labels)
 
 
@@ -82,11 +81,11 @@ def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> Observed:
     if labels.is_floating_point() or labels.is_complex():
         raise DataError("labels_not_integers", f"labels must be class indices, got {labels.dtype}")
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
+        _check_shapes(tuple(logits.shape), tuple(labels.shape))
         scores = logits.detach()
         if scores.ndim == 1 or scores.shape[1:] == (1,):
             scores = scores.reshape(-1, 1)
             scores = torch.cat([torch.zeros_like(scores), scores], dim=1)
-        _check_shapes(tuple(scores.shape), tuple(labels.shape))
         scores = scores.movedim(1, -1).reshape(-1, scores.shape[1])
         truth = labels.to(scores.device, torch.int64).reshape(-1)
         kept = truth != ignore_index
@@ -116,11 +115,13 @@ def _on_device(scores: Tensor, truth: Tensor) -> Observed:
 
 
 def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
-    if len(logits) < 2 or logits[1] < 1 or labels != (logits[0], *logits[2:]):
+    is_of_one = len(logits) == 1 or logits[1:] == (1,)
+    is_of_many = len(logits) > 1 and logits[1] > 1
+    if not (is_of_one or is_of_many) or labels != (logits[0], *logits[2:]):
         raise DataError(
             "bad_shape",
-            "logits must be (n, k) or (n, k, d1, ...) and labels (n,) or (n, d1, ...), "
-            f"got {logits} and {labels}",
+            "logits must be (n, k) or (n, k, d1, ...) of k > 1 classes, or (n,) or (n, 1), and "
+            f"labels (n,) or (n, d1, ...), got {logits} and {labels}",
         )
 
 

@@ -103,6 +103,22 @@ def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:
     return None if document is None else AdaFocalState.from_dict(document)
 
 
+def kept_in(checkpoint: object, name: str) -> Any:
+    """What a checkpoint has under a name; ValueError if it is none of this kind."""
+    if not isinstance(checkpoint, dict) or name not in checkpoint:
+        keys = list(checkpoint) if isinstance(checkpoint, dict) else type(checkpoint).__name__
+        raise ValueError(f"a checkpoint must be a state_dict() with {name!r}, got {keys}")
+    return checkpoint[name]
+
+
+def step_in(checkpoint: object) -> int:
+    """The step of a monitor's checkpoint; ValueError if it is none."""
+    step = kept_in(checkpoint, "step")
+    if not isinstance(step, int) or step < 0:
+        raise ValueError(f"a checkpoint's step must be a whole number of 0 or more, got {step!r}")
+    return step
+
+
 def checked_session(session: str | None) -> str | None:
     """The id of a session, or None; ValueError for all else."""
     if session is not None and not SESSION.fullmatch(session):

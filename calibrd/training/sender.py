@@ -16,7 +16,14 @@ from dataclasses import replace
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
 from calibrd.connection import FIRST_PAUSE, Connection
-from calibrd.errors import CalibrdError, NoSuchRun, NoSuchSession, Refused, ServerTrouble
+from calibrd.errors import (
+    CalibrdError,
+    NoSuchRun,
+    NoSuchSession,
+    NotCalibrd,
+    Refused,
+    ServerTrouble,
+)
 from calibrd.following import begin_anew_after_fork
 from calibrd.run_results import RunSession
 from calibrd.training.errands import Errands
@@ -160,7 +167,7 @@ class Sender:
             except (NoSuchRun, NoSuchSession) as error:
                 self._begin_again(session, error)
             except CalibrdError as error:
-                if is_refusal(error):
+                if is_refusal(error) or (session.is_awaited and isinstance(error, NotCalibrd)):
                     self._refused(session, error)
                 elif session.is_left and isinstance(error, ServerTrouble):
                     stuck = True  # which may be of this one alone
@@ -286,11 +293,11 @@ class Sender:
     def _refused(self, session: Session, error: Exception) -> None:
         is_known = session.refusal is not None
         with self._changed:
-            session.refusal = error if isinstance(error, Refused) else None
+            session.refusal = error if isinstance(error, CalibrdError) else None
             session.is_resting = True
             self._changed.notify_all()
         # who makes it is told by an exception
-        if not is_known and (session.opened is not None or session.is_late or session.is_left):
+        if not is_known and not session.is_awaited:
             place = "memory" if session.drawer is None else session.drawer.folder
             told = in_a_line(error)
             _log.warning("%s: refused, kept in %s: %s", session.plan.run, place, told)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
-from calibrd.errors import CalibrdError, NoSuchRun, Refused, ServerTrouble, TooSlow
+from calibrd.errors import CalibrdError, NoSuchRun, NotCalibrd, Refused, ServerTrouble, TooSlow
 from calibrd.run_results import RunSession
 from calibrd.training.errands import Errands
 from calibrd.training.journal import Drawer, Journal
@@ -47,7 +47,7 @@ class Look:
         except NoSuchRun:
             self.is_known = True
         except CalibrdError as error:
-            if not is_refusal(error):
+            if not is_refusal(error) and not isinstance(error, NotCalibrd):
                 raise
             self.refusal = error
 
@@ -72,7 +72,7 @@ class Session:
         self.base = plan.before
         self._has = 0  # the passes that the service has
         self.decided: AdaFocalState | None = None
-        self.refusal: Refused | None = None
+        self.refusal: CalibrdError | None = None
         self.is_late = is_left
         self.is_resting = False
         self._last: Start | None = None
@@ -83,6 +83,11 @@ class Session:
     def has_work(self) -> bool:
         """Whether there is something to send or to wait for that has not been refused."""
         return not self.is_resting and (self.opened is None or bool(self.waiting) or self.is_wanted)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether who has made it waits until it is opened."""
+        return self.opened is None and not self.is_late
 
     @property
     def is_old(self) -> bool:

@@ -16,7 +16,7 @@ from calibrators.adafocal import AdaFocalState, Summary
 from calibrd.training.link import Service
 from calibrd.training.observer import BUDGET_SECONDS, Observer
 from calibrd.training.observing import IGNORED
-from calibrd.training.passes import Start
+from calibrd.training.passes import Start, kept_in
 
 
 class AdaFocal(Observer):
@@ -63,9 +63,11 @@ class AdaFocal(Observer):
     ) -> None:
         if loss is not None and (settings or ignore_index != IGNORED):
             raise ValueError("give a loss, or its settings and ignore_index, not both")
+        if not isinstance(loss, AdaFocalLoss | None):
+            raise TypeError(f"loss must be an AdaFocalLoss, got {type(loss).__name__}")
         self.loss = AdaFocalLoss(ignore_index=ignore_index, **settings) if loss is None else loss
         if resume is not None:
-            self.load_state_dict(resume)
+            self._load(resume)
         first = self.loss.state
         super().__init__(
             client,
@@ -82,6 +84,7 @@ class AdaFocal(Observer):
         )
         if self._start.state is not None:
             self.loss.state = self._start.state
+        self._note_checkpoint(resume)
 
     @property
     def state(self) -> AdaFocalState:
@@ -113,7 +116,11 @@ class AdaFocal(Observer):
 
     def load_state_dict(self, document: dict[str, Any]) -> None:
         """Go on from the step of a checkpoint: the run then has a new session from there on."""
-        state = AdaFocalState.from_dict(document["state"])
+        self._load(document)
+        self._note_checkpoint(document)
+
+    def _load(self, document: dict[str, Any]) -> None:
+        state = AdaFocalState.from_dict(kept_in(document, "state"))
         if state.settings != self.loss.state.settings:
             raise ValueError(
                 f"the checkpoint has {state.settings}, but this AdaFocal {self.loss.state.settings}"

@@ -156,7 +156,15 @@ def test_it_is_not_loaded_with_the_sdk() -> None:
         ({"budget": 0}, "budget must be"),
         ({"session": "../job"}, "session must be of 1 to 80 letters.*, got '../job'"),
         ({"session": "7" * 81}, "session must be of"),
+        *(
+            ({"budget": one}, "budget must be")
+            for one in (-1, float("nan"), float("inf"), "2", 1e12)
+        ),
         ({"run": "No Name"}, "a run's name"),
+        ({"run": "-x"}, "begins with a letter or digit, got '-x'"),
+        ({"run": None}, "a run's name"),
+        ({"resume": {}}, "with 'step', got"),
+        ({"resume": {"step": -5}}, "step must be a whole number of 0 or more, got -5"),
     ],
 )
 def test_wrong_arguments_are_named(given: dict[str, object], words: str) -> None:
@@ -170,5 +178,19 @@ def test_ranks_that_torch_does_not_know_yet_are_told(monkeypatch: pytest.MonkeyP
         Monitor(None, run="early")
     with pytest.raises(TypeError, match="got int"):
         Monitor(5, run="strange", rank=0, world_size=1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="gamma_mix"):
+    with pytest.raises(TypeError, match=r"gamma_mix.*gamma_max, gamma_min"):
         AdaFocal(None, run="typo", rank=0, world_size=1, gamma_mix=3)
+
+
+def test_checkpoints_of_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    monitor, steered = Monitor(None, run="one"), AdaFocal(None, run="one")
+    with pytest.raises(ValueError, match=r"with 'state', got \['run', 'step'\]"):
+        AdaFocal(None, run="one", resume=monitor.state_dict())
+    with pytest.raises(ValueError, match="of 0 or more, got -5"):
+        monitor.load_state_dict({"step": -5})
+    with pytest.raises(TypeError, match="loss must be an AdaFocalLoss, got CrossEntropyLoss"):
+        AdaFocal(None, run="one", loss=torch.nn.CrossEntropyLoss())  # type: ignore[arg-type]
+    assert caplog.messages == []
+    AdaFocal(None, run="two", resume=steered.state_dict())
+    Monitor(None, run="two").load_state_dict(monitor.state_dict())
+    assert caplog.messages == ["two: goes on from a checkpoint of another run, one"] * 2

@@ -98,6 +98,9 @@ def test_a_tally_is_the_sum_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> N
         (torch.zeros(4, 3), torch.tensor([0, 1, 2, -1]), "label_out_of_range"),
         (torch.zeros(4, 3), torch.zeros(3, dtype=torch.int64), "bad_shape"),
         (torch.zeros(4, 3, 2), torch.zeros(4, 3, dtype=torch.int64), "bad_shape"),
+        (torch.zeros(4, 1, 2), torch.zeros(4, 2, dtype=torch.int64), "bad_shape"),
+        (np.zeros((4, 1, 2)), np.zeros((4, 2), dtype=int), "bad_shape"),
+        (torch.zeros(4, 1), torch.zeros((4, 1), dtype=torch.int64), "bad_shape"),
         (torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.int64), "nan"),
         (torch.full((4, 3), torch.inf), torch.zeros(4, dtype=torch.int64), "infinite"),
         (np.full((4, 3), np.nan), np.zeros(4, dtype=int), "nan"),
@@ -110,3 +113,6 @@ def test_what_cannot_be_observed_is_told(logits: object, labels: object, code: s
     with pytest.raises(DataError) as caught:
         statistics_of(logits, labels)
     assert caught.value.code == code
+    if code == "bad_shape":
+        shapes = [str(tuple(one.shape)) for one in (logits, labels)]
+        assert str(caught.value).endswith(f"got {shapes[0]} and {shapes[1]}")

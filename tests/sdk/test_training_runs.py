@@ -12,7 +12,7 @@ from live_service import Running, wait_until
 from test_training_alone import passes
 
 import calibrd
-from calibrd.errors import NoSuchRun, RunDiffers, Unauthenticated
+from calibrd.errors import NoSuchRun, NotCalibrd, RunDiffers, Unauthenticated
 from calibrd.training import AdaFocal, Monitor
 
 
@@ -194,3 +194,10 @@ def test_a_wait_that_breaks_off_is_taken_up_again(service: Running, line: Faulty
         stepped(there, yours)
         waiting.join()
         assert here.state == there.state
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_is_no_calibrd_service_is_told_when_it_begins(line: FaultyLine, fresh: bool) -> None:
+    line.before = lambda asked: Say(404, {}, b"<html>")
+    with pytest.raises(NotCalibrd, match="is not a calibrd service"):
+        Monitor(line.url, run="elsewhere", fresh=fresh, budget=30)
