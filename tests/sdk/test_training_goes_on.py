@@ -52,14 +52,14 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
     """It is closed, in the same process, before all is sent."""
 
     def slow(asked: Asked) -> Say | None:
-        time.sleep(0.3 if asked.place.endswith("/stats") else 0)
+        time.sleep(0.4 if asked.place.endswith("/stats") else 0)
         return None
 
     line.before = slow
     caplog.set_level(logging.INFO, "calibrd")
     with AdaFocal(line.url, run="still-sends", budget=0.5) as job:
         stepped(job, *passes(6)[:5])
-    assert len(client.run_history("still-sends")) < 5
+    assert not has_line(client, "still-sends", 1, 2, 3, 4, 5)
     with AdaFocal(line.url, run="still-sends", budget=5) as again:
         assert again.state == job.state
         stepped(again, passes(6)[5])
@@ -81,15 +81,15 @@ def test_a_long_queue_is_not_waited_for(
     read = Drawer.read
 
     def slow(drawer: Drawer, file: Path) -> Pass | None:
-        time.sleep(0.2)
+        time.sleep(0.3)
         return read(drawer, file)
 
     monkeypatch.setattr(Drawer, "read", slow)
     begun = time.monotonic()
-    with AdaFocal(line.url, run="backlog", budget=1.0) as again:
+    with AdaFocal(line.url, run="backlog", budget=2.0) as again:
         assert again.state == job.state
         stepped(again, batches[10])
-        assert time.monotonic() - begun < 1.9, "reading all takes 2 s"
+        assert time.monotonic() - begun < 2.9, "reading all takes 3 s"
         wait_until(lambda: has_line(client, "backlog", *range(1, 12)))
     assert caplog.messages == []
 
