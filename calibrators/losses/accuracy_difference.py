@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from calibrators.losses.base import Loss
-from calibrators.losses.focal import focal
+from calibrators.losses.focal import powered
 
 
 @dataclass(eq=False, repr=False)
@@ -59,4 +59,4 @@ class MDCALoss(Loss):
         mean = torch.softmax(logits, dim=1).mean(dim=0)
         share = torch.bincount(labels, minlength=logits.shape[1]).to(mean.dtype) / len(labels)
         surprise = F.cross_entropy(logits, labels, reduction="none")
-        return focal(surprise, self.gamma) + self.weight * (mean - share).abs().mean()
+        return powered(surprise, self.gamma) + self.weight * (mean - share).abs().mean()

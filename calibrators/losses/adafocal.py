@@ -11,7 +11,7 @@ from calibrators.adafocal import AdaFocalState, Settings
 from calibrators.constraints import field_hints
 from calibrators.errors import ParameterError
 from calibrators.losses.base import Reduction, WeightedCrossEntropy
-from calibrators.losses.focal import focal, inverse_focal
+from calibrators.losses.focal import powered
 
 
 class AdaFocalLoss(WeightedCrossEntropy):
@@ -70,9 +70,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
     def weighed(self, surprise: Tensor) -> Tensor:
         """The losses of rows with these surprises."""
-        gamma = self._gammas(torch.exp(-surprise.detach()))
-        weaker, stronger = gamma.clamp(min=0), (-gamma).clamp(min=0)
-        return torch.where(gamma >= 0, focal(surprise, weaker), inverse_focal(surprise, stronger))
+        return powered(surprise, self._gammas(torch.exp(-surprise.detach())))
 
     def get_extra_state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

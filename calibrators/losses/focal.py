@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from calibrators.errors import CalibrationWarning
 from calibrators.losses.base import WeightedCrossEntropy
@@ -19,19 +20,33 @@ SMALLEST = 1e-12
 STEEPEST_INVERSE = 3.591
 
 
-def focal(surprise: Tensor, gamma: Tensor | float) -> Tensor:
-    """``(1 - p)^gamma`` times the surprise -log p, exact where p is near 1."""
-    return doubt(surprise).pow(gamma) * surprise
+def powered(surprise: Tensor, gamma: Tensor | float) -> Tensor:
+    """The surprise -log p times ``(1 - p)^gamma``, or ``(1 + p)^-gamma`` where gamma is negative.
+
+    Gamma carries no gradient.
+    """
+    found: Tensor = _Powered.apply(surprise, gamma)  # type: ignore[no-untyped-call]
+    return found
 
 
-def inverse_focal(surprise: Tensor, gamma: Tensor | float) -> Tensor:
-    """``(1 + p)^gamma`` times the surprise -log p."""
-    return (1 + torch.exp(-surprise)).pow(gamma) * surprise
+class _Powered(torch.autograd.Function):
+    """The derivative is worked out beside the value: what autograd would do takes three times."""
 
+    @staticmethod
+    def forward(ctx: Any, surprise: Tensor, gamma: Tensor | float) -> Tensor:
+        p = torch.exp(-surprise)
+        strength = torch.as_tensor(gamma, dtype=p.dtype, device=p.device)
+        doubt = (-torch.expm1(-surprise)).clamp_(min=SMALLEST)  # exact where p is near 1
+        base = torch.where(strength >= 0, doubt, 1 + p)
+        power = base.pow(strength.abs())
+        ctx.save_for_backward(power * (1 + strength * p * surprise / base))
+        return power * surprise
 
-def doubt(surprise: Tensor) -> Tensor:
-    """1 - p, kept off 0."""
-    return (-torch.expm1(-surprise)).clamp(min=SMALLEST)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return given * slope, None
 
 
 class WrongWayGradients(CalibrationWarning):
@@ -58,7 +73,7 @@ class FocalLoss(WeightedCrossEntropy):
 
     def weighed(self, surprise: Tensor) -> Tensor:
         """The losses of rows with these surprises."""
-        return focal(surprise, self.gamma)
+        return powered(surprise, self.gamma)
 
 
 @dataclass(eq=False, repr=False)
@@ -76,7 +91,7 @@ class FLSD53Loss(WeightedCrossEntropy):
     def weighed(self, surprise: Tensor) -> Tensor:
         """The losses of rows with these surprises."""
         gamma = torch.where(torch.exp(-surprise.detach()) < 0.2, 5.0, 3.0)
-        return focal(surprise, gamma.to(surprise.dtype))
+        return powered(surprise, gamma)
 
 
 @dataclass(eq=False, repr=False)
@@ -106,4 +121,4 @@ class InverseFocalLoss(WeightedCrossEntropy):
 
     def weighed(self, surprise: Tensor) -> Tensor:
         """The losses of rows with these surprises."""
-        return inverse_focal(surprise, self.gamma)
+        return powered(surprise, -self.gamma)
