@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from calibrators import CalibrationSet, Calibrator
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrators.losses import AdaFocalLoss
+from calibrators.losses import AdaFocalLoss, FLSD53Loss, FocalLoss
 from calibrators.methods.identity import Identity
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling
@@ -46,23 +46,7 @@ class Plan:
         return self.loss not in FIXED
 
 
-def focal(logits: Tensor, labels: Tensor) -> Tensor:
-    """Focal loss with gamma 3."""
-    return _focal(F.cross_entropy(logits, labels, reduction="none"), torch.tensor(3.0))
-
-
-def flsd_53(logits: Tensor, labels: Tensor) -> Tensor:
-    """Focal loss with gamma 5 where the label's probability is below 0.2, else 3."""
-    surprise = F.cross_entropy(logits, labels, reduction="none")
-    unlikely = torch.exp(-surprise.detach()) < 0.2
-    return _focal(surprise, torch.where(unlikely, 5.0, 3.0))
-
-
-def _focal(surprise: Tensor, gamma: Tensor) -> Tensor:
-    return ((-torch.expm1(-surprise)).pow(gamma) * surprise).mean()
-
-
-FIXED: dict[str, Loss] = {"CE": F.cross_entropy, "focal-3": focal, "FLSD-53": flsd_53}
+FIXED: dict[str, Loss] = {"CE": F.cross_entropy, "focal-3": FocalLoss(), "FLSD-53": FLSD53Loss()}
 
 
 def network() -> nn.Module:

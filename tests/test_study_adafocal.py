@@ -125,10 +125,10 @@ def test_fixed_losses_are_what_their_names_say():
     labels = torch.arange(50) % 10
     p = torch.softmax(logits, dim=1)[torch.arange(50), labels]
     focal = (-((1 - p) ** 3) * p.log()).mean()
-    assert training.focal(logits, labels).item() == pytest.approx(focal.item(), rel=1e-5)
+    assert training.FIXED["focal-3"](logits, labels).item() == pytest.approx(focal.item(), rel=1e-5)
     gamma = torch.where(p < 0.2, 5, 3)
     flsd = (-((1 - p) ** gamma) * p.log()).mean()
-    assert training.flsd_53(logits, labels).item() == pytest.approx(flsd.item(), rel=1e-5)
+    assert training.FIXED["FLSD-53"](logits, labels).item() == pytest.approx(flsd.item(), rel=1e-5)
     weights = sum(one.numel() for one in training.network().parameters())
     assert f"{weights:,} weights" in training.network.__doc__
 
