@@ -11,19 +11,14 @@ chart of docs/studies/adafocal.md are written into --out.
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from adafocal_report import SVG, explored, gamma_steps, put_between, table
+from adafocal_report import SVG, explored, gamma_steps, table
 from adafocal_training import FIXED, Plan, run
-from fashion_mnist import Images, load
+from fashion_mnist import divided, load, synthetic
+from kept import put_between, run_all
 
 from calibrators.charts import run_gammas, to_svg
 
@@ -47,66 +42,6 @@ def exploration(epochs: int) -> list[Plan]:
     """The runs by which AdaFocal's rate and interval were chosen."""
     adaptive = [Plan("AdaFocal", EXPLORED_SEED, epochs, *settings) for settings in EXPLORED]
     return [Plan("CE", EXPLORED_SEED, epochs), *adaptive]
-
-
-def divided(train: Images, test: Images, explore: bool) -> dict[str, Images]:
-    """The parts of the study; half of the 60,000 train."""
-    order = np.random.RandomState(0).permutation(len(train.labels))
-    sixth = len(order) // 6
-    parts = {
-        "train": train.take(order[2 * sixth : 5 * sixth]),
-        "validation": train.take(order[:sixth]),
-    }
-    if explore:
-        return parts | {"selection": train.take(order[sixth : 2 * sixth])}
-    return parts | {"test": test}
-
-
-def synthetic(rows: int, seed: int) -> Images:
-    """Ten classes that a network can half learn, for trying the study in seconds."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(10, size=rows)
-    centres = np.random.default_rng(0).uniform(0, 255, (10, 28, 28))
-    pixels = 0.35 * centres[labels] + 0.65 * rng.uniform(0, 255, (rows, 28, 28))
-    return Images(pixels.astype(np.uint8), labels)
-
-
-def train_all(
-    plans: list[Plan], parts: dict[str, Images], kept: Path, processes: int
-) -> list[dict[str, Any]]:
-    """What each run found, in order: read where it is kept, else trained now."""
-    kept.mkdir(parents=True, exist_ok=True)
-    places = {plan: kept / f"{_name(plan)}.json" for plan in plans}
-    missing = [plan for plan in plans if not _is_kept(places[plan], plan)]
-    for plan, found in _trained(missing, parts, processes):
-        place = places[plan]
-        place.with_suffix(".part").write_text(json.dumps(found))
-        place.with_suffix(".part").replace(place)
-        sys.stderr.write(f"{place.stem} done in {found['seconds']:.0f} s\n")
-    return [json.loads(places[plan].read_text()) for plan in plans]
-
-
-def _trained(
-    plans: list[Plan], parts: dict[str, Images], processes: int
-) -> Iterator[tuple[Plan, dict[str, Any]]]:
-    """Each run as soon as it has ended."""
-    if processes == 1:
-        yield from ((plan, run(plan, parts)) for plan in plans)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        futures = {pool.submit(run, plan, parts): plan for plan in plans}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-
-
-def _name(plan: Plan) -> str:
-    parts = [plan.loss.replace(" ", "-"), f"seed{plan.seed}", f"{plan.epochs}epochs"]
-    return "_".join([*parts, f"rate{plan.rate:g}", f"updates{plan.updates}"])
-
-
-def _is_kept(place: Path, plan: Plan) -> bool:
-    return place.exists() and json.loads(place.read_text())["plan"] == asdict(plan)
 
 
 def arguments() -> argparse.Namespace:
@@ -133,7 +68,7 @@ def main() -> None:
         minutes = sum(plan.epochs for plan in plans) * SECONDS / 60 / options.processes
         sys.stderr.write(f"{len(plans)} runs: about {minutes:.0f} minutes on quiet cores\n")
     parts = divided(*images, options.explore)
-    found = train_all(plans, parts, options.kept, options.processes)
+    found = run_all(plans, run, parts, options.kept, options.processes)
     text = explored(found, epochs, others) if options.explore else table(found)
     sys.stdout.write(text)
     name = "exploration" if options.explore else "table"

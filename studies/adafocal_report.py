@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
+from kept import Found, spread
 
 from calibrators.adafocal import AdaFocalState
 
 SVG = "adafocal_gammas.svg"
-Found = dict[str, Any]
 
 
 def called(plan: Found) -> str:
@@ -32,8 +30,8 @@ def table(runs: list[Found]) -> str:
     lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for loss, found in _by_loss(runs).items():
         figures = [one["figures"]["test"] for one in found]
-        cells = [_spread([one[m][figure] for one in figures]) for figure, m in columns]
-        cells.append(_spread([one["none"]["nll"] for one in figures], 3))
+        cells = [spread([one[m][figure] for one in figures]) for figure, m in columns]
+        cells.append(spread([one["none"]["nll"] for one in figures], 3))
         cells.append(f"{np.mean([one['TS']['floor'] for one in figures]):.2f}")
         lines.append(f"| {loss} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *_against_ce(runs)]) + "\n"
@@ -75,11 +73,6 @@ def _moved(runs: list[Found]) -> str:
     )
 
 
-def _spread(values: list[float], digits: int = 2) -> str:
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return f"{np.mean(values):.{digits}f} ± {deviation:.{digits}f}"
-
-
 def explored(runs: list[Found], epochs: int, others: Sequence[int]) -> str:
     """Settings of AdaFocal on the images kept for choosing, after some epochs, and ECE by epoch."""
     heads = ["rate", "updates an epoch", "error", "ECE", "AdaECE", "NLL"]
@@ -94,16 +87,6 @@ def explored(runs: list[Found], epochs: int, others: Sequence[int]) -> str:
         cells += [f"{100 * course[epoch - 1]['ece']:.2f}" for epoch in others]
         lines.append(f"| {' | '.join([plan['loss'], *settings, *cells])} |")
     return "\n".join(lines) + "\n"
-
-
-def put_between(path: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``, or append it."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    old = path.read_text() if path.exists() else ""
-    if begin not in old:
-        old += f"{begin}\n{end}\n"
-    before, rest = old.split(begin, 1)
-    path.write_text(f"{before}{begin}\n\n{text}\n{end}{rest.split(end, 1)[1]}")
 
 
 def gamma_steps(run: Found) -> list[Found]:

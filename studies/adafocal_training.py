@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
+from cnn import BATCH, network, optimiser, predict, train
 from fashion_mnist import Images
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from calibrators import CalibrationSet, Calibrator
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrators.losses import AdaFocalLoss, FLSD53Loss, FocalLoss
+from calibrators.losses import AdaFocalLoss, CrossEntropyLoss, FLSD53Loss, FocalLoss, Loss
 from calibrators.methods.identity import Identity
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import noise_floor, row_scores
 
-BATCH = 128
-LEARNING_RATE = 1e-3
 MAPS: dict[str, Calibrator] = {"none": Identity(), "TS": TemperatureScaling(), "SMART": Smart()}
-
-Logits = NDArray[np.float32]
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,22 +37,18 @@ class Plan:
         """Whether validation steers the loss."""
         return self.loss not in FIXED
 
+    @property
+    def file(self) -> str:
+        """The name of the file in which the run is kept."""
+        parts = [self.loss.replace(" ", "-"), f"seed{self.seed}", f"{self.epochs}epochs"]
+        return "_".join([*parts, f"rate{self.rate:g}", f"updates{self.updates}"])
 
-FIXED: dict[str, Loss] = {"CE": F.cross_entropy, "focal-3": FocalLoss(), "FLSD-53": FLSD53Loss()}
 
-
-def network() -> nn.Module:
-    """Two convolutions and two linear layers: 215,370 weights."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5, stride=2, padding=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 5, stride=2, padding=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * 7 * 7, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
+FIXED: dict[str, Loss] = {
+    "CE": CrossEntropyLoss(),
+    "focal-3": FocalLoss(),
+    "FLSD-53": FLSD53Loss(),
+}
 
 
 def run(plan: Plan, parts: dict[str, Images]) -> dict[str, Any]:
@@ -79,7 +67,6 @@ def run(plan: Plan, parts: dict[str, Images]) -> dict[str, Any]:
     logits = {name: predict(model, inputs[name]) for name in parts if name != "train"}
     fit = CalibrationSet(logits.pop("validation"), parts["validation"].labels)
     return {
-        "plan": asdict(plan),
         "seconds": time.perf_counter() - start,
         "figures": {
             name: measured(fit, CalibrationSet(found, parts[name].labels))
@@ -95,16 +82,13 @@ def _train(
 ) -> tuple[list[dict[str, Any]], list[AdaFocalState]]:
     adafocal = AdaFocalLoss(rate=plan.rate) if plan.adapts else None
     loss: Loss = adafocal or FIXED[plan.loss]
-    optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    steps = optimiser(model)
     labels = torch.from_numpy(parts["train"].labels)
     watched = "selection" if "selection" in parts else "validation"
     course, states = [], []
     for _ in range(plan.epochs):
         for piece in torch.randperm(len(labels)).tensor_split(plan.updates):
-            for rows in piece.split(BATCH):
-                optimiser.zero_grad(set_to_none=True)
-                loss(model(inputs["train"][rows]), labels[rows]).backward()
-                optimiser.step()
+            train(model, steps, loss, inputs["train"], labels, piece.split(BATCH))
             if adafocal:
                 seen = counted(model, inputs["validation"], parts["validation"])
                 adafocal.state = adafocal.state.update(seen)
@@ -116,13 +100,6 @@ def _train(
 def counted(model: nn.Module, inputs: Tensor, part: Images) -> BinStatistics:
     """The statistics of a pass over a part."""
     return BinStatistics.from_logits(predict(model, inputs), part.labels)
-
-
-def predict(model: nn.Module, inputs: Tensor) -> Logits:
-    """The logits of a part."""
-    with torch.inference_mode():
-        logits: Logits = torch.cat([model(block) for block in inputs.split(1000)]).numpy()
-    return logits
 
 
 def measured(fit: CalibrationSet, test: CalibrationSet) -> dict[str, dict[str, float]]:

@@ -67,6 +67,28 @@ def load(path: Path | None = None) -> tuple[Images, Images]:
     )
 
 
+def divided(train: Images, test: Images, explore: bool) -> dict[str, Images]:
+    """The parts of a study; half of the 60,000 train. ``explore`` has no test images."""
+    order = np.random.RandomState(0).permutation(len(train.labels))
+    sixth = len(order) // 6
+    parts = {
+        "train": train.take(order[2 * sixth : 5 * sixth]),
+        "validation": train.take(order[:sixth]),
+    }
+    if explore:
+        return parts | {"selection": train.take(order[sixth : 2 * sixth])}
+    return parts | {"test": test}
+
+
+def synthetic(rows: int, seed: int) -> Images:
+    """Ten classes that a network can half learn, for trying the study in seconds."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(10, size=rows)
+    centres = np.random.default_rng(0).uniform(0, 255, (10, 28, 28))
+    pixels = 0.35 * centres[labels] + 0.65 * rng.uniform(0, 255, (rows, 28, 28))
+    return Images(pixels.astype(np.uint8), labels)
+
+
 def downloaded(address: str = ADDRESS, folder: Path | None = None) -> Path:
     """The cache folder, with every file in it; what came is checked before it is kept."""
     folder = folder or platformdirs.user_cache_path("calibrd") / "fashion-mnist"

@@ -129,8 +129,9 @@ def test_fixed_losses_are_what_their_names_say():
     gamma = torch.where(p < 0.2, 5, 3)
     flsd = (-((1 - p) ** gamma) * p.log()).mean()
     assert training.FIXED["FLSD-53"](logits, labels).item() == pytest.approx(flsd.item(), rel=1e-5)
-    weights = sum(one.numel() for one in training.network().parameters())
-    assert f"{weights:,} weights" in training.network.__doc__
+    network = importlib.import_module("cnn").network
+    weights = sum(one.numel() for one in network().parameters())
+    assert f"{weights:,} weights" in network.__doc__
 
 
 def test_an_archive_and_a_folder_hold_the_same(fashion_mnist, files, tmp_path):

@@ -99,21 +99,25 @@ def _panel(name: str, side: Measurement, binning: Binning, report: Report) -> Sp
     if binning == "equal_width":
         ece, floor = side.metrics["ece"] or 0.0, side.noise_floor.mean
         subtitle = f"ECE {percent(ece)}, noise floor {percent(floor)}"
+    title = name if report.before is not None else "reliability"
+    return diagram(title, subtitle, bin_values(getattr(side, binning)))
+
+
+def diagram(title: str, subtitle: str, bins: list[Spec], size: int = SIZE) -> Spec:
+    """One diagram with its counts, from what ``bin_values`` gives."""
+    below = (size, COUNTS * size // SIZE)
     return {
-        "title": {
-            "text": name if report.before is not None else "reliability",
-            "subtitle": subtitle,
-        },
-        "data": {"values": bin_values(getattr(side, binning))},
+        "title": {"text": title, "subtitle": subtitle},
+        "data": {"values": bins},
         "spacing": 8,
         "vconcat": [
-            _diagram(),
-            counts((SIZE, COUNTS), share("lower", "confidence"), "count", tooltip()),
+            _gaps(size),
+            counts(below, share("lower", "confidence"), "count", tooltip()),
         ],
     }
 
 
-def _diagram() -> Spec:
+def _gaps(size: int) -> Spec:
     x, y = share("confidence", None), share("accuracy", "accuracy")
     x["axis"] |= {"labels": False, "ticks": False}
     direction = {
@@ -132,8 +136,8 @@ def _diagram() -> Spec:
     }
     whisker = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     return {
-        "width": SIZE,
-        "height": SIZE,
+        "width": size,
+        "height": size,
         "layer": [
             {
                 "mark": {"type": "rect", "opacity": 0.85, "xOffset": 0.5, "x2Offset": -0.5},

@@ -21,6 +21,7 @@ from calibrators.errors import DataError
 
 Reduction = Literal["mean", "sum", "none"]
 HALF = (torch.float16, torch.bfloat16)
+BLOCK = 64
 
 
 @dataclass(eq=False, repr=False)
@@ -32,6 +33,7 @@ class Loss(torch.nn.Module):
     """
 
     name: ClassVar[str]
+    quadratic: ClassVar[bool] = False  # whether its cost grows with the square of the rows
 
     _: KW_ONLY
     reduction: Reduction = "mean"
@@ -61,6 +63,9 @@ class Loss(torch.nn.Module):
             else:
                 found = found + 0 * rows.sum()  # no row, but a gradient to go back
         return self._reduced(found.reshape(labels.shape), counts)
+
+    def next_epoch(self) -> None:
+        """Call it after each epoch: losses that learn from the epochs so far take note."""
 
     def _reduced(self, losses: Tensor, counts: Tensor) -> Tensor:
         if self.reduction == "none":
@@ -115,6 +120,25 @@ class WeightedCrossEntropy(Loss):
 def widened(logits: Tensor) -> Tensor:
     """Logits in float32 at least."""
     return logits.float() if logits.dtype in HALF else logits
+
+
+def argmax(values: Tensor) -> Tensor:
+    """The first largest column of each row (n,).
+
+    torch finds largest values ten times faster than their places: so first the block of columns
+    in which the largest lies, then the place within it.
+    """
+    blocks = values.shape[1] // BLOCK
+    if blocks < 2:
+        return values.argmax(dim=1)
+    whole = values[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
+    rows = torch.arange(len(values), device=values.device)
+    block = whole.amax(dim=2).argmax(dim=1)
+    place = block * BLOCK + whole[rows, block].argmax(dim=1)
+    if blocks * BLOCK == values.shape[1]:
+        return place
+    rest = blocks * BLOCK + values[:, blocks * BLOCK :].argmax(dim=1)
+    return torch.where(values[rows, rest] > values[rows, place], rest, place)
 
 
 def check_batch(logits: Tensor, labels: Tensor) -> None:

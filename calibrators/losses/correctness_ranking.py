@@ -53,12 +53,13 @@ class CorrectnessRankingLoss(Loss):
             raise DataError(
                 "no_index", "call loss(logits, labels, index=...) with the place of each sample"
             )
-        hard = F.cross_entropy(logits, labels, reduction="none")
+        log_p = torch.log_softmax(logits, dim=1)
+        hard = F.nll_loss(log_p, labels, reduction="none")
         past = self.right[index].to(logits.dtype) / self.epochs.clamp(min=1)
         if self.training:
             correct = (logits.argmax(dim=1) == labels).to(torch.int32)
             self.right.index_add_(0, index, correct)
-        score = confidence_score(logits, self.score)
+        score = confidence_score(log_p, self.score)
         lead = past - past.roll(-1)
         ranked = torch.relu(lead.abs() - lead.sign() * (score - score.roll(-1)))
         return hard + self.weight * ranked

@@ -32,6 +32,7 @@ class KDECrossEntropyLoss(Loss):
     bandwidth: Annotated[float, Gt(0), Le(10)] = 0.1
 
     name: ClassVar[str] = "kde_cross_entropy"
+    quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""

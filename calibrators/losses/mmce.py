@@ -32,6 +32,7 @@ class MMCELoss(Loss):
     width: Annotated[float, Gt(0)] = 0.4
 
     name: ClassVar[str] = "mmce"
+    quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""

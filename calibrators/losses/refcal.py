@@ -64,6 +64,7 @@ class RefCalLoss(Loss):
     hard_pairs: bool = False
 
     name: ClassVar[str] = "refcal"
+    quadratic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,3 +88,7 @@ class RefCalLoss(Loss):
             else contrastive(wide, labels, self.temperature)
         )
         return self.calibration.losses(logits, labels, **more) + self.weight * term
+
+    def next_epoch(self) -> None:
+        """An epoch has ended, for the loss on the logits too."""
+        self.calibration.next_epoch()

@@ -39,18 +39,17 @@ class _SelfGuided(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
-        place = labels[:, None]
-        largest, top = logits.max(dim=1, keepdim=True)
         p = torch.softmax(logits, dim=1)
-        target = _means(p, labels, all_ranks)[labels]
-        behind = (logits - largest).clamp_(min=-1e30)  # -inf is legal where mu is 0
-        # the target sums to 2, and log sum exp of what is behind is -log p of the largest
-        losses = -2 * p.gather(1, top).log() - behind.gather(1, place)
-        losses -= torch.linalg.vecdot(target, behind)[:, None]
-        slope = p.mul_(2).sub_(target)
-        slope.scatter_add_(1, place, -torch.ones_like(largest))
+        target = _class_means(p, labels, all_ranks)
+        place = labels[:, None]
+        log_sum = logits.amax(dim=1) - p.amax(dim=1).log()
+        agreement = torch.linalg.vecdot(target, logits)
+        if not bool(agreement.isfinite().all()):  # -inf is legal where the mean is 0
+            agreement = torch.linalg.vecdot(target, logits.clamp(min=-1e30))
+        losses = 2 * log_sum - logits.gather(1, place)[:, 0] - agreement  # the target sums to 2
+        slope = p.mul_(2).sub_(target).scatter_add_(1, place, torch.full_like(p[:, :1], -1))
         ctx.save_for_backward(slope)
-        return losses[:, 0]
+        return losses
 
     @staticmethod
     @once_differentiable
@@ -59,12 +58,15 @@ class _SelfGuided(torch.autograd.Function):
         return slope * given[:, None], None, None
 
 
-def _means(p: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
-    """The mean of p over the samples of each class (k, k); 0 for a class that is not there."""
-    classes = p.shape[1]
-    sums = p.new_zeros(classes, classes).index_add_(0, labels, p)
-    counts = torch.bincount(labels, minlength=classes).to(p.dtype)
-    if all_ranks and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(sums)
+def _class_means(p: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
+    """For each sample the mean of p over its class (n, k)."""
+    counts = torch.bincount(labels, minlength=p.shape[1])
+    together = all_ranks and torch.distributed.is_initialized()
+    if together:
         torch.distributed.all_reduce(counts)
-    return sums.div_(counts.clamp(min=1)[:, None])
+    there = counts > 0
+    group = (there.cumsum(0) - 1)[labels]
+    sums = p.new_zeros(int(there.sum()), p.shape[1]).index_add_(0, group, p)
+    if together:
+        torch.distributed.all_reduce(sums)
+    return sums.div_(counts[there, None]).index_select(0, group)

@@ -19,16 +19,15 @@ Score = Literal["msp", "margin", "neg_entropy"]
 SMALLEST = 1e-6
 
 
-def confidence_score(logits: Tensor, score: Score) -> Tensor:
+def confidence_score(log_p: Tensor, score: Score) -> Tensor:
     """How sure each row is: largest probability, lead over the second, or minus the entropy."""
-    if score == "neg_entropy":
-        log_p = torch.log_softmax(logits, dim=1)
-        return torch.xlogy(log_p.exp(), log_p.exp()).sum(dim=1)
-    whole = torch.logsumexp(logits, dim=1)
     if score == "msp":
-        return torch.exp(logits.amax(dim=1) - whole)
-    first, second = torch.exp(logits.topk(2, dim=1).values - whole[:, None]).unbind(dim=1)
-    return first - second
+        return log_p.amax(dim=1).exp()
+    if score == "margin":
+        first, second = log_p.topk(2, dim=1).values.exp().unbind(dim=1)
+        return first - second
+    p = log_p.exp()
+    return torch.xlogy(p, p).sum(dim=1)
 
 
 @dataclass(eq=False, repr=False)
@@ -64,13 +63,14 @@ class SelectiveRiskLoss(Loss):
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""
-        surprise = F.cross_entropy(logits, labels, reduction="none")
+        log_p = torch.log_softmax(logits, dim=1)
+        surprise = F.nll_loss(log_p, labels, reduction="none")
         if self.training and self.warm_up:
             self.batches.add_(1)
             if self.batches <= self.warm_up:
                 return surprise
         with torch.set_grad_enabled(self.weight_gradient and torch.is_grad_enabled()):
-            weights = self._weights(confidence_score(logits, self.score), logits.shape[1])
+            weights = self._weights(confidence_score(log_p, self.score), logits.shape[1])
         return weights * surprise
 
     def _weights(self, score: Tensor, classes: int) -> Tensor:
@@ -110,9 +110,10 @@ class AURCLoss(Loss):
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""
+        log_p = torch.log_softmax(logits, dim=1)
         with torch.no_grad():
-            order = confidence_score(logits, self.score).argsort(stable=True)
+            order = confidence_score(log_p, self.score).argsort(stable=True)
             rank = torch.empty_like(order)
             rank[order] = torch.arange(1, len(order) + 1, device=order.device)
             weights = -torch.log1p(-rank.to(logits.dtype) / (len(order) + 1))
-        return weights * F.cross_entropy(logits, labels, reduction="none")
+        return weights * F.nll_loss(log_p, labels, reduction="none")

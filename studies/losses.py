@@ -1,0 +1,114 @@
+"""Every loss of the registry on Fashion-MNIST: error and calibration before and after maps.
+
+    python studies/losses.py [--data PATH] [--explore] [--quick]
+
+30,000 images train (balanced, or a long tail of them), 10,000 fit TS and SMART and steer the
+losses that adapt, 10,000 are for choosing settings (--explore), and the 10,000 test images are
+for the tables alone. Each finished run is kept in --kept, so that an interrupted study goes on;
+delete the folder to begin anew. The tables and charts of docs/studies/losses.md are written into
+--out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fashion_mnist import divided, load, synthetic
+from kept import put_between, run_all
+from losses_report import CHARTS, against_ce, explored, reliability_chart, tables
+from losses_training import BALANCED, TAIL, Plan, run
+from outsiders import digits, noise
+
+from calibrators.charts import to_svg
+from calibrators.losses import all_losses
+
+EPOCHS = {BALANCED: 20, TAIL: 40}
+SEEDS = (0, 1, 2)
+MAIN = ("cross_entropy", "focal", "adafocal", "seca", "selective_risk", "refcal")
+# where a loss is not taken with its defaults
+PARAMS: dict[str, dict[str, Any]] = {
+    "adafocal": {"rate": 30.0},  # chosen in docs/studies/adafocal.md
+}
+EXPLORED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("cross_entropy", {}),
+    ("seca", {}),
+    ("selective_risk", {}),
+    ("selective_risk", {"coverage": 0.4}),
+    ("selective_risk", {"coverage": 0.92}),
+    ("selective_risk", {"smoothing": 0.02}),
+    ("selective_risk", {"score": "margin"}),
+    ("selective_risk", {"score": "neg_entropy"}),
+    ("selective_risk", {"weight_gradient": True, "warm_up": 1170}),  # five epochs
+)
+EXPLORED_SEED = 100  # none of the tables'
+SECONDS = 5.0  # of one core, for an epoch of 30,000 images
+
+
+def planned(epochs: dict[str, int], seeds: Sequence[int]) -> list[Plan]:
+    """The runs of the tables, the main losses first."""
+    names = [*MAIN, *(name for name in sorted(all_losses()) if name not in MAIN)]
+    balanced = [_plan(name, BALANCED, seed, epochs) for name in names for seed in seeds]
+    return [*balanced, *(_plan(name, TAIL, seeds[0], epochs) for name in MAIN)]
+
+
+def _plan(name: str, task: str, seed: int, epochs: dict[str, int]) -> Plan:
+    return Plan(name, tuple(PARAMS.get(name, {}).items()), task, seed, epochs[task])
+
+
+def exploration(epochs: int) -> list[Plan]:
+    """The runs by which the settings of the selective-risk loss were chosen."""
+    return [
+        Plan(loss, tuple(params.items()), BALANCED, EXPLORED_SEED, epochs)
+        for loss, params in EXPLORED
+    ]
+
+
+def minutes(plans: Sequence[Plan], processes: int) -> float:
+    """How long these runs take on quiet cores; a long tail has a quarter of the images."""
+    epochs = sum(one.epochs * (1 if one.task == BALANCED else 0.4) for one in plans)
+    return epochs * SECONDS / 60 / processes
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="an .npz or a folder, as fashion_mnist.load says")
+    parser.add_argument("--explore", action="store_true", help="compare settings only")
+    parser.add_argument("--quick", action="store_true", help="synthetic images: does it work?")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time, a core each")
+    parser.add_argument("--kept", type=Path, default=Path("out/study-losses"))
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    epochs = dict.fromkeys(EPOCHS, 1) if options.quick else EPOCHS
+    seeds = SEEDS[:1] if options.quick else SEEDS
+    plans = exploration(epochs[BALANCED]) if options.explore else planned(epochs, seeds)
+    images = (synthetic(900, 1), synthetic(200, 2)) if options.quick else load(options.data)
+    sys.stderr.write(
+        f"{len(plans)} runs: about {minutes(plans, options.processes):.0f} minutes on quiet cores; "
+        f"those in {options.kept} are not run again\n"
+    )
+    parts = divided(*images, options.explore) | {"digits": digits(), "noise": noise()}
+    found = run_all(plans, run, parts, options.kept, options.processes)
+    page = options.out / "losses.md"
+    if options.explore:
+        shown = {"exploration": explored(found)}
+    else:
+        balanced = [one for one in found if one["plan"]["task"] == BALANCED]
+        tail = [one for one in found if one["plan"]["task"] == TAIL]
+        shown = {"balanced": tables(balanced) + against_ce(balanced), "long tail": tables(tail)}
+        for name, runs in ((BALANCED, balanced), (TAIL, tail)):
+            (options.out / CHARTS[name]).write_text(to_svg(reliability_chart(runs)))
+    for name, text in shown.items():
+        sys.stdout.write(text)
+        put_between(page, name, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What the study of losses shows: its tables and reliability diagrams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from kept import Found, spread
+
+from calibrators.charts.reliability import diagram
+from calibrators.charts.theme import finished
+
+CHARTS = {
+    "balanced": "losses_reliability_balanced.svg",
+    "long tail": "losses_reliability_long_tail.svg",
+}
+SIZE = 170
+MAPS = {"none": "Before any map", "TS": "After temperature scaling", "SMART": "After SMART"}
+COLUMNS = {
+    "error": "error",
+    "ece": "ECE",
+    "ada_ece": "AdaECE",
+    "sce": "SCE",
+    "classwise_ece": "class-wise ECE",
+    "nll": "NLL",
+    "refinement": "refinement AUROC",
+    "class_auroc": "class AUROC",
+    "aurc": "AURC",
+    "digits": "OOD AUROC, digits",
+    "noise": "OOD AUROC, noise",
+}
+
+
+def called(plan: Found) -> str:
+    """The name of a loss, with the parameters that are not its defaults."""
+    params = ", ".join(f"{name} {value}" for name, value in plan["params"])
+    return f"{plan['loss']} ({params})" if params else str(plan["loss"])
+
+
+def tables(runs: Sequence[Found]) -> str:
+    """A table for each map: mean ± standard deviation over the seeds, a row for each loss."""
+    return "\n".join(f"**{title}**\n\n{_table(runs, name)}" for name, title in MAPS.items())
+
+
+def _table(runs: Sequence[Found], name: str) -> str:
+    heads = [*(["T"] if name == "TS" else []), *COLUMNS.values(), "floor of ECE"]
+    lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for loss, found in by_loss(runs).items():
+        cells = [spread([one["temperature"] for one in found])] if name == "TS" else []
+        cells += [
+            spread([one["figures"][name][figure] for one in found], 3 if figure == "nll" else 2)
+            for figure in COLUMNS
+        ]
+        cells.append(f"{mean(found, 'floor', name):.2f}")
+        lines.append(f"| {loss} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def by_loss(runs: Sequence[Found]) -> dict[str, list[Found]]:
+    """The runs of each loss and its settings, one for each seed."""
+    found: dict[str, list[Found]] = {}
+    for one in runs:
+        found.setdefault(called(one["plan"]), []).append(one)
+    return found
+
+
+def mean(runs: Sequence[Found], figure: str, name: str = "none") -> float:
+    """The mean of a figure over the seeds."""
+    return float(np.mean([one["figures"][name][figure] for one in runs]))
+
+
+def against_ce(runs: Sequence[Found]) -> str:
+    """Each loss against cross-entropy before any map, the least ECE first."""
+    found = by_loss(runs)
+    ce = found.pop("cross_entropy")
+    ranked = sorted(found.items(), key=lambda one: mean(one[1], "ece"))
+    lines = ["", "ECE before any map, as a share of cross-entropy's, and points of error more:", ""]
+    lines += [
+        f"- {loss}: {mean(of, 'ece') / mean(ce, 'ece'):.2f}, "
+        f"{mean(of, 'error') - mean(ce, 'error'):+.2f}"
+        for loss, of in ranked
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def explored(runs: Sequence[Found]) -> str:
+    """Settings on the images kept for choosing, and the validation ECE by the way."""
+    heads = ["error", "ECE", "AdaECE", "NLL", "AURC", "T", "ECE after TS", "error after 5 epochs"]
+    lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for one in runs:
+        none = one["figures"]["none"]
+        early = one["course"][min(4, len(one["course"]) - 1)]["error"]
+        cells = [f"{none[figure]:.2f}" for figure in ("error", "ece", "ada_ece")]
+        cells += [f"{none['nll']:.3f}", f"{none['aurc']:.2f}", f"{one['temperature']:.2f}"]
+        cells += [f"{one['figures']['TS']['ece']:.2f}", f"{100 * early:.2f}"]
+        lines.append(f"| {called(one['plan'])} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def reliability_chart(runs: Sequence[Found]) -> dict[str, Any]:
+    """The reliability diagram of each loss before any map, of its first seed."""
+    panels = []
+    for loss, found in by_loss(runs).items():
+        first = found[0]
+        ece = first["figures"]["none"]["ece"]
+        panels.append(diagram(loss, f"ECE {ece:.2f} %", first["bins"]["none"], SIZE))
+    return finished(
+        {"concat": panels, "columns": 5, "spacing": 24},
+        "Reliability diagrams of networks trained with each loss, 15 equally wide bins",
+    )

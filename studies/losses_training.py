@@ -1,0 +1,141 @@
+"""One run of the study of losses: the small network trained with one loss, and all it is worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from cnn import BATCH, Logits, network, optimiser, predict, train
+from fashion_mnist import Images
+from kept import Found
+from torch import nn
+
+from calibrators import CalibrationMap, CalibrationSet, Calibrator
+from calibrators import metrics as m
+from calibrators.adafocal import BinStatistics
+from calibrators.charts.reliability import bin_values
+from calibrators.losses import AdaFocalLoss, Loss, make_loss
+from calibrators.measurement import reliability_bins
+from calibrators.methods.identity import Identity
+from calibrators.methods.smart import Smart
+from calibrators.methods.temperature import TemperatureScaling
+
+BALANCED, TAIL = "balanced", "long tail"
+IMBALANCE = 100
+MAPS: dict[str, Calibrator] = {"none": Identity(), "TS": TemperatureScaling(), "SMART": Smart()}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A loss with its parameters, a task, a seed and a length."""
+
+    loss: str
+    params: tuple[tuple[str, Any], ...]
+    task: str
+    seed: int
+    epochs: int
+
+    @property
+    def file(self) -> str:
+        """The name of the file in which the run is kept."""
+        params = [f"{name}-{value}" for name, value in self.params]
+        parts = [self.task.replace(" ", "-"), self.loss, *params, f"seed{self.seed}"]
+        return "_".join([*parts, f"{self.epochs}epochs"])
+
+
+def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
+    """Train, and measure on every part that was neither trained on nor steered by.
+
+    ``parts`` are train, validation (fits the maps, steers AdaFocal and CalFocal), test or
+    selection, and outsiders to be told from that (``digits``, ``noise``).
+    """
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    torch.manual_seed(plan.seed)
+    train_on = parts["train"] if plan.task == BALANCED else long_tailed(parts["train"])
+    loss = make_loss(plan.loss, **dict(plan.params), **sizes(plan.loss, len(train_on.labels)))
+    model = network()
+    course = _train(plan, model, loss, train_on, parts["validation"])
+    logits = {name: predict(model, parts[name].tensor()) for name in parts if name != "train"}
+    inside = "test" if "test" in parts else "selection"
+    return {
+        "seconds": time.perf_counter() - start,
+        **measured(logits, parts["validation"].labels, inside, parts[inside].labels),
+        "course": course,
+    }
+
+
+def sizes(loss: str, samples: int) -> dict[str, int]:
+    """What a loss with a memory must know beforehand."""
+    known = {"correctness_ranking": {"samples": samples}, "online_label_smoothing": {"classes": 10}}
+    return known.get(loss, {})
+
+
+def long_tailed(images: Images) -> Images:
+    """The same images with fewer and fewer of each class: the last has a hundredth of the first."""
+    rows = [np.flatnonzero(images.labels == label) for label in range(10)]
+    most = min(len(one) for one in rows)
+    kept = [
+        one[: max(1, round(most * IMBALANCE ** (-label / 9)))] for label, one in enumerate(rows)
+    ]
+    return images.take(np.concatenate(kept))
+
+
+def _train(
+    plan: Plan, model: nn.Sequential, loss: Loss, part: Images, validation: Images
+) -> list[dict[str, float]]:
+    inputs, labels, steps = part.tensor(), torch.from_numpy(part.labels), optimiser(model)
+    held_out = validation.tensor()
+    course = []
+    for _ in range(plan.epochs):
+        train(model, steps, loss, inputs, labels, torch.randperm(len(labels)).split(BATCH))
+        loss.next_epoch()
+        seen = BinStatistics.from_logits(predict(model, held_out), validation.labels)
+        if isinstance(loss, AdaFocalLoss):
+            loss.state = loss.state.update(seen)
+        summary = seen.summary()
+        course.append({"error": 1 - summary.accuracy, "ece": summary.ece, "nll": summary.nll})
+    return course
+
+
+def measured(
+    logits: Mapping[str, Logits], fit_labels: Any, inside: str, labels: Any
+) -> dict[str, Any]:
+    """Figures (percent, but for NLL) and reliability bins under each map, and TS's temperature."""
+    fit = CalibrationSet(logits["validation"], fit_labels)
+    fitted = {name: recipe.fit(fit) for name, recipe in MAPS.items()}
+    scaling: Any = fitted["TS"]
+    return {
+        "temperature": scaling.temperature,
+        "figures": {name: _figures(one, logits, inside, labels) for name, one in fitted.items()},
+        "bins": {
+            name: bin_values(
+                reliability_bins(m.top_label(one.apply(logits[inside]), labels).equal_width(15))
+            )
+            for name, one in fitted.items()
+        },
+    }
+
+
+def _figures(
+    fitted: CalibrationMap, logits: Mapping[str, Logits], inside: str, labels: Any
+) -> dict[str, float]:
+    p = fitted.apply(logits[inside])
+    top = m.top_label(p, labels)
+    percents = {
+        "error": 1 - top.accuracy,
+        "ece": m.ece(top),
+        "ada_ece": m.ada_ece(top),
+        "sce": m.sce(p, labels),
+        "classwise_ece": m.classwise_ece(p, labels),
+        "refinement": m.refinement_auroc(top),
+        "class_auroc": m.classwise_auroc(p, labels),
+        "aurc": m.aurc(top),
+        **{name: m.ood_auroc(p, fitted.apply(logits[name])) for name in ("digits", "noise")},
+        "floor": m.noise_floor(top.confidence, draws=100).mean,
+    }
+    return {**{name: 100 * value for name, value in percents.items()}, "nll": m.nll(p, labels)}
