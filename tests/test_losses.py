@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrators.losses.base import Loss
+from calibrators.losses.base import Loss, argmax
 from calibrators.losses.correctness_ranking import CorrectnessRankingLoss
 from calibrators.losses.focal import WrongWayGradients
 from calibrators.losses.online_label_smoothing import OnlineLabelSmoothingLoss
@@ -22,12 +23,14 @@ from tests.loss_batches import CLASSES, NEEDS, ROWS, batch, every_loss, made
 SMOOTH = 1e-6
 
 
-def frozen(name: str, loss: Loss, at: Tensor, labels: Tensor) -> object:
+def frozen(
+    name: str, loss: Loss, at: Tensor, labels: Tensor, classes: int = CLASSES
+) -> Callable[..., Tensor]:
     """The loss as a function whose stop-gradient terms stay what they are at `at`."""
     if name == "seca":
         p = torch.softmax(at, dim=1)
         means = torch.stack([p[labels == y].mean(dim=0) for y in labels])
-        target = F.one_hot(labels, CLASSES) + means
+        target = F.one_hot(labels, classes) + means
         return lambda logits, **_: -(target * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
     if name in ("selective_risk", "aurc"):
         fixed = loss.losses(at, labels) / F.cross_entropy(at, labels, reduction="none")
@@ -51,6 +54,41 @@ def test_gradients_against_finite_differences(name: str) -> None:
         slope = (leaf.grad * direction).sum()
         torch.testing.assert_close((ahead - behind) / (2 * SMOOTH), slope, rtol=1e-5, atol=1e-7)
         direction = direction.roll(1, dims=0)
+
+
+@pytest.mark.parametrize("columns", [2, 127, 128, 130, 192, 1000])
+def test_the_largest_column_is_the_one_torch_finds(columns: int) -> None:
+    generator = torch.Generator().manual_seed(columns)
+    distinct = torch.rand(200, columns, generator=generator).argsort(dim=1).float()
+    assert torch.equal(argmax(distinct), distinct.argmax(dim=1))
+    rounded = (3 * torch.rand(200, columns, generator=generator)).round()
+    first = (rounded == rounded.amax(dim=1, keepdim=True)).float().argmax(dim=1)
+    assert torch.equal(argmax(rounded), first)
+
+
+@pytest.mark.parametrize("name", ["seca", "dual_focal"])
+def test_gradients_of_many_classes_against_finite_differences(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(6, 150, generator=generator).double()
+    labels = torch.tensor([3, 149, 3, 70, 128, 149])
+    leaf = logits.clone().requires_grad_()
+    loss = made(name)
+    loss(leaf, labels).backward()
+    direction = torch.randn(6, 150, generator=generator).double()
+    value = frozen(name, loss, logits, labels, classes=150)
+    change = value(logits + SMOOTH * direction) - value(logits - SMOOTH * direction)
+    torch.testing.assert_close(
+        change / (2 * SMOOTH), (leaf.grad * direction).sum(), rtol=1e-5, atol=1e-7
+    )
+
+
+def test_seca_takes_logits_that_rule_classes_out() -> None:
+    logits = torch.tensor([[2.0, 0.0, -torch.inf], [1.0, 0.5, -torch.inf]], requires_grad=True)
+    loss = made("seca")(logits, torch.tensor([0, 1]))
+    loss.backward()
+    without = made("seca")(logits[:, :2], torch.tensor([0, 1]))
+    torch.testing.assert_close(loss, without)
+    assert torch.isfinite(logits.grad).all()
 
 
 def test_seca_has_the_gradient_of_its_formula() -> None:

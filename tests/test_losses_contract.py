@@ -54,6 +54,15 @@ def test_the_guide_lists_it_with_its_parameters(name: str) -> None:
 
 
 @every_loss
+def test_its_docstring_has_formula_reference_use_and_example(name: str) -> None:
+    said = all_losses()[name].__doc__ or ""
+    assert said.count("``") >= 2
+    assert "Reference" in said
+    assert "Helps" in said
+    assert ">>> " in said
+
+
+@every_loss
 def test_the_reductions_agree(name: str) -> None:
     logits, labels, more = batch()
     single = made(name, reduction="none")(logits, labels, **more)

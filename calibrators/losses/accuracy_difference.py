@@ -18,6 +18,7 @@ from calibrators.losses.focal import powered
 class DCALoss(Loss):
     """Cross-entropy + weight * ``|mean confidence - accuracy|`` of the batch.
 
+    Helps where batches are large enough for an accuracy of their own.
     Reference: Liang et al., Improved trainable calibration method for neural networks on medical
     imaging classification, 2020.
 
@@ -41,7 +42,8 @@ class DCALoss(Loss):
 class MDCALoss(Loss):
     """Focal loss + weight * ``mean over classes |mean p_c - share of labels c|`` of the batch.
 
-    Looks at every class, not at the predicted one alone; gamma = 0 adds it to cross-entropy.
+    Helps where the probabilities of all classes count, not the predicted one's alone; gamma = 0
+    adds it to cross-entropy.
     Reference: Hebbalaguppe et al., A stitch in time saves nine: a train-time regularizing loss for
     improved neural network calibration, 2022.
 

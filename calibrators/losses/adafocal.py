@@ -109,8 +109,8 @@ class AdaFocalLoss(WeightedCrossEntropy):
 class CalFocalLoss(AdaFocalLoss):
     """AdaFocal's ancestor without memory: gamma is ``exp(rate (C - A))`` of its bin.
 
-    With ``per_sample`` the sample's own p takes the place of C. Its gammas are never negative, so
-    it cannot raise confidence.
+    With ``per_sample`` the sample's own p takes the place of C. Helps to see what AdaFocal's memory
+    is worth; its gammas are never negative, so it cannot raise confidence.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 4.
 

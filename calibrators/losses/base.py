@@ -131,7 +131,7 @@ def argmax(values: Tensor) -> Tensor:
     blocks = values.shape[1] // BLOCK
     if blocks < 2:
         return values.argmax(dim=1)
-    whole = values[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
+    whole: Tensor = values[:, : blocks * BLOCK].view(-1, blocks, BLOCK)
     rows = torch.arange(len(values), device=values.device)
     block = whole.amax(dim=2).argmax(dim=1)
     place = block * BLOCK + whole[rows, block].argmax(dim=1)

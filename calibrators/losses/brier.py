@@ -15,8 +15,9 @@ from calibrators.losses.base import Loss
 class BrierLoss(Loss):
     """``sum_c (p_c - 1[c = y])^2``.
 
-    Its gradient vanishes on samples that are hopelessly wrong: robust to wrong labels, slow on many
-    classes. Reference: Brier, Verification of forecasts expressed in terms of probability, 1950.
+    Helps where labels are noisy, as its gradient vanishes on samples that are hopelessly wrong;
+    with many classes it is slow to begin.
+    Reference: Brier, Verification of forecasts expressed in terms of probability, 1950.
 
     >>> round(BrierLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
     0.0284

@@ -12,7 +12,10 @@ from calibrators.losses.base import WeightedCrossEntropy
 
 @dataclass(eq=False, repr=False)
 class CrossEntropyLoss(WeightedCrossEntropy):
-    """``-log p`` of the label. Trained long enough it ends over-confident.
+    """``-log p`` of the label.
+
+    Helps where a post-hoc map follows; trained long enough it ends over-confident.
+    Reference: Good, Rational decisions, 1952.
 
     >>> import torch
     >>> round(CrossEntropyLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)

@@ -18,8 +18,8 @@ from calibrators.losses.focal import SMALLEST
 class DualFocalLoss(Loss):
     """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability of the other classes.
 
-    Between focal (under-confident) and cross-entropy. The published code drops p_j where it
-    exceeds p_y; ``as_published`` does so too.
+    Helps where focal loss ends under-confident: it lies between that and cross-entropy. The
+    published code drops p_j where it exceeds p_y; ``as_published`` does so too.
     Reference: Tao et al., Dual focal loss for calibration, 2023.
 
     >>> round(DualFocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 7)

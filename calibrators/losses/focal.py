@@ -59,7 +59,7 @@ class WrongWayGradients(CalibrationWarning):
 class FocalLoss(WeightedCrossEntropy):
     """``-(1 - p)^gamma log p``: what is sure counts less.
 
-    Curbs over-confidence, and overdoes it for short training. gamma = 0 is cross-entropy.
+    Helps against over-confidence, and overdoes it in a short training. gamma = 0 is cross-entropy.
     References: Lin et al., Focal loss for dense object detection, 2017; Mukhoti et al.,
     Calibrating deep neural networks using focal loss, 2020.
 
@@ -78,8 +78,9 @@ class FocalLoss(WeightedCrossEntropy):
 
 @dataclass(eq=False, repr=False)
 class FLSD53Loss(WeightedCrossEntropy):
-    """Focal loss with gamma 5 where p < 0.2 and 3 elsewhere.
+    """Focal loss, ``-(1 - p)^gamma log p``, with gamma 5 where p < 0.2 and 3 elsewhere.
 
+    Helps as focal loss does, and presses less on samples that are far from learned.
     Reference: Mukhoti et al., Calibrating deep neural networks using focal loss, 2020.
 
     >>> round(FLSD53Loss()(torch.tensor([[0.0, 2.0]]), torch.tensor([0])).item(), 4)
@@ -96,9 +97,10 @@ class FLSD53Loss(WeightedCrossEntropy):
 
 @dataclass(eq=False, repr=False)
 class InverseFocalLoss(WeightedCrossEntropy):
-    """``-(1 + p)^gamma log p``: what is sure counts more; for networks that are not sure enough.
+    """``-(1 + p)^gamma log p``: what is sure counts more.
 
-    Above gamma = 3.591 the gradient has the wrong sign for some p.
+    Helps networks that are not sure enough, or before a post-hoc map. Above gamma = 3.591 the
+    gradient has the wrong sign for some p.
     Reference: Wang et al., Rethinking calibration of deep neural networks, 2021.
 
     >>> round(InverseFocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)

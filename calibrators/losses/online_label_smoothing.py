@@ -19,7 +19,7 @@ class OnlineLabelSmoothingLoss(Loss):
 
     S_y is the mean prediction over the correctly predicted training samples of class y in the
     epoch before (first: uniform). Call ``next_epoch()`` after each epoch; the soft labels are part
-    of ``state_dict``.
+    of ``state_dict``. Helps where some classes resemble each other: they share the smoothing.
     Reference: Zhang et al., Delving deep into label smoothing, 2021.
 
     >>> loss = OnlineLabelSmoothingLoss(classes=2)

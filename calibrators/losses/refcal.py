@@ -49,8 +49,11 @@ class RefCalLoss(Loss):
     """Any ``loss`` on the logits + weight * supervised contrastive loss of the ``embeddings``.
 
     Called as ``loss(logits, labels, embeddings=embeddings)``, embeddings (n, d) from the layer
-    before the last. ``hard_pairs`` takes the refinement loss itself in place of its bound. The
+    before the last. Helps where classes are rare or alike: embeddings keep apart what the logits
+    confuse. ``hard_pairs`` takes the refinement loss itself in place of its bound. The
     source gives no constants; temperature 0.1 and weight 1 are a choice. Quadratic in the batch.
+    Reference: Hebbalaguppe et al., Enhancing deep neural network reliability with refinement and
+    calibration, 2026.
 
     >>> logits, labels = torch.tensor([[2.0, 0.0], [0.5, 0.0]]), torch.tensor([0, 0])
     >>> round(RefCalLoss()(logits, labels, embeddings=torch.eye(2)).item(), 4)

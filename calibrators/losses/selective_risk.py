@@ -39,9 +39,10 @@ class SelectiveRiskLoss(Loss):
     score's range, tau the ``coverage``-quantile of s, C = 1 / G(tau). Counts, tau and C carry no
     gradient, nor do the weights unless ``weight_gradient`` (the paper's form: then the first
     ``warm_up`` batches are plain cross-entropy, as training from scratch gets stuck otherwise).
-    Costs O(n bins), no sort. Rows that are already sure do not count more and more, so confidence
-    does not run away.
-    Reference: Zhou et al., selective-risk training by the AURC restricted to low confidence.
+    Costs O(n bins), no sort. Helps where predictions are handed over below a threshold: what is
+    surest counts most, up to tau, beyond which nothing is gained by being surer still.
+    Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and inverse
+    focal loss, 2025.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.5, 0.0]])
     >>> round(SelectiveRiskLoss()(logits, torch.tensor([0, 1])).item(), 3)
@@ -95,7 +96,7 @@ class AURCLoss(Loss):
     """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence, rank n the surest.
 
     Its mean is the area under the risk-coverage curve with cross-entropy as the risk. The weights
-    carry no gradient.
+    carry no gradient. Helps where the order of the confidences matters more than their values.
     Reference: Zhou et al., A novel characterization of the population area under the risk-coverage
     curve, 2024.
 

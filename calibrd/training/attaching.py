@@ -5,13 +5,13 @@ Only then are the ranks and the checkpoint known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from calibrators.errors import DataError
-from calibrators.losses import AdaFocalLoss
+from calibrators.losses import AdaFocalLoss, Loss, make_loss
 from calibrd.training.link import Service, connection_of
 from calibrd.training.monitor import Monitor
 from calibrd.training.observer import BUDGET_SECONDS
@@ -90,12 +90,16 @@ class Attaching:
 
     kind: ClassVar[Kind]
     hint: ClassVar[str]  # what to do if nothing was observed
+    needs_mean: ClassVar[bool] = False
     run: str
+    loss: Loss | None
     _attached: Attached
 
     def _attach(
         self, make: Callable[..., Observing], client: Service, run: str, **options: Any
     ) -> None:
+        if self.needs_mean and self.loss is not None and self.loss.reduction != "mean":
+            raise ValueError(f"the loss must have reduction 'mean', got {self.loss.reduction!r}")
         self.run = run
         self._attached = Attached(partial(make, connection_of(client), run, **options), self.hint)
 
@@ -104,7 +108,7 @@ class Steering(Attaching):
     """Steers a loss that can be given to a model now, once training begins."""
 
     kind = "adafocal"
-    needs_mean: ClassVar[bool] = False
+    loss: AdaFocalLoss
 
     def __init__(
         self,
@@ -123,15 +127,17 @@ class Steering(Attaching):
             loss = AdaFocalLoss(ignore_index=ignore_index, **settings)
         elif settings or ignore_index != IGNORED:
             raise ValueError("give a loss, or its settings and ignore_index, not both")
-        if self.needs_mean and loss.reduction != "mean":
-            raise ValueError(f"the loss must have reduction 'mean', got {loss.reduction!r}")
         self.loss = loss
         options = {"budget": budget, "fresh": fresh, "folder": folder}
         self._attach(AdaFocal, client, run, loss=loss, **options)
 
 
 class Watching(Attaching):
-    """Watches a training with any loss, once it begins."""
+    """Watches a training with any loss, once it begins.
+
+    ``loss`` is one of ``make_loss``, by name (with its ``loss_params``) or made; it is told when an
+    epoch has ended.
+    """
 
     kind = "monitor"
 
@@ -140,12 +146,21 @@ class Watching(Attaching):
         client: Service,
         run: str,
         *,
+        loss: str | Loss | None = None,
+        loss_params: Mapping[str, Any] | None = None,
         budget: float = BUDGET_SECONDS,
         fresh: bool = False,
         folder: str | Path | None = None,
         ignore_index: int = IGNORED,
     ) -> None:
         super().__init__()
+        if isinstance(loss, str):
+            loss = make_loss(loss, **{"ignore_index": ignore_index, **(loss_params or {})})
+        elif loss_params:
+            raise ValueError("loss_params go with the name of a loss")
+        if isinstance(loss, AdaFocalLoss):
+            raise ValueError(f"a monitor does not steer: take AdaFocalCallback for {loss.name}")
+        self.loss = loss
         self.ignore_index = ignore_index
         options = {"budget": budget, "fresh": fresh, "folder": folder}
         self._attach(Monitor, client, run, ignore_index=ignore_index, **options)

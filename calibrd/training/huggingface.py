@@ -29,6 +29,8 @@ def bases() -> tuple[type, ...]:
 class _Hooks(Attaching):
     """The trainer's events, told to what is attached."""
 
+    needs_mean = True
+
     @property
     def _key(self) -> str:
         return f"calibrd-{self.kind}-{self.run}"
@@ -50,9 +52,33 @@ class _Hooks(Attaching):
         """Forget what was observed: it was no evaluation."""
         self._attached.discard()
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Tell the loss."""
+        if self.loss is not None:
+            self.loss.next_epoch()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Training has ended."""
         self._attached.end()
+
+    def compute_loss(
+        self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """The loss of a batch, for ``compute_loss_func``; an evaluation has no gradients."""
+        if self.loss is None:
+            raise ValueError("which loss? MonitorCallback(..., loss='seca'), for example")
+        logits = _classes_second(_logits_of(outputs))
+        self.loss.train(torch.is_grad_enabled())
+        if not self.loss.training:
+            self._seen(logits, labels)
+        mean: Tensor = self.loss(logits, labels)
+        if num_items_in_batch is None:
+            return mean
+        # the trainer's batch may be one of several whose gradients are summed
+        return mean * (labels != self.loss.ignore_index).sum() / num_items_in_batch
+
+    def _seen(self, logits: Tensor, labels: Tensor) -> None:
+        """A batch of an evaluation was given to the loss."""
 
 
 class _AdaFocal(Steering, _Hooks):
@@ -64,27 +90,18 @@ class _AdaFocal(Steering, _Hooks):
     """
 
     hint = "give Trainer(..., compute_loss_func=callback.compute_loss)"
-    needs_mean = True
 
-    def compute_loss(
-        self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
-        """The loss of a batch; in an evaluation, which has no gradients, it also is observed."""
-        logits = _classes_second(_logits_of(outputs))
-        if not torch.is_grad_enabled():
-            self._attached.observe(logits, labels)
-        mean: Tensor = self.loss(logits, labels)
-        if num_items_in_batch is None:
-            return mean
-        # the trainer's batch may be one of several whose gradients are summed
-        return mean * (labels != self.loss.ignore_index).sum() / num_items_in_batch
+    def _seen(self, logits: Tensor, labels: Tensor) -> None:
+        self._attached.observe(logits, labels)
 
 
 class _Monitor(Watching, _Hooks):
     """Streams the calibration of every evaluation of training, which goes on with any loss.
 
     ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. Arguments are
-    those of ``calibrd.training.Monitor``.
+    those of ``calibrd.training.Monitor``, and ``loss`` (with ``loss_params``), a name of
+    ``make_loss``: then give ``compute_loss_func=callback.compute_loss`` as well. Losses that learn
+    over the epochs begin anew when a training is resumed.
     """
 
     hint = "give Trainer(..., compute_metrics=callback.compute_metrics)"

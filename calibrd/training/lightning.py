@@ -58,6 +58,11 @@ class _Hooks(Attaching):
         if not trainer.sanity_checking:
             self._attached.step()
 
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Tell the loss."""
+        if self.loss is not None:
+            self.loss.next_epoch()
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Training has failed, or Ctrl-C was pressed."""
         self._attached.end()
@@ -83,7 +88,11 @@ class _AdaFocal(Steering, _Hooks):
 
 
 class _Monitor(Watching, _Hooks):
-    """Streams the calibration of every validation pass; arguments are those of ``Monitor``."""
+    """Streams the calibration of every validation pass, of a module with any loss.
+
+    Arguments are those of ``calibrd.training.Monitor``, and ``loss`` (with ``loss_params``): a name
+    of ``make_loss``, for ``callback.loss``, which is told when an epoch of training has ended.
+    """
 
 
 def _parts(outputs: Any) -> tuple[Any, Any]:

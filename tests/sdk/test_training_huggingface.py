@@ -111,6 +111,32 @@ def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client, tmp_path: Path) -
     assert history[-1].metrics.rows == ROWS
 
 
+def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
+    client: calibrd.Client, tmp_path: Path
+) -> None:
+    params = {"classes": CLASSES}
+    callback = huggingface.MonitorCallback(
+        client, run="hf-named", loss="online_label_smoothing", loss_params=params
+    )
+    made = trainer(
+        tmp_path,
+        2,
+        callback,
+        compute_metrics=callback.compute_metrics,
+        compute_loss_func=callback.compute_loss,
+    )
+    made.train()
+    assert not torch.allclose(callback.loss.soft, torch.full((CLASSES, CLASSES), 1 / CLASSES))
+    assert not callback.loss.seen.any()  # the evaluation after the last epoch taught it nothing
+    assert [one.metrics.rows for one in client.run_history("hf-named")] == [ROWS, ROWS]
+
+
+def test_a_monitor_without_a_loss_computes_none() -> None:
+    callback = huggingface.MonitorCallback(None, run="alone")
+    with pytest.raises(ValueError, match="which loss"):
+        callback.compute_loss({"logits": torch.zeros(2, CLASSES)}, torch.zeros(2, dtype=torch.long))
+
+
 def test_a_loss_that_was_not_given_to_the_trainer_is_told(tmp_path: Path) -> None:
     made = trainer(tmp_path, 1, huggingface.AdaFocalCallback(None, run="alone"))
     with pytest.raises(DataError, match="no row was observed") as caught:

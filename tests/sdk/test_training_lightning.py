@@ -16,6 +16,7 @@ from test_documents import blocks_of
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrd
+from calibrators import ParameterError
 from calibrd.training import lightning as callbacks
 
 pytestmark = [  # of lightning's own
@@ -116,6 +117,29 @@ def test_a_fit_is_a_run_and_its_checkpoint_goes_on(
         history = client.run_history(one)
         assert [one.step for one in history] == [1, 2, 3]
         assert all(one.verified in (True, None) for one in history)
+
+
+def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
+    pl: Any, client: calibrd.Client, tmp_path: Path
+) -> None:
+    watching = callbacks.MonitorCallback(
+        client, run="named", loss="online_label_smoothing", loss_params={"classes": 3}
+    )
+    module = net_of(pl)(watching.loss)
+    fitted(pl, module, tmp_path, 2, watching)
+    assert not torch.allclose(module.loss.soft, torch.full((3, 3), 1 / 3))
+    assert not module.loss.seen.any()
+    assert [one.metrics.rows for one in client.run_history("named")] == [64, 64]
+
+
+def test_which_losses_a_monitor_takes() -> None:
+    with pytest.raises(ParameterError, match="there is no loss 'secca'; did you mean 'seca'"):
+        callbacks.MonitorCallback(None, run="named", loss="secca")
+    with pytest.raises(ValueError, match="take AdaFocalCallback for adafocal"):
+        callbacks.MonitorCallback(None, run="named", loss="adafocal")
+    with pytest.raises(ValueError, match="loss_params go with the name"):
+        callbacks.MonitorCallback(None, run="named", loss_params={"gamma": 1.0})
+    assert callbacks.MonitorCallback(None, run="named", loss="brier").loss.ignore_index == -100
 
 
 def test_validation_alone_is_no_step(pl: Any, tmp_path: Path) -> None:
