@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve test test-faults check format demo wheel fuzz bench study-auto study-adafocal clean
+.PHONY: help serve test test-faults check format demo wheel fuzz bench study-auto study-adafocal study-losses clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,6 +63,9 @@ study-auto: .venv/run  ## the tables of docs/studies/auto.md (LOGITS=folder with
 
 study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/adafocal.py $(if $(FASHION),--data $(FASHION))
+
+study-losses: .venv/base  ## the tables of docs/studies/losses.md, 66 trainings (FASHION=path of Fashion-MNIST)
+	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
 
 clean:  ## remove the virtual environment and what the tools left
 	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
