@@ -45,8 +45,14 @@ def _finished(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         futures = {pool.submit(run, plan, parts): plan for plan in plans}
+        failed = []
         for future in as_completed(futures):
-            yield futures[future], future.result()
+            if future.exception():
+                failed.append(future)
+            else:
+                yield futures[future], future.result()
+        for future in failed:  # once the others are kept
+            future.result()
 
 
 def _is_kept(place: Path, plan: Any) -> bool:

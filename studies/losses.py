@@ -73,7 +73,10 @@ def exploration(epochs: int) -> list[Plan]:
 
 
 def minutes(plans: Sequence[Plan], processes: int) -> float:
-    """How long these runs take on quiet cores; a long tail has a quarter of the images."""
+    """How long these runs take on quiet cores.
+
+    A long tail has a quarter of the images to train, and as many to validate after each epoch.
+    """
     epochs = sum(one.epochs * (1 if one.task == BALANCED else 0.4) for one in plans)
     return epochs * SECONDS / 60 / processes
 

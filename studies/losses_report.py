@@ -85,7 +85,7 @@ def against_ce(runs: Sequence[Found]) -> str:
 
 
 def explored(runs: Sequence[Found]) -> str:
-    """Settings on the images kept for choosing, and the validation ECE by the way."""
+    """Settings on the images kept for choosing, and the validation error on the way."""
     heads = ["error", "ECE", "AdaECE", "NLL", "AURC", "T", "ECE after TS", "error after 5 epochs"]
     lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for one in runs:

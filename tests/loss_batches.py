@@ -8,18 +8,45 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrators.losses import Loss, all_losses, make_loss
+from calibrators.losses import Loss, all_losses, make_loss, needed
 
 CLASSES, ROWS, WIDTH = 5, 24, 7
-NEEDS: dict[str, dict[str, Any]] = {
-    "online_label_smoothing": {"classes": CLASSES},
-    "correctness_ranking": {"samples": 200},
+SIZES = {"classes": CLASSES, "samples": 200}
+# every loss with its defaults, and with parameters that take another way through it
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in all_losses()},
+    "selective_risk margin": ("selective_risk", {"score": "margin"}),
+    "selective_risk entropy": ("selective_risk", {"score": "neg_entropy"}),
+    "selective_risk gradient": ("selective_risk", {"weight_gradient": True}),
+    "selective_risk entropy gradient": (
+        "selective_risk",
+        {"score": "neg_entropy", "weight_gradient": True},
+    ),
+    "aurc entropy": ("aurc", {"score": "neg_entropy"}),
+    "correctness_ranking entropy": ("correctness_ranking", {"score": "neg_entropy"}),
+    "correctness_ranking margin": ("correctness_ranking", {"score": "margin"}),
+    "dual_focal as published": ("dual_focal", {"as_published": True}),
+    "calfocal per sample": ("calfocal", {"per_sample": True}),
+    "refcal hard pairs": ("refcal", {"hard_pairs": True}),
+    "refcal seca": ("refcal", {"loss": "seca"}),
+    "refcal ranking": (
+        "refcal",
+        {"loss": "correctness_ranking", "loss_params": {"samples": SIZES["samples"]}},
+    ),
 }
 every_loss = pytest.mark.parametrize("name", sorted(all_losses()))
+every_variant = pytest.mark.parametrize("name", sorted(VARIANTS))
+
+
+def fresh(name: str, **params: Any) -> Loss:
+    """A loss or a variant, as it is in training."""
+    loss, own = VARIANTS.get(name, (name, {}))
+    return make_loss(loss, **{one: SIZES[one] for one in needed(loss)}, **{**own, **params})
 
 
 def made(name: str, **params: Any) -> Loss:
-    return make_loss(name, **{**NEEDS.get(name, {}), **params}).eval()
+    """A loss or a variant, as it is in an evaluation."""
+    return fresh(name, **params).eval()
 
 
 def batch(

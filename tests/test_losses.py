@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from calibrators.errors import ParameterError
 from calibrators.losses.base import Loss, argmax
 from calibrators.losses.correctness_ranking import CorrectnessRankingLoss
 from calibrators.losses.focal import WrongWayGradients
@@ -17,7 +18,7 @@ from calibrators.losses.online_label_smoothing import OnlineLabelSmoothingLoss
 from calibrators.losses.refcal import contrastive, refinement
 from calibrators.losses.registry import make_loss
 from calibrators.losses.selective_risk import confidence_score
-from tests.loss_batches import CLASSES, NEEDS, ROWS, batch, every_loss, made
+from tests.loss_batches import CLASSES, ROWS, batch, every_variant, fresh, made
 
 # losses with terms that carry no gradient: what they are with those terms frozen at `at`
 SMOOTH = 1e-6
@@ -27,12 +28,21 @@ def frozen(
     name: str, loss: Loss, at: Tensor, labels: Tensor, classes: int = CLASSES
 ) -> Callable[..., Tensor]:
     """The loss as a function whose stop-gradient terms stay what they are at `at`."""
-    if name == "seca":
+    if name.endswith("seca"):
         p = torch.softmax(at, dim=1)
         means = torch.stack([p[labels == y].mean(dim=0) for y in labels])
         target = F.one_hot(labels, classes) + means
-        return lambda logits, **_: -(target * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
-    if name in ("selective_risk", "aurc"):
+
+        def seca(logits: Tensor, embeddings: Tensor | None = None, **_: Tensor) -> Tensor:
+            found = -(target * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
+            if name == "seca" or embeddings is None:
+                return found
+            return found + contrastive(embeddings, labels, 0.1).mean()
+
+        return seca
+    if name.endswith("gradient"):
+        return risk_with_moving_weights(loss, at, labels)
+    if name.startswith(("selective_risk", "aurc")):
         fixed = loss.losses(at, labels) / F.cross_entropy(at, labels, reduction="none")
         return lambda logits, **_: (
             fixed * F.cross_entropy(logits, labels, reduction="none")
@@ -40,7 +50,43 @@ def frozen(
     return lambda logits, **more: loss(logits, labels, **more)
 
 
-@every_loss
+def risk_with_moving_weights(loss: Loss, at: Tensor, labels: Tensor) -> Callable[..., Tensor]:
+    """The selective risk whose counts, tau and C stay, while each row's own score moves."""
+    low = -math.log(CLASSES) if loss.score == "neg_entropy" else 0.0
+    wide = (-low or 1.0) / loss.bins
+    scores = confidence_score(torch.log_softmax(at, dim=1), loss.score)
+    places = low + (torch.div(scores - low, wide, rounding_mode="floor") + 0.5) * wide
+    tau = torch.quantile(scores, loss.coverage)
+
+    def share(values: Tensor) -> Tensor:
+        return torch.sigmoid((values[..., None] - places) / loss.smoothing).mean(dim=-1)
+
+    def value(logits: Tensor, **_: Tensor) -> Tensor:
+        log_p = torch.log_softmax(logits, dim=1)
+        below = share(torch.minimum(confidence_score(log_p, loss.score), tau))
+        weights = -torch.log(1 - below) / share(tau)
+        return (weights * F.nll_loss(log_p, labels, reduction="none")).mean()
+
+    return value
+
+
+def test_gradients_of_embeddings_against_finite_differences() -> None:
+    logits, labels, more = batch(seed=3)
+    direction = torch.randn(more["embeddings"].shape, generator=torch.Generator().manual_seed(4))
+    for hard_pairs in (False, True):
+        loss = made("refcal", hard_pairs=hard_pairs)
+        leaf = more["embeddings"].clone().requires_grad_()
+        loss(logits, labels, embeddings=leaf).backward()
+        ahead, behind = (
+            loss(logits, labels, embeddings=more["embeddings"] + step * direction.double())
+            for step in (SMOOTH, -SMOOTH)
+        )
+        torch.testing.assert_close(
+            (ahead - behind) / (2 * SMOOTH), (leaf.grad * direction).sum(), rtol=1e-5, atol=1e-7
+        )
+
+
+@every_variant
 def test_gradients_against_finite_differences(name: str) -> None:
     logits, labels, more = batch(seed=3)
     loss = made(name)
@@ -149,6 +195,23 @@ def test_selective_risk_warms_up_on_cross_entropy() -> None:
     assert not torch.isclose(found[2], plain)
 
 
+def test_aurc_gives_tied_rows_their_mean_rank() -> None:
+    logits = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
+    found = made("aurc", reduction="none")(logits, torch.tensor([0, 0, 0, 0]))
+    hard = F.cross_entropy(logits, torch.tensor([0, 0, 0, 0]), reduction="none")
+    ranks = torch.tensor([4.0, 2.5, 2.5, 1.0])
+    torch.testing.assert_close(found, -torch.log(1 - ranks / 5) * hard)
+
+
+@pytest.mark.parametrize("classes", [7, 50])
+def test_selective_risk_learns_from_flat_logits(classes: int) -> None:
+    leaf = torch.zeros(16, classes, requires_grad=True)
+    loss = made("selective_risk", score="neg_entropy")(leaf, torch.arange(16) % classes)
+    loss.backward()
+    assert loss > 0.1
+    assert leaf.grad.abs().max() > 1e-3
+
+
 def test_aurc_against_its_ranks() -> None:
     logits, labels, _ = batch()
     s = confidence_score(torch.log_softmax(logits, dim=1), "msp").tolist()
@@ -208,9 +271,13 @@ def test_focal_and_flsd_against_their_formulas() -> None:
 def test_a_gamma_that_pushes_the_wrong_way_is_warned_of() -> None:
     with pytest.warns(WrongWayGradients, match="stay below 3.591"):
         made("inverse_focal", gamma=4.0)
-    leaf = torch.tensor(0.3, dtype=torch.float64).requires_grad_()
-    (-((1 + leaf) ** 4) * leaf.log()).backward()
-    assert leaf.grad > 0  # a larger p would make the loss larger
+    with pytest.warns(WrongWayGradients):
+        steep = made("inverse_focal", gamma=4.0)
+    for loss, is_wrong in ((steep, True), (made("inverse_focal", gamma=3.59), False)):
+        logits = torch.stack([torch.linspace(-6, 6, 400), torch.zeros(400)], dim=1)
+        leaf = logits.double().requires_grad_()
+        loss(leaf, torch.zeros(400, dtype=torch.long)).backward()
+        assert bool((leaf.grad[:, 0] > 0).any()) is is_wrong  # up with the loss as the logit grows
 
 
 @pytest.mark.parametrize("as_published", [False, True])
@@ -218,9 +285,10 @@ def test_dual_focal_against_its_formula(as_published: bool) -> None:
     logits, labels, _ = batch()
     total = 0.0
     for row, y in zip(torch.softmax(logits, dim=1).tolist(), labels.tolist(), strict=True):
-        rival = max(one for c, one in enumerate(row) if c != y)
-        if as_published and rival > row[y]:
-            rival = 0.0
+        others = [one for c, one in enumerate(row) if c != y]
+        if as_published:
+            others = [one for one in others if one < row[y]]
+        rival = max(others, default=0.0)
         total += -((1 - row[y] + rival) ** 5) * math.log(row[y])
     found = made("dual_focal", as_published=as_published)(logits, labels)
     assert found.item() == pytest.approx(total / ROWS)
@@ -274,7 +342,7 @@ def test_kde_cross_entropy_against_torch_dirichlet() -> None:
 
 def test_online_label_smoothing_learns_from_the_epoch_before() -> None:
     logits, labels, _ = batch(dtype=torch.float32)
-    loss = OnlineLabelSmoothingLoss(**NEEDS["online_label_smoothing"])
+    loss = OnlineLabelSmoothingLoss(CLASSES)
     loss(logits, labels)
     loss.next_epoch()
     p = torch.softmax(logits, dim=1)
@@ -284,6 +352,51 @@ def test_online_label_smoothing_learns_from_the_epoch_before() -> None:
         expected = mine.mean(dim=0) if len(mine) else torch.full((CLASSES,), 1 / CLASSES)
         torch.testing.assert_close(loss.soft[y].data, expected)
     assert not loss.seen.any()
+
+
+def test_validation_teaches_a_loss_nothing() -> None:
+    logits, labels, more = batch(dtype=torch.float32)
+    for name in ("online_label_smoothing", "correctness_ranking"):
+        loss = fresh(name)
+        before = {key: value.clone() for key, value in loss.state_dict().items()}
+        with torch.no_grad():
+            loss(logits, labels, **more)
+        assert all(torch.equal(value, before[key]) for key, value in loss.state_dict().items())
+        loss(logits, labels, **more)
+        assert any(not torch.equal(value, before[key]) for key, value in loss.state_dict().items())
+
+
+def test_soft_labels_never_go_to_half_precision() -> None:
+    loss = fresh("online_label_smoothing").half()
+    assert (loss.soft.dtype, loss.seen.dtype) == (torch.float32, torch.float32)
+
+
+def test_a_label_that_is_ruled_out_has_a_gradient_as_in_cross_entropy() -> None:
+    logits = torch.tensor([[0.0, -torch.inf]], requires_grad=True)
+    made("focal")(logits, torch.tensor([1])).backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_aurc_of_very_many_rows_is_finite() -> None:
+    logits = torch.zeros(2**24, 2)
+    logits[:, 0] = torch.linspace(0, 1, 2**24)
+    assert torch.isfinite(made("aurc")(logits, torch.zeros(2**24, dtype=torch.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "match"),
+    [
+        ("online_label_smoothing", {}, "online_label_smoothing needs classes="),
+        (None, {}, "there is no loss None"),
+        ("refcal", {"loss": torch.nn.Identity()}, "loss must be a plain value"),
+        ("refcal", {"loss": "refcal"}, "must be another"),
+        ("refcal", {"loss_params": {"reduction": "sum"}}, "reduction is refcal's own"),
+        ("calfocal", {"rule": "adafocal"}, "has no parameter 'rule'"),
+    ],
+)
+def test_what_cannot_be_made_is_told(name: object, params: dict[str, object], match: str) -> None:
+    with pytest.raises(ParameterError, match=match):
+        make_loss(name, **params)
 
 
 def test_correctness_ranking_counts_what_was_right() -> None:

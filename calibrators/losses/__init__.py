@@ -18,7 +18,7 @@ from calibrators.losses.label_smoothing import LabelSmoothingLoss
 from calibrators.losses.mmce import MMCELoss
 from calibrators.losses.online_label_smoothing import OnlineLabelSmoothingLoss
 from calibrators.losses.refcal import RefCalLoss
-from calibrators.losses.registry import all_losses, make_loss
+from calibrators.losses.registry import all_losses, make_loss, needed
 from calibrators.losses.seca import SECALoss
 from calibrators.losses.selective_risk import AURCLoss, SelectiveRiskLoss
 
@@ -45,4 +45,5 @@ __all__ = [
     "SelectiveRiskLoss",
     "all_losses",
     "make_loss",
+    "needed",
 ]

@@ -129,6 +129,10 @@ class CalFocalLoss(AdaFocalLoss):
         ignore_index: int = -100,
         **settings: Any,
     ) -> None:
+        if "rule" in settings or (state is not None and per_sample):
+            raise ParameterError(
+                "bad_parameter", "per_sample sets the rule of a loss without a state"
+            )
         if state is None:
             settings["rule"] = "calfocal_per_sample" if per_sample else "calfocal"
         super().__init__(state, reduction=reduction, ignore_index=ignore_index, **settings)

@@ -39,6 +39,7 @@ class CorrectnessRankingLoss(Loss):
     score: Score = "msp"
 
     name: ClassVar[str] = "correctness_ranking"
+    takes: ClassVar[frozenset[str]] = frozenset({"index"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,14 +50,20 @@ class CorrectnessRankingLoss(Loss):
         self, logits: Tensor, labels: Tensor, index: Tensor | None = None, **more: Any
     ) -> Tensor:
         """The loss of each row; ``index`` (n,) are the samples' places in the training set."""
-        if index is None or index.shape != labels.shape:
+        if index is None:
             raise DataError(
                 "no_index", "call loss(logits, labels, index=...) with the place of each sample"
+            )
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.samples:
+            raise DataError(
+                "index_out_of_range",
+                f"index must be from 0 to {self.samples - 1}, got {int(index.min())} to "
+                f"{int(index.max())}: samples is the size of the training set",
             )
         log_p = torch.log_softmax(logits, dim=1)
         hard = F.nll_loss(log_p, labels, reduction="none")
         past = self.right[index].to(logits.dtype) / self.epochs.clamp(min=1)
-        if self.training:
+        if self.learns:
             correct = (logits.argmax(dim=1) == labels).to(torch.int32)
             self.right.index_add_(0, index, correct)
         score = confidence_score(log_p, self.score)

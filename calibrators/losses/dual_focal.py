@@ -8,9 +8,8 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from calibrators.losses.base import Loss, argmax
+from calibrators.losses.base import Loss, argmax, gradient_again
 from calibrators.losses.focal import SMALLEST
 
 
@@ -18,8 +17,9 @@ from calibrators.losses.focal import SMALLEST
 class DualFocalLoss(Loss):
     """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability of the other classes.
 
-    Helps where focal loss ends under-confident: it lies between that and cross-entropy. The
-    published code drops p_j where it exceeds p_y; ``as_published`` does so too.
+    Helps where focal loss ends under-confident. A row that is predicted wrongly weighs up to
+    2^gamma here; in the authors' code, and with ``as_published``, p_j is the largest probability
+    below p_y, so that no row weighs more than 1.
     Reference: Tao et al., Dual focal loss for calibration, 2023.
 
     >>> round(DualFocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 7)
@@ -52,23 +52,44 @@ class _DualPowered(torch.autograd.Function):
         place = labels[:, None]
         log_p = torch.log_softmax(logits, dim=1)
         of_label = log_p.gather(1, place)
-        beside = argmax(log_p.scatter_(1, place, -torch.inf))[:, None]
-        of_rival = log_p.gather(1, beside)
-        log_p.scatter_(1, place, of_label)
-        p, rival = of_label.exp(), of_rival.exp()
         if as_published:
-            rival = torch.where(of_rival > of_label, 0.0, rival)
-        base = (rival - torch.expm1(of_label)).clamp_(min=SMALLEST)
+            beside = argmax(log_p.masked_fill(log_p >= of_label, -torch.inf))[:, None]
+        else:
+            beside = argmax(log_p.scatter_(1, place, -torch.inf))[:, None]
+            log_p.scatter_(1, place, of_label)
+        rival = _rival(of_label, log_p.gather(1, beside), as_published)
+        base = _base(of_label, rival)
         power = base.pow(gamma)
         slope = gamma * power / base * of_label  # by p_y; minus that by p_j
-        weights = slope * p - power, -slope * rival
-        ctx.save_for_backward(log_p, torch.cat([place, beside], dim=1), torch.cat(weights, dim=1))
+        weights = slope * of_label.exp() - power, -slope * rival
+        places = torch.cat([place, beside], dim=1)
+        ctx.save_for_backward(logits, log_p, places, torch.cat(weights, dim=1))
+        ctx.settings = gamma, as_published
         return (-power * of_label)[:, 0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None, None]:
-        log_p, places, weights = ctx.saved_tensors
+        logits, log_p, places, weights = ctx.saved_tensors
+        gamma, as_published = ctx.settings
+        if torch.is_grad_enabled():
+
+            def plain(at: Tensor) -> Tensor:
+                label, rival = torch.log_softmax(at, dim=1).gather(1, places).unbind(dim=1)
+                return -_base(label, _rival(label, rival, as_published)).pow(gamma) * label
+
+            return gradient_again(plain, logits, given), None, None, None
         pulls = weights * given[:, None]
         slope = log_p.exp().mul_(-pulls.sum(dim=1, keepdim=True))
         return slope.scatter_add_(1, places, pulls), None, None, None
+
+
+def _base(of_label: Tensor, rival: Tensor) -> Tensor:
+    """1 - p_y + p_j."""
+    return (rival - torch.expm1(of_label)).clamp(min=SMALLEST)
+
+
+def _rival(of_label: Tensor, of_rival: Tensor, as_published: bool) -> Tensor:
+    """p_j; as published 0 where no class is below the label's."""
+    if as_published:
+        return torch.where(of_rival >= of_label, 0.0, of_rival.exp())
+    return of_rival.exp()

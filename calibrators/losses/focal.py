@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from calibrators.errors import CalibrationWarning
-from calibrators.losses.base import WeightedCrossEntropy
+from calibrators.losses.base import WeightedCrossEntropy, gradient_again
 
 # where 1 - p is less, its power has no gradient worth the name (and at 0 none at all)
 SMALLEST = 1e-12
@@ -34,19 +33,30 @@ class _Powered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, surprise: Tensor, gamma: Tensor | float) -> Tensor:
-        p = torch.exp(-surprise)
-        strength = torch.as_tensor(gamma, dtype=p.dtype, device=p.device)
-        doubt = (-torch.expm1(-surprise)).clamp_(min=SMALLEST)  # exact where p is near 1
-        base = torch.where(strength >= 0, doubt, 1 + p)
+        strength = torch.as_tensor(gamma, dtype=surprise.dtype, device=surprise.device)
+        base = _base(surprise, strength)
         power = base.pow(strength.abs())
-        ctx.save_for_backward(power * (1 + strength * p * surprise / base))
+        tilt = (torch.exp(-surprise) * surprise).nan_to_num(nan=0.0)  # p log p is 0 at p = 0
+        slope = power * (1 + strength * tilt / base)
+        ctx.save_for_backward(surprise, strength, slope)
         return power * surprise
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None]:
-        (slope,) = ctx.saved_tensors
+        surprise, strength, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def plain(at: Tensor) -> Tensor:
+                return _base(at, strength).pow(strength.abs()) * at
+
+            return gradient_again(plain, surprise, given), None
         return given * slope, None
+
+
+def _base(surprise: Tensor, strength: Tensor) -> Tensor:
+    """1 - p, or 1 + p where gamma is negative."""
+    doubt = (-torch.expm1(-surprise)).clamp(min=SMALLEST)  # exact where p is near 1
+    return torch.where(strength >= 0, doubt, 1 + torch.exp(-surprise))
 
 
 class WrongWayGradients(CalibrationWarning):

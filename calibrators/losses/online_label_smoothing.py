@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from calibrators.errors import DataError
 from calibrators.losses.base import Loss
 
 
@@ -18,8 +19,9 @@ class OnlineLabelSmoothingLoss(Loss):
     """``hard (-log p_y) + (1 - hard) (-sum_c S_yc log p_c)``, S the soft label of each class.
 
     S_y is the mean prediction over the correctly predicted training samples of class y in the
-    epoch before (first: uniform). Call ``next_epoch()`` after each epoch; the soft labels are part
-    of ``state_dict``. Helps where some classes resemble each other: they share the smoothing.
+    epoch before (first: uniform). Call ``next_epoch()`` after each epoch; the soft labels, two
+    tables of classes squared, are part of ``state_dict``. Helps where some classes resemble each
+    other: they share the smoothing.
     Reference: Zhang et al., Delving deep into label smoothing, 2021.
 
     >>> loss = OnlineLabelSmoothingLoss(classes=2)
@@ -42,14 +44,25 @@ class OnlineLabelSmoothingLoss(Loss):
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""
+        if logits.shape[1] != self.classes:
+            raise DataError(
+                "bad_shape", f"logits must have {self.classes} columns, got {logits.shape[1]}"
+            )
         log_p = torch.log_softmax(logits, dim=1)
-        if self.training:
+        if self.learns:
             right = log_p.argmax(dim=1) == labels
             p = log_p[right].detach().exp().to(self.seen.dtype)
             self.seen.index_add_(0, labels[right], p)
         hard = F.nll_loss(log_p, labels, reduction="none")
-        soft = -(self.soft[labels].to(log_p.dtype) * log_p).sum(dim=1)
+        share = self.soft[labels].to(log_p.dtype)
+        soft = -torch.where(share > 0, share * log_p, 0.0).sum(dim=1)
         return self.hard * hard + (1 - self.hard) * soft
+
+    def _apply(self, *how: Any, **more: Any) -> Any:
+        """Moved with its network, but never to half precision, in which sums stall."""
+        super()._apply(*how, **more)  # type: ignore[no-untyped-call]
+        self.soft.data, self.seen.data = self.soft.data.float(), self.seen.data.float()
+        return self
 
     def next_epoch(self) -> None:
         """Let what was seen in this epoch be the soft labels of the next."""

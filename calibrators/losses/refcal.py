@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from calibrators.errors import DataError
+from calibrators.errors import DataError, ParameterError
 from calibrators.losses.base import Loss
+
+SMALLEST = 1e-6  # length of an embedding that still has a direction
 
 
 def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -20,7 +22,7 @@ def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tenso
     ``-1/|P| sum over positives of log(exp(e_i e_p / t) / sum over others exp(e_i e_a / t))``; 0 for
     an anchor without a positive. Reference: Khosla et al., Supervised contrastive learning, 2020.
     """
-    unit = F.normalize(embeddings, dim=1)
+    unit = F.normalize(embeddings, dim=1, eps=SMALLEST)
     similar = unit @ unit.T / temperature
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     log_share = torch.log_softmax(similar.masked_fill(itself, -torch.inf), dim=1)
@@ -35,7 +37,7 @@ def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
     ``min over positives 1/2 |e_i - e_p|^2 - min over negatives 1/2 |e_i - e_n|^2`` on L2-normalised
     embeddings; 0 for an anchor that lacks either.
     """
-    unit = F.normalize(embeddings, dim=1)
+    unit = F.normalize(embeddings, dim=1, eps=SMALLEST)
     half = 1 - unit @ unit.T
     same = labels[:, None] == labels
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
@@ -67,30 +69,40 @@ class RefCalLoss(Loss):
     hard_pairs: bool = False
 
     name: ClassVar[str] = "refcal"
+    takes: ClassVar[frozenset[str]] = frozenset({"embeddings", "index"})
     quadratic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         from calibrators.losses.registry import make_loss
 
+        for name in self.loss_params.keys() & {"reduction", "ignore_index"}:
+            raise ParameterError("bad_parameter", f"{name} is refcal's own, not its inner loss's")
+        if self.loss == self.name:
+            raise ParameterError("bad_parameter", "the inner loss of refcal must be another")
         self.calibration = make_loss(self.loss, **self.loss_params)
 
     def losses(
         self, logits: Tensor, labels: Tensor, embeddings: Tensor | None = None, **more: Any
     ) -> Tensor:
         """The loss of each row; ``embeddings`` are (n, d)."""
-        if embeddings is None or embeddings.dim() != 2 or len(embeddings) != len(labels):
+        if embeddings is None:
             raise DataError(
                 "no_embeddings",
                 "call loss(logits, labels, embeddings=...) with a row of embeddings for each label",
             )
-        wide = embeddings.float() if embeddings.dtype != logits.dtype else embeddings
         term = (
-            refinement(wide, labels)
+            refinement(embeddings, labels)
             if self.hard_pairs
-            else contrastive(wide, labels, self.temperature)
+            else contrastive(embeddings, labels, self.temperature)
         )
-        return self.calibration.losses(logits, labels, **more) + self.weight * term
+        inner = {name: one for name, one in more.items() if name in self.calibration.takes}
+        return self.calibration.losses(logits, labels, **inner) + self.weight * term
+
+    @property
+    def meets(self) -> bool:
+        """As the loss on the logits."""
+        return self.calibration.meets
 
     def next_epoch(self) -> None:
         """An epoch has ended, for the loss on the logits too."""

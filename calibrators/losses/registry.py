@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch.nn import Module
+
 from calibrators.errors import ParameterError
 from calibrators.losses.base import Loss
 
@@ -44,7 +46,7 @@ def make_loss(name: str, **params: Any) -> Loss:
     calibrators.errors.ParameterError: there is no loss 'focl'; did you mean 'focal'?
     """
     known = all_losses()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ParameterError("unknown_loss", f"there is no loss {name!r}; {_hint(name, known)}")
     fields = known[name].hyper_parameters()
     for one in params:
@@ -52,9 +54,27 @@ def make_loss(name: str, **params: Any) -> Loss:
             raise ParameterError(
                 "unknown_parameter", f"{name} has no parameter {one!r}; {_hint(one, fields)}"
             )
+        if isinstance(params[one], Module):
+            raise ParameterError("bad_parameter", f"{one} must be a plain value, not a module")
+    if missing := needed(name) - params.keys():
+        raise ParameterError("missing_parameter", f"{name} needs {', '.join(sorted(missing))}=...")
     return known[name](**params)
 
 
+def needed(name: str) -> frozenset[str]:
+    """The parameters of a loss that have no default: sizes that it must know beforehand.
+
+    >>> sorted(needed("online_label_smoothing"))
+    ['classes']
+    """
+    parameters = inspect.signature(all_losses()[name]).parameters.values()
+    return frozenset(
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+    )
+
+
 def _hint(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(str(name), known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from calibrators.losses.base import Loss
 
@@ -18,7 +17,8 @@ class SECALoss(Loss):
 
     No parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the gradient
     with respect to the logits is ``2 p - (onehot + mu)``. Means are over the batch, with
-    ``all_ranks`` over the batches of all ranks of torch.distributed. Helps a training from scratch
+    ``all_ranks`` over the batches of all ranks of torch.distributed, which must all call it as
+    often. Helps a training from scratch
     that shall be calibrated without a held-out set.
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
@@ -29,6 +29,11 @@ class SECALoss(Loss):
     all_ranks: bool = False
 
     name: ClassVar[str] = "seca"
+
+    @property
+    def meets(self) -> bool:
+        """With ``all_ranks``."""
+        return self.all_ranks
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""
@@ -47,17 +52,19 @@ class _SelfGuided(torch.autograd.Function):
         log_sum = logits.amax(dim=1) - p.amax(dim=1).log()
         agreement = torch.linalg.vecdot(target, logits)
         if not bool(agreement.isfinite().all()):  # -inf is legal where the mean is 0
-            agreement = torch.linalg.vecdot(target, logits.clamp(min=-1e30))
+            agreement = torch.linalg.vecdot(target, torch.where(target > 0, logits, 0.0))
         # the target sums to 2
         losses: Tensor = 2 * log_sum - logits.gather(1, place)[:, 0] - agreement
         slope = p.mul_(2).sub_(target).scatter_add_(1, place, torch.full_like(p[:, :1], -1))
-        ctx.save_for_backward(slope)
+        ctx.save_for_backward(logits, slope)
         return losses
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
+        logits, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again: the target stays what it is
+            p = torch.softmax(logits, dim=1)
+            slope = slope + 2 * (p - p.detach())
         return slope * given[:, None], None, None
 
 

@@ -26,8 +26,8 @@ def confidence_score(log_p: Tensor, score: Score) -> Tensor:
     if score == "margin":
         first, second = log_p.topk(2, dim=1).values.exp().unbind(dim=1)
         return first - second
-    p = log_p.exp()
-    return torch.xlogy(p, p).sum(dim=1)
+    # log p is kept off -inf, where p is 0 and the product would have no gradient
+    return (log_p.exp() * log_p.clamp(min=-1e4)).sum(dim=1)
 
 
 @dataclass(eq=False, repr=False)
@@ -66,7 +66,7 @@ class SelectiveRiskLoss(Loss):
         """The loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         surprise = F.nll_loss(log_p, labels, reduction="none")
-        if self.training and self.warm_up:
+        if self.learns and self.warm_up:
             self.batches.add_(1)
             if self.batches <= self.warm_up:
                 return surprise
@@ -75,13 +75,14 @@ class SelectiveRiskLoss(Loss):
         return weights * surprise
 
     def _weights(self, score: Tensor, classes: int) -> Tensor:
-        fixed = score.detach()
         low, high = (-math.log(classes), 0.0) if self.score == "neg_entropy" else (0.0, 1.0)
+        score = score.clamp(low, high)  # rounding may take it further, where no bin would count it
+        fixed = score.detach()
         count = torch.histc(fixed, self.bins, low, high) / len(fixed)
         centres = (
             low + (torch.arange(self.bins, device=score.device) + 0.5) * (high - low) / self.bins
         )
-        tau = torch.quantile(fixed, self.coverage)
+        tau = _quantile(fixed, self.coverage)
 
         def below(values: Tensor) -> Tensor:
             steps = torch.sigmoid((values[..., None] - centres) / self.smoothing)
@@ -91,12 +92,20 @@ class SelectiveRiskLoss(Loss):
         return -torch.log((1 - share).clamp(min=SMALLEST)) / below(tau).clamp(min=SMALLEST)
 
 
+def _quantile(values: Tensor, share: float) -> Tensor:
+    """What torch.quantile gives, without its sort and its limit of rows."""
+    place = share * (len(values) - 1)
+    low, high = (values.kthvalue(int(one) + 1).values for one in (place, math.ceil(place)))
+    return torch.lerp(low, high, place - int(place))
+
+
 @dataclass(eq=False, repr=False)
 class AURCLoss(Loss):
     """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence, rank n the surest.
 
-    Its mean is the area under the risk-coverage curve with cross-entropy as the risk. The weights
-    carry no gradient. Helps where the order of the confidences matters more than their values.
+    Its mean approaches the area under the risk-coverage curve of cross-entropy as the risk. Tied
+    rows share their mean rank; the weights carry no gradient. Helps where the order of the
+    confidences matters more than their values.
     Reference: Zhou et al., A novel characterization of the population area under the risk-coverage
     curve, 2024.
 
@@ -113,8 +122,9 @@ class AURCLoss(Loss):
         """The loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         with torch.no_grad():
-            order = confidence_score(log_p, self.score).argsort(stable=True)
-            rank = torch.empty_like(order)
-            rank[order] = torch.arange(1, len(order) + 1, device=order.device)
-            weights = -torch.log1p(-rank.to(logits.dtype) / (len(order) + 1))
+            score = confidence_score(log_p, self.score)
+            ordered = score.sort().values
+            before, until = (torch.searchsorted(ordered, score, right=end) for end in (False, True))
+            behind = len(score) + 1 - (before + 1 + until).double() / 2  # float32 ends at 2^24
+            weights = (math.log(len(score) + 1) - torch.log(behind)).to(logits.dtype)
         return weights * F.nll_loss(log_p, labels, reduction="none")

@@ -5,7 +5,7 @@ Only then are the ranks and the checkpoint known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -90,7 +90,6 @@ class Attaching:
 
     kind: ClassVar[Kind]
     hint: ClassVar[str]  # what to do if nothing was observed
-    needs_mean: ClassVar[bool] = False
     run: str
     loss: Loss | None
     _attached: Attached
@@ -98,10 +97,13 @@ class Attaching:
     def _attach(
         self, make: Callable[..., Observing], client: Service, run: str, **options: Any
     ) -> None:
-        if self.needs_mean and self.loss is not None and self.loss.reduction != "mean":
-            raise ValueError(f"the loss must have reduction 'mean', got {self.loss.reduction!r}")
+        if self.loss is not None:
+            self._check(self.loss)
         self.run = run
         self._attached = Attached(partial(make, connection_of(client), run, **options), self.hint)
+
+    def _check(self, loss: Loss) -> None:
+        """Raise if the framework cannot train with it."""
 
 
 class Steering(Attaching):
@@ -115,7 +117,7 @@ class Steering(Attaching):
         client: Service,
         run: str,
         *,
-        loss: AdaFocalLoss | None = None,
+        loss: AdaFocalLoss | str | None = None,
         budget: float = BUDGET_SECONDS,
         fresh: bool = False,
         folder: str | Path | None = None,
@@ -123,19 +125,23 @@ class Steering(Attaching):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if loss is None:
-            loss = AdaFocalLoss(ignore_index=ignore_index, **settings)
+        if loss is None or isinstance(loss, str):
+            steered = make_loss(loss or "adafocal", ignore_index=ignore_index, **settings)
         elif settings or ignore_index != IGNORED:
             raise ValueError("give a loss, or its settings and ignore_index, not both")
-        self.loss = loss
+        else:
+            steered = loss
+        if not isinstance(steered, AdaFocalLoss):
+            raise ValueError(f"only adafocal and calfocal are steered, got {_called(steered)}")
+        self.loss = steered
         options = {"budget": budget, "fresh": fresh, "folder": folder}
-        self._attach(AdaFocal, client, run, loss=loss, **options)
+        self._attach(AdaFocal, client, run, loss=steered, **options)
 
 
 class Watching(Attaching):
     """Watches a training with any loss, once it begins.
 
-    ``loss`` is one of ``make_loss``, by name (with its ``loss_params``) or made; it is told when an
+    ``loss`` is one of ``make_loss``, by name (with its parameters) or made; it is told when an
     epoch has ended.
     """
 
@@ -147,23 +153,39 @@ class Watching(Attaching):
         run: str,
         *,
         loss: str | Loss | None = None,
-        loss_params: Mapping[str, Any] | None = None,
         budget: float = BUDGET_SECONDS,
         fresh: bool = False,
         folder: str | Path | None = None,
         ignore_index: int = IGNORED,
+        **params: Any,
     ) -> None:
         super().__init__()
         if isinstance(loss, str):
-            loss = make_loss(loss, **{"ignore_index": ignore_index, **(loss_params or {})})
-        elif loss_params:
-            raise ValueError("loss_params go with the name of a loss")
-        if isinstance(loss, AdaFocalLoss):
-            raise ValueError(f"a monitor does not steer: take AdaFocalCallback for {loss.name}")
+            loss = make_loss(loss, ignore_index=ignore_index, **params)
+        elif params:
+            raise ValueError(f"{', '.join(params)}: parameters go with the name of a loss")
+        if loss is not None:
+            ignore_index = _watched(loss).ignore_index
         self.loss = loss
         self.ignore_index = ignore_index
         options = {"budget": budget, "fresh": fresh, "folder": folder}
         self._attach(Monitor, client, run, ignore_index=ignore_index, **options)
+
+
+def _watched(loss: Loss) -> Loss:
+    """A loss that a monitor can be given."""
+    if not isinstance(loss, Loss):
+        raise ValueError(f"loss must be a name or a loss of make_loss, got {_called(loss)}")
+    inner = getattr(loss, "calibration", loss)  # RefCal's
+    if isinstance(inner, AdaFocalLoss):
+        raise ValueError(
+            f"nothing would steer {inner.name}: take AdaFocalCallback(loss={inner.name!r})"
+        )
+    return loss
+
+
+def _called(loss: Any) -> str:
+    return str(getattr(loss, "name", None) or type(loss).__name__)
 
 
 def callback_class(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from calibrators.losses import Loss
 from calibrd.arrays import as_array
 from calibrd.training.attaching import Attaching, Steering, Watching, callback_class
 from calibrd.training.observing import statistics_of
@@ -29,14 +30,14 @@ def bases() -> tuple[type, ...]:
 class _Hooks(Attaching):
     """The trainer's events, told to what is attached."""
 
-    needs_mean = True
-
     @property
     def _key(self) -> str:
         return f"calibrd-{self.kind}-{self.run}"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Training begins: its ranks and its checkpoint are known."""
+        """Training begins: its ranks, its device and its checkpoint are known."""
+        if self.loss is not None:
+            self.loss.to(args.device)
         self._attached.load_state_dict(state.stateful_callbacks.get(self._key, {}))
         self._attached.begin()
 
@@ -80,6 +81,14 @@ class _Hooks(Attaching):
     def _seen(self, logits: Tensor, labels: Tensor) -> None:
         """A batch of an evaluation was given to the loss."""
 
+    def _check(self, loss: Loss) -> None:
+        if loss.reduction != "mean":
+            raise ValueError(f"the loss must have reduction 'mean', got {loss.reduction!r}")
+        if loss.takes:
+            raise ValueError(
+                f"{loss.name} takes {' and '.join(sorted(loss.takes))}, which the Trainer has not"
+            )
+
 
 class _AdaFocal(Steering, _Hooks):
     """Steers the loss by the evaluations of training; give ``compute_loss`` to the Trainer.
@@ -99,8 +108,8 @@ class _Monitor(Watching, _Hooks):
     """Streams the calibration of every evaluation of training, which goes on with any loss.
 
     ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. Arguments are
-    those of ``calibrd.training.Monitor``, and ``loss`` (with ``loss_params``), a name of
-    ``make_loss``: then give ``compute_loss_func=callback.compute_loss`` as well. Losses that learn
+    those of ``calibrd.training.Monitor``, and ``loss``, a name of ``make_loss``, with its
+    parameters: then give ``compute_loss_func=callback.compute_loss`` as well. Losses that learn
     over the epochs begin anew when a training is resumed.
     """
 

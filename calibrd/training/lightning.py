@@ -90,8 +90,8 @@ class _AdaFocal(Steering, _Hooks):
 class _Monitor(Watching, _Hooks):
     """Streams the calibration of every validation pass, of a module with any loss.
 
-    Arguments are those of ``calibrd.training.Monitor``, and ``loss`` (with ``loss_params``): a name
-    of ``make_loss``, for ``callback.loss``, which is told when an epoch of training has ended.
+    Arguments are those of ``calibrd.training.Monitor``, and ``loss``, a name of ``make_loss``, with
+    its parameters: the module trains with ``callback.loss``, which is told when an epoch has ended.
     """
 
 

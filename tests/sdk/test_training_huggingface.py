@@ -114,9 +114,8 @@ def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client, tmp_path: Path) -
 def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
     client: calibrd.Client, tmp_path: Path
 ) -> None:
-    params = {"classes": CLASSES}
     callback = huggingface.MonitorCallback(
-        client, run="hf-named", loss="online_label_smoothing", loss_params=params
+        client, run="hf-named", loss="online_label_smoothing", classes=CLASSES
     )
     made = trainer(
         tmp_path,
@@ -129,6 +128,12 @@ def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
     assert not torch.allclose(callback.loss.soft, torch.full((CLASSES, CLASSES), 1 / CLASSES))
     assert not callback.loss.seen.any()  # the evaluation after the last epoch taught it nothing
     assert [one.metrics.rows for one in client.run_history("hf-named")] == [ROWS, ROWS]
+
+
+def test_losses_that_the_trainer_cannot_feed_are_refused() -> None:
+    for name, more in (("refcal", {}), ("correctness_ranking", {"samples": 9})):
+        with pytest.raises(ValueError, match=f"{name} takes .*which the Trainer has not"):
+            huggingface.MonitorCallback(None, run="alone", loss=name, **more)
 
 
 def test_a_monitor_without_a_loss_computes_none() -> None:

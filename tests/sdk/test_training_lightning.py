@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import calibrd
 from calibrators import ParameterError
 from calibrd.training import lightning as callbacks
+from calibrd.training import make_loss
 
 pytestmark = [  # of lightning's own
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -123,7 +124,7 @@ def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
     pl: Any, client: calibrd.Client, tmp_path: Path
 ) -> None:
     watching = callbacks.MonitorCallback(
-        client, run="named", loss="online_label_smoothing", loss_params={"classes": 3}
+        client, run="named", loss="online_label_smoothing", classes=3
     )
     module = net_of(pl)(watching.loss)
     fitted(pl, module, tmp_path, 2, watching)
@@ -135,11 +136,22 @@ def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
 def test_which_losses_a_monitor_takes() -> None:
     with pytest.raises(ParameterError, match="there is no loss 'secca'; did you mean 'seca'"):
         callbacks.MonitorCallback(None, run="named", loss="secca")
-    with pytest.raises(ValueError, match="take AdaFocalCallback for adafocal"):
-        callbacks.MonitorCallback(None, run="named", loss="adafocal")
-    with pytest.raises(ValueError, match="loss_params go with the name"):
-        callbacks.MonitorCallback(None, run="named", loss_params={"gamma": 1.0})
-    assert callbacks.MonitorCallback(None, run="named", loss="brier").loss.ignore_index == -100
+    for steered in ("adafocal", make_loss("refcal", loss="adafocal")):
+        with pytest.raises(ValueError, match=r"take AdaFocalCallback\(loss='adafocal'\)"):
+            callbacks.MonitorCallback(None, run="named", loss=steered)
+    with pytest.raises(ValueError, match="gamma: parameters go with the name"):
+        callbacks.MonitorCallback(None, run="named", gamma=1.0)
+    with pytest.raises(ValueError, match="a loss of make_loss, got CrossEntropyLoss"):
+        callbacks.MonitorCallback(None, run="named", loss=torch.nn.CrossEntropyLoss())
+    made = callbacks.MonitorCallback(None, run="named", loss=make_loss("brier", ignore_index=255))
+    assert made.ignore_index == 255
+
+
+def test_which_losses_are_steered() -> None:
+    assert callbacks.AdaFocalCallback(None, run="named", loss="calfocal").loss.name == "calfocal"
+    for other in ("seca", make_loss("seca")):
+        with pytest.raises(ValueError, match="only adafocal and calfocal are steered, got seca"):
+            callbacks.AdaFocalCallback(None, run="named", loss=other)
 
 
 def test_validation_alone_is_no_step(pl: Any, tmp_path: Path) -> None:
