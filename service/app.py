@@ -41,6 +41,7 @@ from service.core.keys import KeyRing
 from service.core.landing import remove_left_behind
 from service.core.part_uploads import PartUploads
 from service.core.serving import Maps, Served
+from service.core.sessions import Sessions
 from service.core.watching import FitWatcher, RunWatcher
 from service.errors import BlobMissing, Damaged
 from service.jobs.prepare import prepare_database
@@ -50,8 +51,7 @@ from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.news import Listener
-from service.web import reference
-from service.web import runs as run_pages
+from service.web import ROUTERS as PAGES
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
 ROUTERS = (
@@ -63,8 +63,6 @@ ROUTERS = (
     runs,
     keys,
     operations,
-    reference,
-    run_pages,
 )
 
 
@@ -85,8 +83,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.parts = parts
     predicting, others = _plain_routes(parts)
     app.router.routes[:0] = [predicting, *others]
-    for module in ROUTERS:
-        app.include_router(module.router)
+    for router in (*(module.router for module in ROUTERS), *PAGES):
+        app.include_router(router)
     complete_document(app, {**predict.OPENAPI, **inference_protocol.OPENAPI})
     install_problems(app)
     app.add_middleware(predict.Shortcut, route=predicting)
@@ -96,7 +94,9 @@ def create_app(settings: Settings) -> FastAPI:
         timeout=settings.body_timeout,
         least_rate=settings.body_least_rate,
     )
-    app.add_middleware(Guard, keys=parts.keys, is_loopback=settings.is_loopback)
+    app.add_middleware(
+        Guard, keys=parts.keys, sessions=parts.sessions, is_loopback=settings.is_loopback
+    )
     app.add_middleware(LastResort)
     app.add_middleware(Observed, metrics=parts.metrics)
     return app
@@ -124,6 +124,7 @@ def join(settings: Settings) -> Parts:
         blobs=blobs,
         queue=DbosQueue(database),
         keys=KeyRing(database),
+        sessions=Sessions(database),
         maps=maps,
         watcher=FitWatcher(database),
         run_watcher=RunWatcher(database),

@@ -12,9 +12,9 @@ from typing import Any
 from calibrators import CalibrationMap, CalibrationSet, FitError, all_methods, charts, page
 from calibrators.base import TemperatureTypeMap
 from calibrators.report import Report, evaluate
+from calibrators.sample import TITLE, sample
 from calibrators.softmax import margins, softmax
 from calibrd.commands.asked import Asked, Verb
-from calibrd.sample import TITLE, sample
 
 CHOSEN = ("auto", "temperature")  # without torch there is no auto
 HEAD = {

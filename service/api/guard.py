@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from ipaddress import ip_address
+import asyncio
+from urllib.parse import quote
 
+from starlette.requests import cookie_parser
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.body_guard import refuse
+from service.api.origins import (
+    FORM_HEADER,
+    check_form_token,
+    check_keyless,
+    check_origin,
+    header,
+    is_page,
+    wants_page,
+)
 from service.core.access import Principal
 from service.core.keys import KeyRing
-from service.errors import Forbidden, ServiceError, Unauthenticated
+from service.core.sessions import Sessions, form_token
+from service.errors import ServiceError, Unauthenticated
 
+HOME = "/"
+SIGN_IN = "/sign-in"
 PUBLIC = frozenset(
     {
-        "/",
+        HOME,  # to programs; whoever wants the page must sign in
+        SIGN_IN,
         "/healthz",
         "/readyz",
         "/docs",
@@ -22,64 +37,103 @@ PUBLIC = frozenset(
         "/v2",
         "/v2/health/live",
         "/v2/health/ready",
-        "/runs",
-        "/static/run-charts.json",
-        "/static/runs.css",
-        "/static/runs.js",
-        "/static/vega.js",
     }
 )
-PUBLIC_UNDER = "/runs/"  # pages of runs: shells without data
+PUBLIC_UNDER = "/static/"
 BEARER = b"bearer "
+COOKIE = "calibrd_session"
 
 
 class Guard:
     """Raw ASGI middleware that puts the caller into ``scope["principal"]``.
+
+    A caller is who holds the key in the Authorization header, or else the key that the session in
+    the cookie was begun with. A session needs more: the request must come from the service's own
+    pages, and what changes something must carry the session's token: in a header, or in the form,
+    where the routes of the pages look for it (``scope["form_token"]``).
 
     While no key was ever made, a service on loopback takes every caller for its owner. Then the
     Host header must name this machine, and a browser's request must come from the service's own
     pages: so no web page can reach it through its reader's browser.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, *, is_loopback: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing, sessions: Sessions, *, is_loopback: bool
+    ) -> None:
         self.app = app
         self._keys = keys
+        self._sessions = sessions
         self._is_loopback = is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in with its caller, or refuse it."""
+        """Let the request in with its caller, refuse it, or lead it to where one signs in."""
         if scope["type"] == "websocket":
             raise RuntimeError("no route takes websockets")
-        if scope["type"] == "http" and not is_public(scope["path"]):
+        if scope["type"] == "http" and needs_caller(scope):
             try:
-                scope["principal"] = self._caller(scope)
+                scope["principal"] = await self._caller(scope)
+            except Unauthenticated as error:
+                if wants_page(scope) and header(scope, b"authorization") is None:
+                    await _lead_to_sign_in(scope, receive, send)
+                else:
+                    await refuse(scope, receive, send, error)
+                return
             except ServiceError as error:
                 await refuse(scope, receive, send, error)
                 return
         await self.app(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Principal:
-        token = _token(scope)
+    async def _caller(self, scope: Scope) -> Principal:
+        token = _bearer(scope)
         if token is not None:
             return self._keys.authenticate(token)
         if self._is_loopback and self._keys.is_empty:
-            _check_origin(scope)
+            check_keyless(scope)
             return self._keys.anyone
-        raise Unauthenticated(
-            "key_required", "send a key in the header: Authorization: Bearer cal_..."
-        )
+        session = session_of(scope)
+        key = None if session is None else await asyncio.to_thread(self._sessions.key_of, session)
+        if session is None or key is None:
+            raise Unauthenticated(
+                "key_required", "send a key in the header: Authorization: Bearer cal_..."
+            )
+        caller = self._keys.admit(key)
+        check_origin(scope)
+        scope["form_token"] = expected = form_token(session)
+        sent = header(scope, FORM_HEADER)
+        if sent is not None or not is_page(scope["path"]):
+            check_form_token(scope, expected, sent)
+        return caller
+
+
+def needs_caller(scope: Scope) -> bool:
+    """Whether a request must say who makes it."""
+    return not is_public(scope["path"]) or (scope["path"] == HOME and wants_page(scope))
 
 
 def is_public(path: str) -> bool:
     """Whether a path needs no caller.
 
-    >>> is_public("/runs/resnet"), is_public("/v1/runs/resnet")
+    >>> is_public("/static/app.css"), is_public("/v1/runs/resnet")
     (True, False)
     """
     return path in PUBLIC or path.startswith(PUBLIC_UNDER)
 
 
-def _token(scope: Scope) -> str | None:
+def session_of(scope: Scope) -> str | None:
+    """The token of the session that a request's cookie names."""
+    return cookie_parser(header(scope, b"cookie") or "").get(COOKIE) or None
+
+
+def root_of(path: str) -> str:
+    """From a page to where the service begins, whatever a proxy puts before it.
+
+    >>> root_of("/"), root_of("/jobs"), root_of("/keys/0a1b/revoke")
+    ('.', '.', '../..')
+    """
+    return "/".join([".."] * (path.count("/") - 1)) or "."
+
+
+def _bearer(scope: Scope) -> str | None:
     for name, value in scope["headers"]:
         if name == b"authorization":
             if value[: len(BEARER)].lower() != BEARER:
@@ -90,33 +144,12 @@ def _token(scope: Scope) -> str | None:
     return None
 
 
-def _check_origin(scope: Scope) -> None:
-    host, origin, site = "localhost", None, "none"
-    for name, value in scope["headers"]:
-        if name == b"host":
-            host = str(value, "latin-1")
-        elif name == b"origin":
-            origin = str(value, "latin-1")
-        elif name == b"sec-fetch-site":
-            site = str(value, "latin-1")
-        elif name in (b"x-forwarded-for", b"forwarded"):
-            raise Forbidden(
-                "key_required", "behind a proxy keys are needed: python -m service keys create"
-            )
-    if not _is_local(host):
-        raise Forbidden("foreign_host", "without keys, requests must name localhost as their host")
-    is_foreign = origin is not None and origin.partition("://")[2] != host
-    if is_foreign or site not in ("none", "same-origin"):
-        raise Forbidden("foreign_origin", "without keys, other sites' pages are refused")
-
-
-@lru_cache(maxsize=64)
-def _is_local(host: str) -> bool:
-    """Whether a Host header, with or without a port, names this machine."""
-    name = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
-    if name == "localhost":
-        return True
-    try:
-        return ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False
+async def _lead_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
+    """To the form, and from there on to where the request wanted to go, if it only looked."""
+    path = scope["path"]
+    target = f"{root_of(path)}{SIGN_IN}"
+    if scope["method"] in ("GET", "HEAD"):
+        query = str(scope["query_string"], "latin-1")
+        wanted = f"{quote(path)}?{query}" if query else quote(path)
+        target += f"?next={quote(wanted, safe='/')}"
+    await RedirectResponse(target, 303)(scope, receive, send)

@@ -19,6 +19,7 @@ from service.core.fits import Queue
 from service.core.keys import KeyRing
 from service.core.part_uploads import PartUploads
 from service.core.serving import Maps
+from service.core.sessions import Sessions
 from service.core.watching import FitWatcher, RunWatcher
 from service.errors import Forbidden
 from service.settings import Settings
@@ -37,6 +38,7 @@ class Parts:
     blobs: Blobs
     queue: Queue
     keys: KeyRing
+    sessions: Sessions
     maps: Maps
     watcher: FitWatcher
     run_watcher: RunWatcher

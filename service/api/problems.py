@@ -64,7 +64,7 @@ class Problem:
 
 def problem_response(scope: Scope, error: Exception) -> Response:
     """The answer to a request that ended in ``error``; what nobody expected is logged."""
-    problem = _problem_of(scope, error)
+    problem = problem_of(scope, error)
     if isinstance(error, errors.Damaged):
         pass  # who met it has logged which blob it is
     elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -127,7 +127,8 @@ async def _handle(request: Request, error: Exception) -> Response:
     return problem_response(request.scope, error)
 
 
-def _problem_of(scope: Scope, error: Exception) -> Problem:
+def problem_of(scope: Scope, error: Exception) -> Problem:
+    """An error as a client is told it."""
     match error:
         case errors.ServiceError():
             return _of_service_error(error)
@@ -207,7 +208,7 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
         case errors.ServiceError() as cause:
             return _of_service_error(cause)
         case ClientDisconnect() as cause:
-            return _problem_of(scope, cause)
+            return problem_of(scope, cause)
         case ValueError() | RecursionError() if status == HTTPStatus.BAD_REQUEST:
             return _malformed_json({})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:

@@ -140,13 +140,23 @@ class KeyRing:
 
     def authenticate(self, token: str) -> Principal:
         """Who a token belongs to."""
+        return self.admit(self.key_of(token))
+
+    def key_of(self, token: str) -> str:
+        """The id of the key that a token proves."""
         match = TOKEN.fullmatch(token)
         key = self._keys.get(match[1]) if match else None
         if match is None or key is None:
             raise Unauthenticated("invalid_key", "this key is not known")
         if not hmac.compare_digest(_digest(match[2]), key.secret_sha256):
             raise Unauthenticated("invalid_key", "this key is not known")
-        now = time.time()
+        return key.id
+
+    def admit(self, id: str) -> Principal:
+        """Who a key stands for, as long as it is valid."""
+        key, now = self._keys.get(id), time.time()
+        if key is None:
+            raise Unauthenticated("invalid_key", "this key is not known")
         if not is_valid(key, now):
             why = "was revoked" if key.revoked_at is not None else "has expired"
             raise Unauthenticated("key_has_ended", f"this key {why}")
@@ -154,9 +164,14 @@ class KeyRing:
         return self._principals[key.id]
 
 
+def actor_of(key: Key) -> str:
+    """How histories name who used a key."""
+    return f"{key.name} (key {key.id})"
+
+
 def _principal(key: Key) -> Principal:
     scopes = frozenset(Scope(one) for one in key.scopes)
-    return Principal(key.workspace, f"{key.name} (key {key.id})", scopes)
+    return Principal(key.workspace, actor_of(key), scopes)
 
 
 def _digest(secret: str) -> str:

@@ -126,6 +126,7 @@ class Upkeep:
         grace = self._settings.sweep_hours * HOUR
         with self._database.write() as store:
             store.idempotency.forget(self._settings.idempotency_hours * HOUR)
+            store.web_sessions.forget_expired()
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
             old = store.datasets.expired() + store.fits.spent_datasets()
         for dataset in old:

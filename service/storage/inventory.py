@@ -11,6 +11,7 @@ from sqlalchemy import JSON, Column, Table, Text, and_, cast, func, select, tupl
 
 from service.storage.records import Dataset, Fit, FitStatus, Part, Version
 from service.storage.rows import Repository, now
+from service.storage.run_tables import run_sessions, run_statistics, run_steps, runs
 from service.storage.tables import (
     alias_moves,
     aliases,
@@ -18,10 +19,6 @@ from service.storage.tables import (
     datasets,
     fits,
     parts,
-    run_sessions,
-    run_statistics,
-    run_steps,
-    runs,
     versions,
 )
 

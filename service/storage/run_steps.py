@@ -10,7 +10,7 @@ from sqlalchemy.sql import ColumnElement
 
 from service.storage.records import RunSession, RunStatistics, RunStep
 from service.storage.rows import Repository, now
-from service.storage.tables import run_sessions, run_statistics, run_steps
+from service.storage.run_tables import run_sessions, run_statistics, run_steps
 
 POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
 PARTS_AT_ONCE = 16

@@ -8,7 +8,7 @@ from sqlalchemy import case, func, insert, select, tuple_, update
 
 from service.storage.records import Run, RunSession
 from service.storage.rows import After, Repository, new_id, now
-from service.storage.tables import run_sessions, runs
+from service.storage.run_tables import run_sessions, runs
 
 NEWEST = (run_sessions.c.begun_at.desc(), run_sessions.c.number.desc())
 

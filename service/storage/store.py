@@ -12,8 +12,10 @@ from service.storage.fits import Fits, Workers
 from service.storage.idempotency import Idempotency
 from service.storage.inventory import Inventory
 from service.storage.keys import Keys
+from service.storage.overview import Overview
 from service.storage.run_steps import RunSteps
 from service.storage.runs import Runs
+from service.storage.sessions import Sessions
 
 
 class Store:
@@ -22,6 +24,7 @@ class Store:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.keys = Keys(session)
+        self.web_sessions = Sessions(session)
         self.datasets = Datasets(session)
         self.calibrators = Calibrators(session)
         self.aliases = Aliases(session)
@@ -31,4 +34,5 @@ class Store:
         self.chores = Chores(session)
         self.runs = Runs(session)
         self.run_steps = RunSteps(session)
+        self.overview = Overview(session)
         self.inventory = Inventory(session)

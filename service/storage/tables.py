@@ -12,7 +12,6 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Table,
@@ -34,7 +33,8 @@ NAME = String(64)
 SHA256 = String(64)
 
 
-def _workspace() -> Column[str]:
+def workspace() -> Column[str]:
+    """Whose row it is."""
     return Column("workspace", ID, ForeignKey("workspaces.id"), nullable=False)
 
 
@@ -50,7 +50,7 @@ keys = Table(
     "keys",
     metadata,
     Column("id", ID, primary_key=True),
-    _workspace(),
+    workspace(),
     Column("name", String(200), nullable=False),
     Column("secret_sha256", SHA256, nullable=False),
     Column("scopes", JSON, nullable=False),
@@ -60,11 +60,21 @@ keys = Table(
     Column("last_used_at", Float),
 )
 
+web_sessions = Table(
+    "web_sessions",
+    metadata,
+    Column("token_sha256", SHA256, primary_key=True),
+    Column("key", ID, ForeignKey("keys.id"), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Index(None, "expires_at"),
+)
+
 datasets = Table(
     "datasets",
     metadata,
     Column("id", ID, primary_key=True),
-    _workspace(),
+    workspace(),
     Column("kind", String(16)),
     Column("sha256", SHA256),  # this and what follows from the bytes is empty during an upload
     Column("format", String(16)),
@@ -92,7 +102,7 @@ calibrators = Table(
     "calibrators",
     metadata,
     Column("id", ID, primary_key=True),
-    _workspace(),
+    workspace(),
     Column("name", NAME, nullable=False),
     Column("last_version", Integer, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -168,7 +178,7 @@ fits = Table(
     "fits",
     metadata,
     Column("id", ID, primary_key=True),
-    _workspace(),
+    workspace(),
     Column("calibrator", ID, ForeignKey("calibrators.id"), nullable=False),
     Column("calibrator_name", NAME, nullable=False),
     Column("order", JSON, nullable=False),
@@ -218,81 +228,4 @@ chores = Table(
     Column("name", String(40), primary_key=True),
     Column("done_at", Float, nullable=False),
     Column("note", String(100), nullable=False),
-)
-
-runs = Table(
-    "runs",
-    metadata,
-    Column("id", ID, primary_key=True),
-    _workspace(),
-    Column("name", NAME, nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("settings", JSON(none_as_null=True)),  # none of a monitor
-    Column("tags", JSON, nullable=False),
-    Column("description", Text, nullable=False),
-    Column("archived_at", Float),
-    Column("created_by", String(200), nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("updated_at", Float, nullable=False),
-    UniqueConstraint("workspace", "name"),
-    Index(None, "workspace", "updated_at"),
-)
-
-run_sessions = Table(
-    "run_sessions",
-    metadata,
-    Column("run", ID, ForeignKey("runs.id"), primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("id", String(100), nullable=False),  # the caller's
-    Column("base_step", Integer, nullable=False),
-    Column("base_state", JSON(none_as_null=True)),
-    Column("world_size", Integer, nullable=False),
-    Column("decides", String(16), nullable=False),
-    Column("merge_timeout", Float, nullable=False),
-    Column("begun_at", Float, nullable=False),  # when the job began, which may be told late
-    Column("created_by", String(200), nullable=False),
-    Column("created_at", Float, nullable=False),
-    UniqueConstraint("run", "id"),
-)
-
-run_statistics = Table(
-    "run_statistics",
-    metadata,
-    Column("run", ID, primary_key=True),
-    Column("session", Integer, primary_key=True),
-    Column("step", Integer, primary_key=True),
-    Column("rank", Integer, primary_key=True),
-    Column("sha256", SHA256, nullable=False),
-    Column("statistics", LargeBinary),  # until they are merged
-    Column("claimed", JSON(none_as_null=True)),
-    Column("late", Boolean, nullable=False),
-    Column("posted_at", Float, nullable=False),
-    ForeignKeyConstraint(["run", "session"], ["run_sessions.run", "run_sessions.number"]),
-)
-Index(
-    "ix_run_statistics_open",
-    run_statistics.c.run,
-    run_statistics.c.session,
-    run_statistics.c.step,
-    sqlite_where=run_statistics.c.statistics.is_not(None),
-    postgresql_where=run_statistics.c.statistics.is_not(None),
-)
-
-run_steps = Table(
-    "run_steps",
-    metadata,
-    Column("run", ID, primary_key=True),
-    Column("session", Integer, primary_key=True),
-    Column("step", Integer, primary_key=True),
-    Column("state", JSON(none_as_null=True)),
-    Column("ranks", JSON, nullable=False),
-    Column("partial", Boolean, nullable=False),
-    Column("verified", Boolean),
-    Column("metrics", JSON, nullable=False),
-    Column("bins", JSON(none_as_null=True)),
-    Column("reliability", JSON(none_as_null=True)),
-    Column("switched", JSON, nullable=False),
-    Column("decided_at", Float, nullable=False),
-    ForeignKeyConstraint(["run", "session"], ["run_sessions.run", "run_sessions.number"]),
-    Index(None, "run", "step"),
 )

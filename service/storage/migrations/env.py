@@ -6,6 +6,7 @@ from typing import Any
 
 from alembic import context
 
+from service.storage import run_tables  # noqa: F401 - its tables are in the metadata, too
 from service.storage.tables import metadata
 
 

@@ -1,7 +1,6 @@
 // The pages of training runs. All that is shown is text: nothing that was received becomes markup.
 
 const { root, run } = document.body.dataset;
-const KEY = "calibrd-key";
 const WAIT_SECONDS = 20;
 const ABSENT_SECONDS = 5;
 const LONGEST_PAUSE_SECONDS = 15;
@@ -24,9 +23,7 @@ class Lost extends Error {}
 const lost = (error) => { throw new Lost(error.message); };
 
 async function ask(path) {
-  const token = sessionStorage.getItem(KEY);
-  const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
-  const answer = await fetch(`${root}/v1/${path}`, { headers, cache: "no-store" }).catch(lost);
+  const answer = await fetch(`${root}/v1/${path}`, { cache: "no-store" }).catch(lost);
   if (answer.ok) return answer.json().catch(lost);
   throw new Refused(answer.status, await answer.json().catch(() => ({})));
 }
@@ -78,34 +75,14 @@ function status(text, kind = "") {
   $("live").className = `badge ${kind}`;
 }
 
-// ---- keys
+// ---- sessions that have ended
 
-function wantKey(refused) {
-  const sent = sessionStorage.getItem(KEY) !== null;
-  sessionStorage.removeItem(KEY);
-  $("refusal").textContent = sent
-    ? `The service refused this key: ${refused.message}`
-    : "The service shows runs to holders of an API key.";
-  $("key").hidden = false;
-  $("content").hidden = true;
-  if (run) status("locked");
-  $("token").focus();
+const isSignedOut = (error) => error instanceof Refused && error.status === 401;
+
+function signIn() {
+  const here = run ? `/runs/${encodeURIComponent(run)}` : "/runs";
+  location.assign(`${root}/sign-in?next=${encodeURIComponent(here)}`);
 }
-
-$("key").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const token = $("token").value.trim();
-  if (!/^[\x21-\x7e]+$/.test(token)) {
-    $("refusal").textContent = "A key is letters, digits and signs without spaces: cal_...";
-    return;
-  }
-  sessionStorage.setItem(KEY, token);
-  $("token").value = "";
-  $("key").hidden = true;
-  begin();
-});
-
-const isAboutKeys = (error) => error instanceof Refused && (error.status === 401 || error.status === 403);
 
 // ---- the list
 
@@ -134,7 +111,7 @@ async function attempt(action) {
     say("trouble", "");
     await action();
   } catch (error) {
-    if (isAboutKeys(error)) wantKey(error);
+    if (isSignedOut(error)) signIn();
     else say("trouble", `The service gave no answer: ${error.message}`);
   }
 }
@@ -165,7 +142,7 @@ async function follow() {
       status("live", "live");
       if (performance.now() - asked < 250) await pause(0.25);
     } catch (error) {
-      if (isAboutKeys(error)) return wantKey(error);
+      if (isSignedOut(error)) return signIn();
       if (error.status === 404) {
         absent();
         await pause(ABSENT_SECONDS);

@@ -33,16 +33,8 @@ from service.storage.database import Database
 from service.storage.migrate import alembic_config, revision_of
 from service.storage.records import FitStatus
 from service.storage.rows import new_id
-from service.storage.tables import (
-    alias_moves,
-    aliases,
-    fits,
-    reports,
-    run_statistics,
-    run_steps,
-    runs,
-    versions,
-)
+from service.storage.run_tables import run_statistics, run_steps, runs
+from service.storage.tables import alias_moves, aliases, fits, reports, versions
 
 
 class Patient(Place):

@@ -27,7 +27,7 @@ from calibrators.adafocal import AdaFocalState, BinStatistics
 from service.core import run_steps
 from service.core.run_steps import decide_due
 from service.storage.run_steps import PARTS_AT_ONCE
-from service.storage.tables import run_sessions, run_statistics
+from service.storage.run_tables import run_sessions, run_statistics
 
 BEGIN = AdaFocalState.begin(SETTINGS)
 SOON = 0.2

@@ -8,7 +8,7 @@ half precision. In the repository's folder it is made again by::
         with np.load(f"examples/data/fashion_ce__{part}.npz") as file:
             arrays[f"{part}_logits"] = file["logits"][:4000].astype(np.float16)
             arrays[f"{part}_labels"] = file["labels"][:4000].astype(np.uint8)
-    np.savez_compressed("calibrd/sample.npz", **arrays)
+    np.savez_compressed("calibrators/sample.npz", **arrays)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from calibrators import CalibrationSet
+from calibrators.data import CalibrationSet
 
 FILE = "sample.npz"
 TITLE = "Fashion-MNIST, a small CNN"
@@ -30,5 +30,5 @@ def sample(part: Literal["cal", "test"]) -> CalibrationSet:
     >>> sample("cal").logits.shape
     (4000, 10)
     """
-    with (resources.files("calibrd") / FILE).open("rb") as file, np.load(file) as stored:
+    with (resources.files("calibrators") / FILE).open("rb") as file, np.load(file) as stored:
         return CalibrationSet(stored[f"{part}_logits"], stored[f"{part}_labels"])

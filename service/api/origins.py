@@ -1,0 +1,93 @@
+"""Where a browser's request comes from: only the service's own pages may use what a browser holds.
+
+A program names its key in a header, which no browser sends by itself. A session's cookie, and the
+open door of a service without keys, are sent by any page that its reader opens.
+"""
+
+from __future__ import annotations
+
+import hmac
+from functools import lru_cache
+from ipaddress import ip_address
+
+from starlette.types import Scope
+
+from service.errors import Forbidden
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+API = ("/v1", "/v2", "/metrics", "/openapi.json")
+FORM_HEADER = b"x-csrf-token"
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The value of a request's header, the first if there are several."""
+    return next((str(value, "latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is for people: not one of the API's.
+
+    >>> is_page("/jobs"), is_page("/v1/fits"), is_page("/v1"), is_page("/v1x")
+    (True, False, False, True)
+    """
+    return not any(path == one or path.startswith(f"{one}/") for one in API)
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a person's browser asks for a page."""
+    return is_page(scope["path"]) and "text/html" in (header(scope, b"accept") or "")
+
+
+def check_origin(scope: Scope) -> None:
+    """Raise unless a request comes from the service's own pages, or follows a link to a page."""
+    if _follows_link(scope):
+        return
+    origin, host = header(scope, b"origin"), header(scope, b"host") or "localhost"
+    is_foreign = origin is not None and origin.partition("://")[2] != host
+    if is_foreign or header(scope, b"sec-fetch-site") not in (None, "none", "same-origin"):
+        raise Forbidden("foreign_origin", "pages of other sites are refused")
+
+
+def check_form_token(scope: Scope, expected: str, sent: str | None) -> None:
+    """Raise unless a request that changes something carries its session's token."""
+    if scope["method"] in SAFE_METHODS:
+        return
+    if sent is None or not hmac.compare_digest(sent.encode(), expected.encode()):
+        raise Forbidden(
+            "foreign_origin",
+            "with a session, what changes something must carry the token of its pages: "
+            "reload the page and try again",
+        )
+
+
+def check_keyless(scope: Scope) -> None:
+    """Raise unless a request to a service without keys comes from this machine, as far as seen."""
+    if any(name in (b"x-forwarded-for", b"forwarded") for name, _ in scope["headers"]):
+        raise Forbidden(
+            "key_required", "behind a proxy keys are needed: python -m service keys create"
+        )
+    if not _is_local(header(scope, b"host") or "localhost"):
+        raise Forbidden("foreign_host", "without keys, requests must name localhost as their host")
+    check_origin(scope)
+
+
+def _follows_link(scope: Scope) -> bool:
+    """Whether a tab is led to a page: its reader sees it, and the site it comes from does not."""
+    return (
+        scope["method"] in ("GET", "HEAD")
+        and is_page(scope["path"])
+        and header(scope, b"sec-fetch-mode") == "navigate"
+        and header(scope, b"sec-fetch-dest") == "document"
+    )
+
+
+@lru_cache(maxsize=64)
+def _is_local(host: str) -> bool:
+    """Whether a Host header, with or without a port, names this machine."""
+    name = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,72 @@
+"""The home page: calibrators, what they do for their models, and what is being fitted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from service.api.origins import wants_page
+from service.api.paging import Cursor, name_place, paged
+from service.api.parts import Caller, Joined, needs, principal_of
+from service.core.access import Principal, Scope
+from service.core.datasets import Keeping
+from service.core.sample import order_sample
+from service.storage.store import Store
+from service.web.ece_chart import chart_scale, ece_chart
+from service.web.jobs import Job
+from service.web.layout import lead_to, page, pages
+
+router = pages()
+
+CALIBRATORS = 50
+JOBS = 5
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+def home(
+    request: Request,
+    joined: Joined,
+    cursor: Cursor = None,
+    prefix: Annotated[str, Query(max_length=64)] = "",
+) -> Response:
+    """Calibrators by name, with the version that is in production; programs go to the API's."""
+    if not wants_page(request.scope):
+        return RedirectResponse("/docs")
+    caller, prefix = principal_of(request.scope), prefix.strip().lower()
+    after = name_place(cursor or None)
+    with joined.database.read() as store:
+        found = store.overview.calibrators(caller.workspace, CALIBRATORS + 1, after, prefix=prefix)
+        jobs = _jobs(store, caller)
+    listed = paged(found, CALIBRATORS, lambda one: one, lambda one: one.name)
+    scale = chart_scale(listed.items)
+    values = {
+        "rows": [(one, ece_chart(one, scale)) for one in listed.items],
+        "next": listed.next,
+        "prefix": prefix,
+        "jobs": jobs,
+        "is_first_page": after is None,
+        "may_fit": caller.may(Scope.FIT),
+    }
+    return page(request, "home.html", values)
+
+
+@router.post("/sample", dependencies=needs(Scope.FIT))
+def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
+    """Fit the bundled sample, and go where that can be watched."""
+    order_sample(
+        joined.database,
+        joined.datasets,
+        joined.queue,
+        caller,
+        uploads=joined.uploads,
+        keeping=Keeping(days=joined.settings.dataset_days or None),
+    )
+    return lead_to(request, "/jobs")
+
+
+def _jobs(store: Store, caller: Principal) -> list[Job]:
+    if not caller.may(Scope.FIT):
+        return []
+    return [Job.of(fit) for fit in store.fits.unfinished(caller.workspace, JOBS)]

@@ -1,0 +1,113 @@
+"""The page of keys: made, replaced, ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from service.api.parts import Caller, Joined, Parts, needs
+from service.core import keys
+from service.core.access import Principal, Scope
+from service.core.keys import LONGEST_NAME, MOST_DAYS, MOST_GRACE_HOURS, NewKey, actor_of, is_valid
+from service.errors import Invalid
+from service.storage.records import Key
+from service.web.forms import Sent
+from service.web.layout import lead_to, page, pages
+
+router = pages()
+
+GRACE_HOURS = 24.0
+MEANINGS = {
+    Scope.PREDICT: "apply maps over HTTP",
+    Scope.FIT: "upload datasets, start and cancel fits, register versions, run trainings",
+    Scope.PROMOTE: "move aliases, edit tags and descriptions",
+    Scope.ADMIN: "all of these, and keys and metrics",
+}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A key as people see it."""
+
+    key: Key
+    state: str
+    is_valid: bool
+    is_own: bool
+
+    @classmethod
+    def of(cls, key: Key, caller: Principal) -> Listed:
+        """A key, as it is now."""
+        works = is_valid(key, time.time())
+        ended = "revoked" if key.revoked_at is not None else "expired"
+        return cls(key, "valid" if works else ended, works, actor_of(key) == caller.actor)
+
+
+@router.api_route("/keys", methods=["GET", "HEAD"], dependencies=needs(Scope.ADMIN))
+def keys_page(request: Request, joined: Joined, caller: Caller) -> Response:
+    """The keys of the caller's workspace."""
+    return _page(request, joined, caller)
+
+
+@router.post("/keys", dependencies=needs(Scope.ADMIN))
+def create_key(request: Request, joined: Joined, caller: Caller, form: Sent) -> Response:
+    """Make a key; its token is on this answer and nowhere else."""
+    is_first = joined.keys.is_empty
+    scopes = form.chosen("scope")
+    if unknown := set(scopes) - set(Scope):
+        raise Invalid("invalid_request", f"there is no scope {min(unknown)[:40]!r}")
+    with joined.database.write() as store:
+        made = keys.create(
+            store,
+            caller.workspace,
+            name=form.text("name"),
+            scopes=[Scope(one) for one in scopes],
+            days=form.number("days", "days"),
+        )
+    joined.refresh_if_possible()
+    return _page(request, joined, caller, made, is_first=is_first)
+
+
+@router.post("/keys/{id}/revoke", dependencies=needs(Scope.ADMIN))
+def revoke_key(request: Request, joined: Joined, caller: Caller, id: str) -> Response:
+    """End a key now."""
+    with joined.database.write() as store:
+        keys.revoke(store, caller.workspace, id)
+    joined.refresh_if_possible()
+    return lead_to(request, "/keys")
+
+
+@router.post("/keys/{id}/rotate", dependencies=needs(Scope.ADMIN))
+def rotate_key(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
+    """A new key like an old one, which goes on for some hours."""
+    hours = form.number("grace_hours", "hours")
+    with joined.database.write() as store:
+        grace = GRACE_HOURS if hours is None else hours
+        made = keys.rotate(store, caller.workspace, id, grace_hours=grace)
+    joined.refresh_if_possible()
+    return _page(request, joined, caller, made)
+
+
+def _page(
+    request: Request,
+    joined: Parts,
+    caller: Principal,
+    made: NewKey | None = None,
+    *,
+    is_first: bool = False,
+) -> Response:
+    with joined.database.read() as store:
+        found = store.keys.all_of(caller.workspace)
+    listed = [Listed.of(key, caller) for key in found]
+    values = {
+        "keys": sorted(listed, key=lambda one: (not one.is_valid, -one.key.created_at)),
+        "made": made,
+        "is_first": is_first,
+        "scopes": MEANINGS,
+        "longest_name": LONGEST_NAME,
+        "most_days": MOST_DAYS,
+        "grace_hours": GRACE_HOURS,
+        "most_grace_hours": MOST_GRACE_HOURS,
+    }
+    return page(request, "keys.html", values, status=200 if made is None else 201)

@@ -1,0 +1,39 @@
+// Keeps the parts of a page that are marked data-live as the service would render them now, as long
+// as one of them is marked data-busy. What is fetched was escaped by the service, and never runs.
+
+const SECONDS = 1;
+const LONGEST_PAUSE_SECONDS = 15;
+
+const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
+const isBusy = () => document.querySelector("[data-busy]") !== null;
+// who is about to decide something must not have it taken away
+const isInUse = (part) => part.querySelector("details[open]") !== null;
+
+function replace(part, fresh) {
+  if (part.outerHTML === fresh.outerHTML || isInUse(part)) return;
+  const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+  part.replaceWith(document.adoptNode(fresh));
+  if (focused) document.getElementById(focused)?.focus();
+}
+
+async function look() {
+  const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
+  if (answer.redirected) return location.reload();  // the session has ended
+  if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const fresh = page.getElementById(part.id);
+    if (fresh) replace(part, fresh);
+  }
+}
+
+let seconds = SECONDS;
+while (isBusy()) {
+  await pause(document.hidden ? LONGEST_PAUSE_SECONDS : seconds);
+  try {
+    await look();
+    seconds = SECONDS;
+  } catch {
+    seconds = Math.min(2 * seconds, LONGEST_PAUSE_SECONDS);
+  }
+}
