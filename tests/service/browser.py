@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.sync.client import ClientConnection, connect
 
 FLAGS = (
@@ -102,9 +104,22 @@ class Tab:
                 self.asked.append(said["request"]["url"])
 
 
-def installed() -> str | None:
-    """The browser of this machine, if it has one."""
-    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+def program() -> str:
+    """The browser of this machine; without one, tests that need it are skipped, but not in CI."""
+    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if found is None:
+        missing = "no browser is installed; on Debian: apt-get install chromium"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found
+
+
+def keep_picture(tab: Tab, name: str, width: int) -> None:
+    """For those who want to look: a picture in the folder that CALIBRD_PICTURES names."""
+    if folder := os.environ.get("CALIBRD_PICTURES"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tab.whole_picture(Path(folder) / f"{name}.png", width)
 
 
 @contextlib.contextmanager

@@ -18,19 +18,33 @@ RUN = "/v1/runs/{run}"
 MODEL = "/v2/models/{name}"
 MODEL_VERSION = f"{MODEL}/versions/{{version}}"
 
-RUN_FILES = tuple(
-    f"/static/{file}" for file in ("run-charts.json", "runs.css", "runs.js", "vega.js")
+STATIC_FILES = tuple(
+    f"/static/{file}" for file in ("app.css", "live.js", "run-charts.json", "runs.js", "vega.js")
 )
+PAGES: dict[str, Need] = {
+    "GET /": "public",  # to programs: browsers are led to where one signs in
+    "GET /sign-in": "public",
+    "POST /sign-in": "public",
+    "POST /sign-out": "any",
+    "POST /sample": "fit",
+    "GET /jobs": "fit",
+    "POST /jobs/{id}/cancel": "fit",
+    "GET /runs": "any",
+    "GET /runs/{name}": "any",
+    "GET /keys": "admin",
+    "POST /keys": "admin",
+    "POST /keys/{id}/revoke": "admin",
+    "POST /keys/{id}/rotate": "admin",
+    "GET /about": "any",
+    "GET /static/{file}": "public",
+}
 
 NEEDS: dict[str, Need] = {
     "GET /healthz": "public",
     "GET /readyz": "public",
-    "GET /": "public",
+    **PAGES,
     "GET /docs": "public",
     "GET /openapi.json": "public",
-    "GET /runs": "public",
-    "GET /runs/{name}": "public",
-    **{f"GET {path}": "public" for path in RUN_FILES},
     "GET /v2": "public",
     "GET /v2/health/live": "public",
     "GET /v2/health/ready": "public",
@@ -87,13 +101,10 @@ NEEDS: dict[str, Need] = {
     f"POST {MODEL_VERSION}/infer": "predict",
 }
 UNDOCUMENTED = {
-    "/",
     "/docs",
     "/openapi.json",
     f"{VERSION}/report.json",
-    "/runs",
-    "/runs/{name}",
-    *RUN_FILES,
+    *(one.split()[1] for one in PAGES),
 }
 
 

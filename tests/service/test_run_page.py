@@ -1,136 +1,106 @@
-"""The pages of training runs: shells for everybody, data for callers alone."""
+"""The pages of training runs: shells whose script asks the API."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from every_route import RUN_FILES
+from dashboard import HTML, Shell, check_page, make_key
+from every_route import STATIC_FILES
 from live_service import Local, in_process
 from run_histories import observed
 from training_jobs import open_run, post
 
 from calibrators.charts import run_charts
-from service.core import keys
 from service.core.access import Scope
-from service.web import runs
+from service.web import runs, vega
 
 SCRIPT = (Path(runs.__file__).parent / "static" / "runs.js").read_text()
 SHOWN = ("step", "session", "ranks", "world_size", "partial", "verified", "metrics", "bins")
 ENCODED = "%3Cscript%3Ealert('x')%3C%2Fscript%3E"
 
 
-class Shell(HTMLParser):
-    """The tags of a page, and what it loads or leads to."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.ids: set[str] = set()
-        self.links: list[str] = []
-        self.inline = ""
-        self._tag = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        assert not [name for name in found if name.startswith("on") or name == "style"]
-        self.tags.append(tag)
-        self.ids |= {found["id"]} if "id" in found else set()
-        self.links += [found[name] for name in ("href", "src", "action") if name in found]
-        self._tag = tag
-
-    def handle_data(self, data):
-        if self._tag in ("script", "style"):
-            self.inline += data.strip()
-
-
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Local, str]]:
     """A service with a key, and the key."""
     with in_process(tmp_path_factory.mktemp("pages")) as client:
-        parts = client.app.state.parts
-        with parts.database.write() as store:
-            workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
-            token = keys.create(store, workspace, name="trainer", scopes=[Scope.FIT]).token
-        parts.keys.refresh()
+        token = make_key(client, Scope.FIT, name="trainer")
         yield client, token
 
 
 @pytest.fixture
 def client(locked: tuple[Local, str]) -> Local:
+    """Somebody without a key."""
     return locked[0]
 
 
+@pytest.fixture
+def reader(locked: tuple[Local, str]) -> Iterator[Local]:
+    """Somebody with a key, who wants pages."""
+    client, token = locked
+    with Local(base_url=client.base_url, timeout=60) as made:
+        made.headers.update({**HTML, "Authorization": f"Bearer {token}"})
+        yield made
+
+
 @pytest.mark.parametrize("path", ["/runs", "/runs/resnet", "/runs/there-is-none"])
-def test_shells_need_no_key_and_run_nothing_but_the_service_own_script(
-    client: Local, path: str
-) -> None:
-    answer = client.get(path)
+def test_pages_run_nothing_but_the_service_own_script(reader: Local, path: str) -> None:
+    answer = reader.get(path)
     assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    policy = dict(
-        part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";")
-    )
-    assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
-    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-    assert "unsafe" not in answer.headers["content-security-policy"]
-    assert answer.headers["referrer-policy"] == "no-referrer"
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    shell = Shell(answer.text)
-    assert not shell.inline
-    assert not {"iframe", "object", "embed", "img", "base"} & set(shell.tags)
-    assert client.head(path).status_code == 200
+    check_page(answer)
+    assert reader.head(path).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/runs", "/runs/resnet"])
-def test_what_a_shell_loads_and_links_is_there_without_a_key(client: Local, path: str) -> None:
-    links = set(Shell(client.get(path).text).links) - {"data:,"}
-    found = {str(client.build_request("GET", path).url.join(link).path) for link in links}
+def test_what_a_page_loads_and_links_is_there(reader: Local, path: str) -> None:
+    links = set(Shell(reader.get(path).text).links) - {"data:,", "#main"}
+    found = {str(reader.build_request("GET", path).url.join(link).path) for link in links}
     assert "/static/runs.js" in found
-    assert found <= {*RUN_FILES, "/runs", "/docs"}
+    assert found <= {*STATIC_FILES, "/", "/runs", "/jobs", "/about", "/docs"}
     for one in found - {"/static/vega.js"}:
-        assert client.get(one).status_code == 200
+        assert reader.get(one).status_code == 200
 
 
-def test_data_is_refused_without_a_key(client: Local) -> None:
+def test_nothing_is_shown_without_a_key(client: Local) -> None:
     for path in ("/v1/runs", "/v1/runs/resnet", "/v1/runs/resnet/history", "/v1/runs/resnet/state"):
+        assert client.get(path, headers=HTML).status_code == 401
+    for path in ("/runs", "/runs/resnet"):
         assert client.get(path).status_code == 401
-    assert client.get("/runs/resnet/history").status_code == 404
-    assert client.get("/static/reference.css").status_code == 401
+        answer = client.get(path, headers=HTML)
+        assert (answer.status_code, answer.content) == (303, b"")
+        assert answer.headers["location"].endswith(f"/sign-in?next={path}")
+    assert client.get("/static/reference.css").status_code == 404
 
 
-def test_names_are_only_text(client: Local) -> None:
-    text = client.get(f"/runs/{ENCODED.replace('%2F', '')}").text
+def test_names_are_only_text(reader: Local) -> None:
+    text = reader.get(f"/runs/{ENCODED.replace('%2F', '')}").text
     assert "alert(" in text
     assert "<script>" not in text
     assert Shell(text).tags.count("script") == 2
-    assert client.get(f"/runs/{ENCODED}").status_code == 404
+    assert reader.get(f"/runs/{ENCODED}").status_code == 404
 
 
-def test_the_script_makes_no_markup_and_keeps_the_key_in_the_tab() -> None:
+def test_the_script_makes_no_markup_and_keeps_nothing() -> None:
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http"):
         assert word not in SCRIPT
-    for word in ("localStorage", "document.cookie", "indexedDB"):
+    for word in ("localStorage", "sessionStorage", "document.cookie", "indexedDB"):
         assert word not in SCRIPT
-    assert "sessionStorage.setItem(KEY, token)" in SCRIPT
     assert "ast: true" in SCRIPT
 
 
 @pytest.mark.parametrize("path", ["/runs", "/runs/resnet"])
-def test_the_script_finds_the_elements_it_fills(client: Local, path: str) -> None:
+def test_the_script_finds_the_elements_it_fills(reader: Local, path: str) -> None:
     begins, ends = SCRIPT.index("// ---- the list"), SCRIPT.index("// ---- one run")
     of_list, common = SCRIPT[begins:ends], SCRIPT[:begins]
     mine = of_list if path == "/runs" else SCRIPT[ends:]
     wanted = set(re.findall(r'(?:\$|say|fill)\("(\w+)"', mine + common))
     wanted -= {"live", "archived"} if path == "/runs" else {"archived"}
-    assert wanted <= Shell(client.get(path).text).ids
+    assert wanted <= Shell(reader.get(path).text).ids
 
 
-@pytest.mark.parametrize("path", RUN_FILES)
+@pytest.mark.parametrize("path", STATIC_FILES)
 def test_files_are_sent_once(client: Local, path: str) -> None:
     first = client.get(path)
     assert first.status_code == 200
@@ -151,7 +121,7 @@ def test_charts_are_those_of_the_library(client: Local) -> None:
 def test_a_service_without_the_charts_extra_says_so(
     client: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(vega.importlib.util, "find_spec", lambda name: None)
     assert client.get("/static/vega.js").text == "window.calibrdNoCharts = true;\n"
     assert "window.calibrdNoCharts" in SCRIPT
     assert "pip install 'calibrd[charts]'" in SCRIPT

@@ -5,18 +5,16 @@ With CALIBRD_PICTURES=folder, pictures of the pages are left there.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from browser import Tab, browser, installed
+from browser import Tab, browser, keep_picture, program
+from dashboard import make_key
 from live_service import Local, in_process
 from run_histories import observed
 from training_jobs import open_run, post
 
 from calibrators.adafocal import AdaFocalState
-from service.core import keys
 from service.core.access import Scope
 
 RUN, MONITOR = "resnet-cifar10", "baseline"
@@ -63,10 +61,7 @@ def train(client: Local) -> None:
 
 @pytest.fixture(scope="module")
 def shared_tab() -> Iterator[Tab]:
-    program = installed()
-    if program is None:
-        pytest.skip("no Chromium is installed")
-    with browser(program) as made:
+    with browser(program()) as made:
         made.call("Page.addScriptToEvaluateOnNewDocument", source=SHORT_WAITS)
         yield made
 
@@ -79,13 +74,6 @@ def tab(shared_tab: Tab, client: Local) -> Iterator[Tab]:
     assert not [one for one in shared_tab.asked if not one.startswith(own)]
     broken = [one for one in shared_tab.problems if not any(word in one for word in HARMLESS)]
     assert not broken, broken
-
-
-def keep_picture(tab: Tab, name: str, width: int) -> None:
-    """For those who want to look."""
-    if folder := os.environ.get("CALIBRD_PICTURES"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tab.whole_picture(Path(folder) / f"{name}.png", width)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (380, True)])
@@ -139,26 +127,21 @@ def test_an_open_page_follows_a_step_and_a_session_that_rewinds(tab: Tab, client
     tab.wait_for(f"{STEP} === '15'")
 
 
-def test_keys_are_asked_for_and_kept_in_the_tab_alone(tab: Tab, client: Local) -> None:
-    parts = client.app.state.parts
-    with parts.database.write() as store:
-        workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
-        token = keys.create(store, workspace, name="reader", scopes=[Scope.PREDICT]).token
-    parts.keys.refresh()
+def test_whoever_is_signed_out_is_led_to_sign_in_and_back(tab: Tab, client: Local) -> None:
     tab.open(f"{client.base_url}/runs/{RUN}", width=600, dark=True)
-    tab.wait_for("document.querySelector('#key')?.hidden === false")
-    assert tab.run(CHARTS) == 0
-    enter(tab, "cal_wrong")
-    tab.wait_for("document.querySelector('#refusal').textContent.includes('refused this key')")
+    tab.wait_for("document.querySelector('#live')?.textContent === 'live'")
+    token = make_key(client, Scope.PREDICT)  # the first: from now on the page is refused
+    tab.wait_for("location.pathname === '/sign-in' && document.querySelector('#key') !== null")
     keep_picture(tab, "locked", 600)
+    enter(tab, "cal_wrong")
+    tab.wait_for("document.querySelector('#trouble')?.textContent.includes('refused this key')")
     enter(tab, token)
     tab.wait_for(f"{CHARTS} === 5")
-    assert tab.run("document.querySelector('#key').hidden")
-    assert tab.run("Object.values(sessionStorage).length") == 1
-    assert tab.run("localStorage.length + document.cookie.length") == 0
+    assert tab.run("location.pathname") == f"/runs/{RUN}"
+    assert tab.run("sessionStorage.length + localStorage.length + document.cookie.length") == 0
 
 
 def enter(tab: Tab, token: str) -> None:
     """Type a key and send the form."""
-    tab.run(f"document.querySelector('#token').value = {token!r}")
-    tab.run("document.querySelector('#key button').click()")
+    tab.run(f"document.querySelector('#key').value = {token!r}")
+    tab.run("document.querySelector('main form button').click()")

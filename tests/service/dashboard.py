@@ -1,0 +1,82 @@
+"""Pages of the dashboard as tests see them: what is in them, and how a browser gets at them."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import httpx
+from live_service import Local
+
+from service.core import keys
+from service.core.access import Scope
+
+HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+class Shell(HTMLParser):
+    """The tags of a page, and what it loads or leads to; inline script and style are a failure."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.inline = ""
+        self.words = ""
+        self._tag = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        assert not [name for name in found if name.startswith("on") or name == "style"]
+        self.tags.append(tag)
+        self.ids |= {found["id"]} if "id" in found else set()
+        self.links += [found[name] for name in ("href", "src", "action") if name in found]
+        self._tag = tag
+
+    def handle_data(self, data):
+        self.words += data
+        if self._tag in ("script", "style"):
+            self.inline += data.strip()
+
+
+def check_page(answer: httpx.Response) -> Shell:
+    """A page under the strict policy, with nothing inline."""
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    sent = answer.headers["content-security-policy"]
+    policy = dict(part.strip().split(" ", 1) for part in sent.split(";"))
+    assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+    for one in ("script-src", "style-src", "connect-src", "form-action"):
+        assert policy[one] == "'self'"
+    assert "unsafe" not in sent
+    assert answer.headers["referrer-policy"] == "same-origin"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    shell = Shell(answer.text)
+    assert not shell.inline
+    assert not {"iframe", "object", "embed", "img", "base"} & set(shell.tags)
+    return shell
+
+
+def make_key(client: Local, *scopes: Scope, name: str = "somebody", **facts: float) -> str:
+    """The token of a new key."""
+    parts = client.app.state.parts
+    with parts.database.write() as store:
+        workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
+        token = keys.create(store, workspace, name=name, scopes=list(scopes), **facts).token
+    parts.keys.refresh()
+    return token
+
+
+def sign_in(client: Local, token: str, **headers: str) -> httpx.Response:
+    """What a browser does with the form; the client holds the cookie afterwards."""
+    return client.post("/sign-in", data={"key": token}, headers={**HTML, **headers})
+
+
+def csrf_of(client: Local) -> str:
+    """The token that the forms of the client's session carry."""
+    found = re.search(
+        r'name="csrf" value="([0-9a-f]{64})"', client.get("/about", headers=HTML).text
+    )
+    assert found
+    return found[1]

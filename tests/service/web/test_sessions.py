@@ -1,0 +1,251 @@
+"""Sessions: who a cookie stands for, for how long, and whose pages may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from dashboard import HTML, csrf_of, make_key, sign_in
+from live_service import Local, in_process
+from sqlalchemy import func, select, update
+
+from service.core import keys
+from service.core.access import Scope
+from service.jobs.queue import DbosQueue
+from service.jobs.upkeep import Pace, Upkeep
+from service.storage.tables import web_sessions
+
+CROSS_SITE = {"Sec-Fetch-Site": "cross-site"}
+NAVIGATION = {**HTML, **CROSS_SITE, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+KEY = {"name": "another", "scopes": ["predict"]}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """A service with keys."""
+    with in_process(tmp_path_factory.mktemp("sessions")) as made:
+        make_key(made, Scope.ADMIN, name="first")
+        yield made
+
+
+@pytest.fixture
+def browser(service: Local) -> Iterator[Local]:
+    """A browser that nobody has signed in with."""
+    with Local(base_url=service.base_url, timeout=60) as made:
+        made.app = service.app
+        yield made
+
+
+@pytest.fixture
+def admin(browser: Local) -> Local:
+    """A browser with a session of a key that may do all."""
+    assert sign_in(browser, make_key(browser, Scope.ADMIN, name="admin")).status_code == 303
+    return browser
+
+
+def own(client: Local) -> str:
+    return str(client.base_url).rstrip("/")
+
+
+def test_a_key_begins_a_session_that_pages_and_the_api_take(browser: Local) -> None:
+    assert browser.get("/v1/runs").status_code == 401
+    answer = sign_in(browser, make_key(browser, Scope.FIT, name="ann"))
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
+    cookie = answer.headers["set-cookie"].lower().split("; ")
+    assert {"httponly", "samesite=lax", "path=/", "max-age=43200"} <= set(cookie)
+    assert "secure" not in cookie
+    page = browser.get("/", headers=HTML)
+    assert page.status_code == 200
+    assert "ann (key " in page.text
+    assert browser.get("/v1/runs").status_code == 200
+    assert browser.get("/v1/keys").json()["code"] == "missing_scope"
+    assert browser.get("/keys", headers=HTML).status_code == 403
+
+
+def test_the_database_has_no_token(admin: Local) -> None:
+    with admin.app.state.parts.database.read() as store:
+        stored = set(store.session.scalars(select(web_sessions.c.token_sha256)))
+    assert stored
+    assert admin.cookies["calibrd_session"] not in stored
+
+
+@pytest.mark.parametrize("key", ["cal_wrong", f"cal_{'0' * 12}_{'0' * 48}", "<b>x</b>", "ключ"])
+def test_a_wrong_key_begins_none(browser: Local, key: str) -> None:
+    answer = sign_in(browser, key)
+    assert answer.status_code == 401
+    assert "refused this key" in answer.text
+    assert key not in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+def test_the_cookie_goes_by_https_alone_if_the_reader_came_by_it(browser: Local) -> None:
+    token = make_key(browser, Scope.FIT)
+    answer = sign_in(browser, token, **{"X-Forwarded-Proto": "https"})
+    assert "; secure" in answer.headers["set-cookie"].lower()
+
+
+def test_signing_out_ends_the_session_for_whoever_has_its_cookie(admin: Local) -> None:
+    kept = {"Cookie": f"calibrd_session={admin.cookies['calibrd_session']}"}
+    answer = admin.post("/sign-out", data={"csrf": csrf_of(admin)}, headers=HTML)
+    assert (answer.status_code, answer.headers["location"]) == (303, "./sign-in")
+    assert "calibrd_session" not in admin.cookies
+    assert admin.get("/v1/runs", headers=kept).status_code == 401
+
+
+def test_a_session_ends_with_its_key(browser: Local) -> None:
+    token = make_key(browser, Scope.FIT)
+    sign_in(browser, token)
+    assert browser.get("/v1/runs").status_code == 200
+    parts = browser.app.state.parts
+    with parts.database.write() as store:
+        workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
+        keys.revoke(store, workspace, parts.keys.key_of(token))
+    parts.keys.refresh()
+    assert browser.get("/v1/runs").json()["code"] == "key_has_ended"
+    assert browser.get("/", headers=HTML).status_code == 303
+
+
+def test_a_session_expires_and_is_cleared_away(admin: Local, tmp_path: Path) -> None:
+    parts = admin.app.state.parts
+    assert admin.get("/v1/runs").status_code == 200
+    with parts.database.write() as store:
+        store.session.execute(update(web_sessions).values(expires_at=1.0))
+    assert admin.get("/v1/runs").status_code == 401
+    assert isinstance(parts.queue, DbosQueue)
+    upkeep = Upkeep(
+        parts.database,
+        parts.blobs,
+        parts.queue,
+        parts.settings,
+        Pace(),
+        worker="tidy",
+        queues=[],
+        device="cpu",
+        at_work=set,
+    )
+    upkeep.keep_house()
+    with parts.database.read() as store:
+        assert store.session.scalar(select(func.count()).select_from(web_sessions)) == 0
+
+
+def test_a_key_in_the_header_wins(admin: Local) -> None:
+    wrong = {"Authorization": "Bearer cal_wrong"}
+    assert admin.get("/v1/runs", headers=wrong).status_code == 401
+    assert admin.get("/", headers={**HTML, **wrong}).status_code == 401
+    reader = {"Authorization": f"Bearer {make_key(admin, Scope.PREDICT)}"}
+    assert admin.get("/v1/keys", headers=reader).status_code == 403
+    writer = {"Authorization": f"Bearer {make_key(admin, Scope.ADMIN)}"}
+    assert admin.post("/v1/keys", json=KEY, headers=writer).status_code == 201  # without a token
+
+
+def test_what_changes_something_needs_the_token_of_the_session(admin: Local) -> None:
+    csrf, other = csrf_of(admin), "0" * 64
+    assert admin.post("/v1/keys", json=KEY).json()["code"] == "foreign_origin"
+    for wrong in (other, "", "ü", csrf[:-1]):
+        sent = {"X-CSRF-Token": wrong.encode()}
+        assert admin.post("/v1/keys", json=KEY, headers=sent).status_code == 403
+        assert admin.post("/keys", data={"csrf": wrong, "name": "x"}).status_code == 403
+    assert admin.post("/v1/keys", json=KEY, headers={"X-CSRF-Token": csrf}).status_code == 201
+    form = {"csrf": csrf, "name": "by form", "scope": "fit"}
+    assert admin.post("/keys", data=form).status_code == 201
+    # a right field does not make up for a wrong header, nor does one in the address
+    assert admin.post("/keys", data=form, headers={"X-CSRF-Token": other}).status_code == 403
+    assert admin.post(f"/keys?csrf={csrf}", data={"name": "x"}).status_code == 403
+    assert admin.delete("/v1/keys/0", headers={}).status_code == 403
+
+
+def test_every_form_needs_the_token(admin: Local) -> None:
+    paths = ["/sign-out", "/sample", "/jobs/x/cancel", "/keys", "/keys/x/revoke", "/keys/x/rotate"]
+    for path in paths:
+        answer = admin.post(path, headers=HTML)
+        assert answer.status_code == 403, path
+        assert "reload the page" in answer.text
+    assert admin.get("/v1/runs").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        CROSS_SITE,
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://elsewhere.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "http://127.0.0.1:1"},
+        {**CROSS_SITE, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    ],
+)
+def test_pages_of_other_sites_cannot_use_a_session(admin: Local, headers: dict[str, str]) -> None:
+    for path in ("/v1/runs", "/", "/jobs"):
+        assert admin.get(path, headers={**HTML, **headers}).json()["code"] == "foreign_origin"
+    sent = {**headers, "X-CSRF-Token": csrf_of(admin)}
+    assert admin.post("/v1/keys", json=KEY, headers=sent).status_code == 403
+    token = make_key(admin, Scope.FIT)
+    assert sign_in(admin, token, **headers).status_code == 403  # nor begin one of their own
+
+
+def test_a_link_from_elsewhere_leads_to_a_page_and_does_nothing(admin: Local) -> None:
+    assert admin.get("/jobs", headers=NAVIGATION).status_code == 200
+    assert admin.get("/v1/runs", headers=NAVIGATION).status_code == 403
+    data = {"csrf": csrf_of(admin)}
+    assert admin.post("/sample", data=data, headers=NAVIGATION).status_code == 403
+
+
+def test_its_own_pages_can(admin: Local) -> None:
+    headers = {"Sec-Fetch-Site": "same-origin", "Origin": own(admin)}
+    sent = {**headers, "X-CSRF-Token": csrf_of(admin)}
+    assert admin.get("/v1/runs", headers=headers).status_code == 200
+    assert admin.post("/v1/keys", json=KEY, headers=sent).status_code == 201
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs", "/jobs?cursor=a%26b", "/keys", "/runs/a%20b"])
+def test_who_is_not_signed_in_is_led_there_and_on(browser: Local, path: str) -> None:
+    answer = browser.get(path, headers=HTML)
+    assert answer.status_code == 303
+    form = answer.next_request
+    assert form is not None
+    assert form.url.path == "/sign-in"
+    (wanted,) = parse_qs(urlsplit(str(form.url)).query)["next"]
+    assert wanted == path
+    assert 'type="password"' in browser.send(form).text
+    data = {"key": make_key(browser, Scope.ADMIN), "next": wanted}
+    answer = browser.post("/sign-in", data=data, headers=HTML)
+    assert answer.next_request is not None
+    assert str(answer.next_request.url) == own(browser) + path
+
+
+@pytest.mark.parametrize(
+    "next",
+    [
+        "//elsewhere.example/",
+        "https://elsewhere.example/",
+        "/\\elsewhere.example",
+        "\\\\elsewhere.example",
+        "/\t/elsewhere.example",
+        "javascript:alert(1)",
+        "elsewhere",
+        "",
+    ],
+)
+def test_signing_in_leads_nowhere_else(browser: Local, next: str) -> None:
+    data = {"key": make_key(browser, Scope.FIT), "next": next}
+    assert browser.post("/sign-in", data=data, headers=HTML).headers["location"] == "./"
+
+
+def test_cookies_that_are_no_session(browser: Local) -> None:
+    for value in ("x", "x" * 5000, '"quoted"', "a=b; calibrd_session=", "é"):
+        sent = {"Cookie": f"other=1; calibrd_session={value}".encode("latin-1")}
+        assert browser.get("/v1/runs", headers=sent).status_code == 401
+
+
+def test_without_keys_nobody_signs_in(local: Local) -> None:
+    answer = local.get("/sign-in?next=/jobs", headers=HTML)
+    assert (answer.status_code, answer.headers["location"]) == (303, "./jobs")
+    page = local.get("/", headers={**HTML, "Cookie": "calibrd_session=of-another-service"})
+    assert page.status_code == 200
+    assert "Sign out" not in page.text
+    origin = {**HTML, "Origin": own(local), "Sec-Fetch-Site": "same-origin"}
+    assert local.post("/sample", headers=origin).status_code == 303
+    assert local.post("/sample", headers={**HTML, "Origin": "null"}).status_code == 403
+    assert local.get("/", headers={**HTML, "Host": "elsewhere.example"}).status_code == 403
