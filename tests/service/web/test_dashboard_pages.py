@@ -1,0 +1,319 @@
+"""What the pages of the dashboard show, to whom, and with how many queries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from dashboard import HTML, Shell, check_page, csrf_of, make_key, sign_in
+from live_service import Local, in_process
+from one_of_each import ALIAS, fitted_elsewhere
+from sqlalchemy import event, insert, select, update
+
+from service.core.access import Scope
+from service.storage.fits import Fits
+from service.storage.records import FitStatus
+from service.storage.tables import calibrators, reports, versions
+from service.web.about import without_secrets
+
+MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
+FIT_FACTS: dict[str, Any] = {
+    "order": {"methods": [{"method": "temperature", "params": {}}]},
+    "dataset": "ds_0",
+    "queue": "fit.cpu",
+    "created_by": "somebody",
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """A service with a key, a calibrator in production and one that is not."""
+    with in_process(tmp_path_factory.mktemp("pages"), database_url="") as made:
+        for name in ("fashion", "digits"):
+            answer = made.post(f"/v1/calibrators/{name}/versions", json=fitted_elsewhere())
+            assert answer.status_code == 201
+        made.put(f"/v1/calibrators/fashion/aliases/{ALIAS}", json={"version": 1})
+        make_key(made, Scope.ADMIN, name="first")
+        yield made
+
+
+@contextmanager
+def signed_in(service: Local, *scopes: Scope, name: str = "somebody") -> Iterator[Local]:
+    with Local(base_url=service.base_url, timeout=60, headers=HTML) as made:
+        made.app = service.app
+        assert sign_in(made, make_key(service, *scopes, name=name)).status_code == 303
+        yield made
+
+
+@pytest.fixture
+def admin(service: Local) -> Iterator[Local]:
+    with signed_in(service, Scope.ADMIN, name="admin") as made:
+        yield made
+
+
+@pytest.fixture
+def reader(service: Local) -> Iterator[Local]:
+    with signed_in(service, Scope.PREDICT, name="reader") as made:
+        yield made
+
+
+def row_of(page: str, name: str) -> str:
+    """The words of the table's row of a name."""
+    found = re.search(rf'<tr[^>]*><th scope="row">{name}</th>.*?</tr>', page, re.S)
+    assert found, page
+    return " ".join(Shell(found[0]).words.split())
+
+
+def add_fit(client: Local, status: FitStatus = FitStatus.QUEUED, **facts: Any) -> str:
+    with client.app.state.parts.database.write() as store:
+        calibrator = store.session.execute(select(calibrators)).first()
+        assert calibrator is not None
+        given = {"calibrator_name": calibrator.name, **FIT_FACTS, **facts, "status": status}
+        return Fits(store.session).add(calibrator.workspace, calibrator=calibrator.id, **given).id
+
+
+@contextmanager
+def statements(client: Local) -> Iterator[list[str]]:
+    """What the service asks its database meanwhile, but for keys: those it always looks up."""
+    engine, seen = client.app.state.parts.database.engine, []
+
+    def note(_connection, _cursor, statement, *_):
+        if "FROM keys" not in statement and statement.startswith("SELECT"):
+            seen.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs", "/runs", "/keys", "/about", "/sign-in"])
+def test_every_page_is_under_the_policy_and_leads_nowhere_else(admin: Local, path: str) -> None:
+    answer = admin.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["cache-control"] == "no-store"
+    links = set(check_page(answer).links) - {"data:,", "#main"}
+    assert all(link.startswith(("./", "../")) for link in links), links
+    assert admin.head(path).status_code == 200
+
+
+def test_home_tells_what_is_in_production_and_what_it_does(admin: Local) -> None:
+    page = admin.get("/").text
+    report = fitted_elsewhere()["report"]
+    before, after = (f"{100 * one['metrics']['ece']:.2f} %" for one in (report["before"], report))
+    words = row_of(page, "fashion")
+    assert f"1 production {before} {after} ECE before {before}" in words
+    assert f"noise floor {100 * report['noise_floor']['quantile95']:.2f} %" in words
+    assert report["verdict"].replace("_", " ") in words
+    assert "temperature sha256:0f1e just now" in words
+    assert "newest, none in production" in row_of(page, "digits")
+    assert page.index("digits") < page.index("fashion")
+
+
+def test_home_finds_names_by_how_they_begin(admin: Local) -> None:
+    found = admin.get("/", params={"prefix": " FAsh"}).text
+    assert "fashion" in found
+    assert "digits" not in found
+    for prefix in ("ash", "%", "_", "fashion_"):
+        assert "begins with" in admin.get("/", params={"prefix": prefix}).text
+        assert "<table" not in admin.get("/", params={"prefix": prefix}).text
+
+
+def test_home_turns_pages_by_name(local: Local) -> None:
+    with local.app.state.parts.database.write() as store:
+        workspace = local.app.state.parts.keys.anyone.workspace
+        for number in range(120):
+            store.calibrators.add(workspace, f"c{number:03}")
+    seen, path = [], "/"
+    while path:
+        page = local.get(path, headers=HTML).text
+        seen += re.findall(r'<th scope="row">(\w+)</th>', page)
+        following = re.search(r'<a href="([^"]+)" rel="next"', page)
+        path = following[1].replace("&amp;", "&")[1:] if following else ""
+    assert seen == [f"c{number:03}" for number in range(120)]
+    assert local.get("/?cursor=nonsense", headers=HTML).status_code == 422
+
+
+def test_pages_ask_as_little_for_many_as_for_one(local: Local) -> None:
+    def asked(path: str) -> int:
+        with statements(local) as seen:
+            assert local.get(path, headers=HTML).status_code == 200
+        return len(seen)
+
+    assert local.post("/v1/calibrators/a/versions", json=fitted_elsewhere()).status_code == 201
+    add_fit(local)
+    before = {path: asked(path) for path in ("/", "/jobs")}
+    copy_versions(local, 60)
+    for _ in range(60):
+        add_fit(local)
+    assert {path: asked(path) for path in ("/", "/jobs")} == before
+    assert before["/"] <= 3
+    assert len(re.findall("<svg", local.get("/", headers=HTML).text)) == 50
+
+
+def copy_versions(client: Local, count: int) -> None:
+    """Calibrators with the first one's version and report."""
+    with client.app.state.parts.database.write() as store:
+        session = store.session
+        version = dict(session.execute(select(versions)).mappings().one())
+        report = dict(session.execute(select(reports)).mappings().one())
+        calibrator = dict(session.execute(select(calibrators)).mappings().one())
+        for number in range(count):
+            id = f"cb_{number}"
+            session.execute(
+                insert(calibrators).values({**calibrator, "id": id, "name": f"b{number}"})
+            )
+            session.execute(
+                insert(versions).values({**version, "calibrator": id, "id": f"v{number}"})
+            )
+            session.execute(insert(reports).values({**report, "calibrator": id}))
+
+
+def test_an_empty_service_teaches_the_first_step(local: Local) -> None:
+    page = local.get("/", headers=HTML).text
+    assert "Nothing is calibrated yet" in page
+    assert 'action="./sample"' in page
+    assert local.post("/sample", headers=HTML).headers["location"] == "./jobs"
+    page = local.get("/", headers=HTML).text
+    assert "no version yet" in row_of(page, "sample")
+    assert "data-busy" in page
+    jobs = local.get("/jobs", headers=HTML).text
+    assert "queued temperature, smart waits for a worker" in row_of(jobs, "sample")
+    again = local.post("/sample", headers=HTML)
+    assert again.status_code == 303
+    assert len(local.get("/v1/datasets").json()["items"]) == 2  # the same bytes
+
+
+def test_who_may_not_fit_is_shown_no_jobs(service: Local, reader: Local) -> None:
+    add_fit(service)
+    home = reader.get("/").text
+    assert "fashion" in home
+    assert "data-busy" not in home
+    assert "./jobs" not in home
+    refused = reader.get("/jobs")
+    assert refused.status_code == 403
+    assert "needs a key with the scope fit" in Shell(refused.text).words
+
+
+def test_jobs_tell_how_they_go_on_and_can_be_cancelled(admin: Local) -> None:
+    progress = {"method": "smart", "methods_done": 1, "methods": 2, "step": 5, "total": 10}
+    id = add_fit(admin, FitStatus.RUNNING, calibrator_name="going", progress=progress)
+    error = {"code": "blob_missing", "message": "the stored bytes are gone: send them again"}
+    add_fit(admin, FitStatus.FAILED, calibrator_name="failed", error=error)
+    done = {"versions": [3, 4], "started_at": 10.0, "finished_at": 12.5}
+    add_fit(admin, FitStatus.SUCCEEDED, calibrator_name="done", **done)
+    page = admin.get("/jobs").text
+    assert 'value="0.750"' in page
+    assert "running temperature smart, step 5 of 10" in row_of(page, "going")
+    assert "the stored bytes are gone: send them again" in row_of(page, "failed")
+    assert "version 3 version 4" in row_of(page, "done")
+    assert "2.5 s" in row_of(page, "done")
+    answer = admin.post(f"/jobs/{id}/cancel", data={"csrf": csrf_of(admin)})
+    assert (answer.status_code, answer.headers["location"]) == (303, "../../jobs")
+    assert "is being cancelled" in row_of(admin.get("/jobs").text, "going")
+    missing = admin.post("/jobs/fit_0/cancel", data={"csrf": csrf_of(admin)})
+    assert missing.status_code == 404
+    assert "there is no such fit" in check_page(missing).words
+
+
+def test_keys_are_made_shown_once_rotated_and_revoked(admin: Local) -> None:
+    csrf = {"csrf": csrf_of(admin)}
+    made = admin.post(
+        "/keys", data={**csrf, "name": "ci", "scope": ["fit", "predict"], "days": "9"}
+    )
+    assert made.status_code == 201
+    (token,) = re.findall(r"cal_[0-9a-f]{12}_[0-9a-f]{48}", made.text)
+    assert "ci" in check_page(made).words
+    assert "fit, predict valid" in row_of(made.text, "ci")
+    listed = admin.get("/keys").text
+    assert token not in listed
+    assert "yours" in row_of(listed, "admin")
+    id = token.split("_")[1]
+    rotated = admin.post(f"/keys/{id}/rotate", data={**csrf, "grace_hours": "0"})
+    (newer,) = re.findall(r"cal_[0-9a-f]{12}_[0-9a-f]{48}", rotated.text)
+    bearer = {"Authorization": f"Bearer {token}"}
+    assert admin.get("/v1/runs", headers=bearer).json()["code"] == "key_has_ended"
+    bearer = {"Authorization": f"Bearer {newer}"}
+    assert admin.get("/v1/runs", headers=bearer).status_code == 200
+    ended = admin.post(f"/keys/{newer.split('_')[1]}/revoke", data=csrf)
+    assert (ended.status_code, ended.headers["location"]) == (303, "../../keys")
+    assert admin.get("/v1/runs", headers=bearer).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ({"name": "x"}, "at least one scope"),
+        ({"scope": "fit"}, "1 to 100 printable characters"),
+        ({"name": "x", "scope": "root"}, "there is no scope"),
+        ({"name": "x", "scope": "fit", "days": "many"}, "days must be a number"),
+        ({"name": "x", "scope": "fit", "days": "nan"}, "more than 0"),
+    ],
+)
+def test_forms_that_break_a_rule_are_told_in_words(
+    admin: Local, form: dict[str, str], told: str
+) -> None:
+    answer = admin.post("/keys", data={**form, "csrf": csrf_of(admin)})
+    assert answer.status_code == 422
+    assert told in check_page(answer).words
+
+
+def test_the_first_key_says_that_the_door_is_closed(local: Local) -> None:
+    assert "everybody on this machine is let in" in local.get("/keys", headers=HTML).text
+    made = local.post("/keys", data={"name": "first", "scope": "admin"}, headers=HTML)
+    assert "from now on the service asks everybody for one" in made.text
+    assert local.get("/keys", headers=HTML).status_code == 303
+
+
+def test_about_tells_settings_to_administrators_and_secrets_to_nobody(
+    admin: Local, reader: Local
+) -> None:
+    page = admin.get("/about").text
+    assert "no worker is alive" in page
+    assert "max_upload_bytes" in page
+    assert "max_upload_bytes" not in reader.get("/about").text
+    assert "calibrd" in reader.get("/about").text
+    assert "secret" not in without_secrets(
+        "s3://me:secret@bucket/a?secret_access_key=secret#secret"
+    )
+
+
+def test_programs_are_led_from_the_bare_address_to_the_reference(service: Local) -> None:
+    for headers in ({}, {"Accept": "application/json"}):
+        answer = service.get("/", headers=headers)
+        assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
+
+
+def test_whatever_people_wrote_is_shown_as_text(local: Local) -> None:
+    assert local.post("/v1/calibrators/a/versions", json=fitted_elsewhere()).status_code == 201
+    with signed_in(local, Scope.ADMIN, name=MARKUP) as client:
+        error = {"code": MARKUP, "message": MARKUP}
+        written = {"calibrator_name": MARKUP, "created_by": MARKUP}
+        order = {"methods": [{"method": MARKUP, "params": {}}]}
+        progress = {"method": MARKUP, "step": 1, "total": 2}
+        add_fit(client, FitStatus.FAILED, error=error, order=order, **written)
+        add_fit(client, FitStatus.RUNNING, progress=progress, order=order, **written)
+        with client.app.state.parts.database.write() as store:
+            values = {"model": MARKUP, "verdict": MARKUP, "method": MARKUP}
+            store.session.execute(update(versions).values(values))
+            store.session.execute(update(calibrators).values(name=MARKUP))
+            store.workers.beat(MARKUP, queues=[MARKUP], device=MARKUP)
+        form = {"name": MARKUP, "scope": "fit", "csrf": csrf_of(client)}
+        answers = [
+            *(client.get(path) for path in ("/", "/jobs", "/keys", "/about", "/runs")),
+            client.get("/", params={"prefix": MARKUP}),
+            client.post("/keys", data=form),
+            client.post("/keys", data={**form, "scope": MARKUP}),
+            client.get("/runs/" + MARKUP.replace("/", "")),
+        ]
+        form = client.get("/sign-in", params={"next": '/"><b>'})
+    assert "b" not in check_page(form).tags
+    assert "&gt;&lt;b&gt;" in form.text
+    for answer in answers:
+        shell = check_page(answer)
+        assert "img" not in shell.tags
+        assert "onerror=alert(1)" in shell.words
