@@ -10,6 +10,7 @@ from benchmarks import (
     apply,
     calibration_error,
     capacity,
+    dashboard,
     local,
     losses,
     memory,
@@ -33,6 +34,7 @@ FULL: dict[str, list[Size]] = {
     "capacity": [(2_000, 10), (10_000, 100)],
     "local": [(1, 10), (1, 1000), (100, 1000)],
     "losses": [(1024, 1000)],
+    "dashboard": [(1_000, 50)],
 }
 QUICK: dict[str, list[Size]] = {
     "temperature": [(500, 100), (2_000, 20), (10_000, 10)],
@@ -44,6 +46,7 @@ QUICK: dict[str, list[Size]] = {
     "capacity": [(500, 10)],
     "local": [(1, 10)],
     "losses": [(64, 100)],
+    "dashboard": [(60, 2)],
 }
 
 
@@ -88,6 +91,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
         "capacity": lambda at: capacity.run(at, options.quick),
         "local": lambda at: local.run(at, rounds(61), budget),
         "losses": lambda at: losses.run(at, rounds(41), budget),
+        "dashboard": lambda at: dashboard.run(at, rounds(21)),
     }
     for name in options.topics or FULL:
         yield from runs[name](options.sizes or sizes[name])

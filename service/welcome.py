@@ -8,8 +8,8 @@ TEXT = """\
 calibrd answers on {url}
   data      {data}
   database  {database}
+  dashboard {url}/
   API       {url}/docs
-  runs      {url}/runs
   stop      Ctrl-C
 
 A first fit, in another terminal, from this folder:

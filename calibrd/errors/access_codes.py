@@ -49,7 +49,7 @@ class ForeignHost(Forbidden):
 
 
 class ForeignOrigin(Forbidden):
-    """Without keys, pages of other sites are refused."""
+    """Pages of other sites may use neither a session nor a service without keys."""
 
 
 class NoSuchKey(NotFound):

@@ -63,11 +63,6 @@ class Fits(Repository):
         order = (fits.c.created_at.desc(), fits.c.id.desc())
         return self._fits(chosen.order_by(*order).limit(limit))
 
-    def unfinished(self, workspace: str, limit: int) -> list[Fit]:
-        """Fits that run or wait, newest first."""
-        chosen = select(fits).where(fits.c.workspace == workspace, fits.c.status.in_(OPEN))
-        return self._fits(chosen.order_by(fits.c.created_at.desc(), fits.c.id).limit(limit))
-
     def start(self, id: str, *, worker: str, device: str) -> Fit | None:
         """Take a waiting fit for its next attempt; None if it does not wait (any more)."""
         waits = (fits.c.id == id) & (fits.c.status == FitStatus.QUEUED)

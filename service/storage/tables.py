@@ -198,6 +198,7 @@ fits = Table(
     Column("started_at", Float),
     Column("finished_at", Float),
     Index(None, "workspace", "created_at"),
+    Index(None, "workspace", "status", "created_at"),
     Index(None, "status"),
 )
 

@@ -13,6 +13,7 @@ from service.api.parts import Caller, Joined, needs, principal_of
 from service.core.access import Principal, Scope
 from service.core.datasets import Keeping
 from service.core.sample import order_sample
+from service.storage.records import FitStatus
 from service.storage.store import Store
 from service.web.ece_chart import chart_scale, ece_chart
 from service.web.jobs import Job
@@ -67,6 +68,12 @@ def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
 
 
 def _jobs(store: Store, caller: Principal) -> list[Job]:
+    """Fits that run, and those that will next."""
     if not caller.may(Scope.FIT):
         return []
-    return [Job.of(fit) for fit in store.fits.unfinished(caller.workspace, JOBS)]
+    # each status by itself: then one index finds and orders them
+    running, queued = (
+        store.fits.page(caller.workspace, JOBS, None, status=status)
+        for status in (FitStatus.RUNNING, FitStatus.QUEUED)
+    )
+    return [Job.of(fit) for fit in (running + queued)[:JOBS]]

@@ -1,4 +1,4 @@
-"""Sessions of the dashboard"""
+"""Sessions of the dashboard, and a quick way to the fits that run"""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
+
+FITS = "ix_fits_workspace_status_created_at"
 
 
 def upgrade() -> None:
@@ -22,7 +24,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("token_sha256", name=op.f("pk_web_sessions")),
     )
     op.create_index(op.f("ix_web_sessions_expires_at"), "web_sessions", ["expires_at"])
+    op.create_index(FITS, "fits", ["workspace", "status", "created_at"])
 
 
 def downgrade() -> None:
+    op.drop_index(FITS, "fits")
     op.drop_table("web_sessions")

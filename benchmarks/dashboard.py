@@ -1,0 +1,118 @@
+"""Topic 10: the pages of the dashboard over a full database, embedded and on PostgreSQL."""
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.capacity_site import ROOT
+from benchmarks.output import Row, Target, Topic
+
+LIMIT_MILLISECONDS = 150.0
+CALIBRATOR = "model-{:05}"
+IN_PRODUCTION = 2  # one of so many calibrators has another version than its newest in production
+UNMEASURED = ("/sign-in", "/static/{file}")
+
+
+def run(sizes: Iterable[tuple[int, int]], rounds: int) -> Iterable[Topic]:
+    sys.path[:0] = [str(ROOT / "tests/service"), str(ROOT / "tests")]
+    from backends import Embedded
+    from servers import postgres
+
+    for calibrators, versions in sizes:
+        found: dict[str, dict[str, float]] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            settings = Embedded().settings(Path(folder))
+            found["SQLite"] = _measure(settings, calibrators, versions, rounds)
+        with tempfile.TemporaryDirectory() as folder, postgres() as database:
+            database.execute("CREATE DATABASE dashboard")
+            settings = {"data_dir": Path(folder), "database_url": database.url("dashboard")}
+            found["PostgreSQL"] = _measure(settings, calibrators, versions, rounds)
+        yield _topic(found, calibrators, versions)
+
+
+def _topic(found: dict[str, dict[str, float]], calibrators: int, versions: int) -> Topic:
+    rows: list[Row] = [
+        {"page": path, **{f"{name}, ms": times[path] for name, times in found.items()}}
+        for path in next(iter(found.values()))
+    ]
+    slowest = max(one for times in found.values() for one in times.values())
+    return Topic(
+        f"dashboard: {calibrators:,} calibrators with {versions:,} versions each",
+        rows,
+        [Target("slowest page, ms", slowest, LIMIT_MILLISECONDS)],
+        note="medians of the whole request, on one connection",
+    )
+
+
+def _measure(
+    settings: dict[str, Any], calibrators: int, versions: int, rounds: int
+) -> dict[str, float]:
+    from dashboard import HTML
+    from every_route import PAGES
+    from live_service import in_process
+
+    from service import logs
+
+    logs.configure("error", "json")
+    place = {"name": CALIBRATOR.format(calibrators // 2), "number": versions, "id": "0"}
+    with ExitStack() as stack:
+        client = stack.enter_context(in_process(**settings))
+        _fill(client, calibrators, versions)
+        paths = [one.split()[1] for one in PAGES if one.startswith("GET ")]
+        found = {}
+        for path in (one for one in paths if one not in UNMEASURED):
+            times = []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                answer = client.get(path.format(**place), headers=HTML)
+                times.append(1000 * (time.perf_counter() - began))
+                assert answer.status_code == 200, (path, answer.text)  # noqa: S101
+            found[path] = statistics.median(times)
+        return found
+
+
+def _fill(client: Any, calibrators: int, versions: int) -> None:
+    """Copies of one version with its report, and of the fit that might have made it."""
+    from one_of_each import fitted_elsewhere
+    from sqlalchemy import insert, select, text
+
+    from service.storage import tables
+
+    client.post("/v1/calibrators/first/versions", json=fitted_elsewhere()).raise_for_status()
+    client.post("/sample")
+    database = client.app.state.parts.database
+    with database.write() as store:
+        one, report, fit, line = (
+            dict(store.session.execute(select(table)).mappings().first())
+            for table in (tables.versions, tables.reports, tables.fits, tables.calibrators)
+        )
+        numbers = range(1, versions + 1)
+        for place in range(calibrators):
+            name, id = CALIBRATOR.format(place), f"cb_{place}"
+            mine = {"calibrator": id}
+            made = {"created_at": 1e9 + place, "status": "succeeded", "calibrator_name": name}
+            execute = store.session.execute
+            execute(
+                insert(tables.calibrators),
+                {**line, "id": id, "name": name, "last_version": versions},
+            )
+            execute(
+                insert(tables.versions),
+                [{**one, **mine, "number": at, "id": f"v{place}-{at}"} for at in numbers],
+            )
+            execute(insert(tables.reports), {**report, **mine, "number": versions})
+            execute(
+                insert(tables.fits),
+                [{**fit, **mine, **made, "id": f"fit_{place}-{at}"} for at in numbers],
+            )
+            if place % IN_PRODUCTION and versions > 1:
+                execute(insert(tables.reports), {**report, **mine, "number": 1})
+                moved = {"version": 1, "revision": 1, "moved_at": 1e9}
+                execute(insert(tables.aliases), {**mine, "name": "production", **moved})
+        if not database.is_sqlite:
+            store.session.execute(text("ANALYZE"))
