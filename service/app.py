@@ -30,6 +30,7 @@ from service.api.guard import Guard
 from service.api.metrics import Metrics
 from service.api.observed import Observed
 from service.api.openapi import complete_document
+from service.api.origins import is_page
 from service.api.parts import Parts
 from service.api.probe import OK, Probe
 from service.api.problems import LastResort, install_problems
@@ -54,6 +55,7 @@ from service.storage.news import Listener
 from service.web import ROUTERS as PAGES
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
+MAX_FORM_BYTES = 1 << 16
 ROUTERS = (
     datasets,
     fits,
@@ -213,6 +215,8 @@ def _body_limit(settings: Settings) -> Callable[[Scope], int]:
 
     def limit(scope: Scope) -> int:
         path: str = scope["path"]
+        if is_page(path):  # they take small forms; what is large goes to the API
+            return MAX_FORM_BYTES
         if path.endswith(("/predict", "/infer")):
             return settings.max_predict_bytes
         if "/parts/" in path and scope["method"] == "PUT":

@@ -34,7 +34,6 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     # with no-referrer, browsers would send their own forms with an Origin of null
     "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 TOLD = (ServiceError, CalibrationError, RequestValidationError, *AWAY)

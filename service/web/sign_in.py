@@ -50,6 +50,7 @@ def sign_in(request: Request, joined: Joined, form: Sent) -> Response:
     except Unauthenticated as error:
         told = {"next": next, "trouble": f"The service refused this key: {error.message}."}
         return page(request, TEMPLATE, told, status=HTTPStatus.UNAUTHORIZED)
+    _end_session(request, joined)  # the one that this browser had
     answer = lead_to(request, next)
     _set_cookie(request, answer, joined.sessions.begin(key), round(SESSION_HOURS * HOUR))
     return answer

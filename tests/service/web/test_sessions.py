@@ -94,6 +94,18 @@ def test_signing_out_ends_the_session_for_whoever_has_its_cookie(admin: Local) -
     assert admin.get("/v1/runs", headers=kept).status_code == 401
 
 
+def test_signing_in_again_ends_the_session_before(admin: Local) -> None:
+    kept = {"Cookie": f"calibrd_session={admin.cookies['calibrd_session']}"}
+    assert sign_in(admin, make_key(admin, Scope.FIT)).status_code == 303
+    admin.cookies.clear()
+    assert admin.get("/v1/runs", headers=kept).status_code == 401
+
+
+def test_forms_are_small(browser: Local) -> None:
+    answer = browser.post("/sign-in", data={"key": "x" * 70_000}, headers=HTML)
+    assert answer.json()["code"] == "body_too_large"
+
+
 def test_a_session_ends_with_its_key(browser: Local) -> None:
     token = make_key(browser, Scope.FIT)
     sign_in(browser, token)

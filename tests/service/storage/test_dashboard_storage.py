@@ -1,0 +1,54 @@
+"""What the dashboard stores and looks up, over both ways to store things."""
+
+from __future__ import annotations
+
+from live_service import Local
+from one_of_each import ALIAS, fitted_elsewhere
+
+from service.core import keys
+from service.core.access import Scope
+
+
+def test_sessions_stand_for_their_key_until_they_end(local: Local) -> None:
+    parts = local.app.state.parts
+    with parts.database.write() as store:
+        workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
+        key = keys.create(store, workspace, name="ann", scopes=[Scope.FIT]).key.id
+        store.web_sessions.add("0" * 64, key, seconds=-1.0)
+    first, second = parts.sessions.begin(key), parts.sessions.begin(key)
+    assert parts.sessions.key_of(first) == parts.sessions.key_of(second) == key
+    parts.sessions.end(first)
+    parts.sessions.end(first)
+    assert parts.sessions.key_of(first) is None
+    with parts.database.write() as store:
+        assert store.web_sessions.key_of("0" * 64) is None
+        assert store.web_sessions.forget_expired() == 1
+    assert parts.sessions.key_of(second) == key
+
+
+def test_an_overview_has_the_version_in_production_or_else_the_newest(local: Local) -> None:
+    body = fitted_elsewhere()
+    without_report = {name: value for name, value in body.items() if name != "report"}
+    for name, sent in (("fashion", body), ("fashion", without_report), ("digits", without_report)):
+        assert local.post(f"/v1/calibrators/{name}/versions", json=sent).status_code == 201
+    local.put(f"/v1/calibrators/fashion/aliases/{ALIAS}", json={"version": 1})
+    parts = local.app.state.parts
+    workspace = parts.keys.anyone.workspace
+    with parts.database.write() as store:
+        store.calibrators.add(workspace, "empty_one")
+    with parts.database.read() as store:
+        digits, empty, fashion = store.overview.calibrators(workspace, 10, None)
+        assert [one.name for one in store.overview.calibrators(workspace, 1, "digits")] == [
+            "empty_one"
+        ]
+        for prefix, count in (("f", 1), ("fashion", 1), ("_", 0), ("%", 0), ("ashion", 0)):
+            assert len(store.overview.calibrators(workspace, 9, None, prefix=prefix)) == count
+        assert store.overview.calibrators("ws_of_others", 9, None) == []
+    report = body["report"]
+    assert (fashion.number, fashion.production, fashion.last_version) == (1, 1, 2)
+    assert fashion.after == report["intervals"]["ece"]
+    assert fashion.before == report["before"]["intervals"]["ece"]
+    assert fashion.floor == report["noise_floor"]
+    assert fashion.verdict == report["verdict"]
+    assert (digits.number, digits.production, digits.after, digits.before) == (1, None, None, None)
+    assert (empty.number, empty.method, empty.fitted_at) == (None, None, None)
