@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 
 import httpx
@@ -80,3 +82,19 @@ def csrf_of(client: Local) -> str:
     )
     assert found
     return found[1]
+
+
+@contextmanager
+def signed_in(service: Local, *scopes: Scope, name: str = "somebody") -> Iterator[Local]:
+    """A browser with a session of a new key."""
+    with Local(base_url=service.base_url, timeout=60, headers=HTML) as made:
+        made.app = service.app
+        assert sign_in(made, make_key(service, *scopes, name=name)).status_code == 303
+        yield made
+
+
+def row_of(page: str, name: str) -> str:
+    """The words of the table's row of a name."""
+    found = re.search(rf'<tr[^>]*><th scope="row">{name}</th>.*?</tr>', page, re.S)
+    assert found, page
+    return " ".join(Shell(found[0]).words.split())

@@ -70,3 +70,15 @@ def test_sign_in_fit_the_sample_and_see_it(tab: Tab, locked: tuple[Running, str]
     tab.wait_for(f"{HEADING} === 'Sign in'")
     assert not tab.problems
     assert all(one.startswith((service.url, "data:,")) for one in tab.asked)
+
+
+def test_a_missing_browser_is_skipped_in_a_line_but_fails_in_ci(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CI", "")
+    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
+        program()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        program()
