@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dashboard import HTML
 from every_route import Call, calls_of
 from live_service import NPZ, Local, npz, sample
 from one_of_each import (
@@ -38,6 +39,7 @@ BODIES: dict[str, Any] = {
 PART = {"number": 1, "bytes": 1, "sha256": "0" * 64}
 # blobs lie in a folder here, so A is refused as well; test_presigned.py has both
 REFUSED: dict[str, Any] = {"POST /v1/datasets/{id}/parts/presigned": {"parts": [PART]}}
+SHELL = "/runs/{name}"
 MAKERS = {"POST /v1/calibrators/{name}/fits", "POST /v1/calibrators/{name}/versions"}
 
 
@@ -79,9 +81,11 @@ def places(call: Call, things: Things) -> Iterator[dict[str, Any]]:
         "/v1/datasets": [things.dataset, things.upload, f"sha256:{things.sha256}"],
         "/v1/fits": [things.fit],
         "/v1/keys": [things.key],
+        "/jobs": [things.fit],
+        "/keys": [things.key],
     }
     values = {"name": CALIBRATOR, "alias": ALIAS, "ref": ALIAS, "number": 1, "version": 1}
-    values |= {"run": things.run, "step": 1}
+    values |= {"run": things.run, "step": 1, "file": "app.css"}
     if not call.parameters:
         return
     if "id" not in call.parameters:
@@ -112,7 +116,8 @@ def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
     before = snapshot(a, things)
     tried = set()
     for call in neighbours.calls:
-        if str(call) in MAKERS or call.need == "public":  # a page without data is for all
+        # a page without data is for all
+        if str(call) in MAKERS or call.need == "public" or call.path == SHELL:
             continue
         for values in places(call, things):
             body = (BODIES | REFUSED).get(str(call))
@@ -145,6 +150,15 @@ def test_lists_of_b_are_empty(neighbours: Neighbours) -> None:
         assert neighbours.b.get(path).json() == {"items": [], "next": None}
     assert neighbours.b.get(f"/v1/fits?calibrator={CALIBRATOR}").json()["items"] == []
     assert [key["name"] for key in neighbours.b.get("/v1/keys").json()] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("/", CALIBRATOR), ("/jobs", CALIBRATOR), ("/keys", "spare")]
+)
+def test_pages_of_b_show_nothing_of_a(neighbours: Neighbours, path: str, words: str) -> None:
+    heading = f'<th scope="row">{words}</th>'
+    assert heading in neighbours.a.get(path, headers=HTML).text
+    assert heading not in neighbours.b.get(path, headers=HTML).text
 
 
 def test_cursors_of_a_show_b_nothing(neighbours: Neighbours) -> None:
