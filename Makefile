@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve test test-faults check format demo wheel fuzz bench study-auto study-adafocal study-losses clean
+.PHONY: help serve browser test test-faults check format demo wheel fuzz bench study-auto study-adafocal study-losses clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,7 +27,13 @@ help:  ## list the targets
 serve: .venv/run  ## run the service on http://127.0.0.1:8000 (settings: docs/service.md)
 	@exec $(BIN)/python -m service serve $(FLAGS)
 
-test: .venv/base  ## run every test, in three processes (they wait as much as they calculate)
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	echo "no browser: the tests that need one are skipped (on Debian: apt-get install chromium)"
+
+test: .venv/base browser  ## run every test, in three processes (they wait as much as they calculate)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-faults: .venv/base  ## every fault of tests/faults as often as its table says (about 20 minutes)
@@ -64,7 +70,7 @@ study-auto: .venv/run  ## the tables of docs/studies/auto.md (LOGITS=folder with
 study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/adafocal.py $(if $(FASHION),--data $(FASHION))
 
-study-losses: .venv/base  ## the tables of docs/studies/losses.md, 66 trainings (FASHION=path of Fashion-MNIST)
+study-losses: .venv/base  ## the tables of docs/studies/losses.md, 69 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
 
 clean:  ## remove the virtual environment and what the tools left
