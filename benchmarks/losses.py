@@ -23,7 +23,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
     _settle_memory()
     for n, k in sizes:
         yield compare(data.draw(n, k), rounds, budget)
-    yield in_training(rounds, budget)
+    yield in_training(max(2, rounds // 3), budget)
 
 
 def _settle_memory() -> None:

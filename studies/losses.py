@@ -19,7 +19,7 @@ from typing import Any
 
 from fashion_mnist import divided, load, synthetic
 from kept import put_between, run_all
-from losses_report import CHARTS, against_ce, explored, reliability_chart, tables
+from losses_report import CHARTS, against_ce, by_epoch, explored, reliability_chart, tables
 from losses_training import BALANCED, TAIL, Plan, run
 from outsiders import digits, noise
 
@@ -111,7 +111,10 @@ def main() -> None:
     else:
         balanced = [one for one in found if one["plan"]["task"] == BALANCED]
         tail = [one for one in found if one["plan"]["task"] == TAIL]
-        shown = {"balanced": tables(balanced) + against_ce(balanced), "long tail": tables(tail)}
+        shown = {
+            "balanced": "\n".join([tables(balanced), against_ce(balanced), by_epoch(balanced)]),
+            "long tail": tables(tail),
+        }
         for name, runs in ((BALANCED, balanced), (TAIL, tail)):
             (options.out / CHARTS[name]).write_text(to_svg(reliability_chart(runs)))
     for name, text in shown.items():

@@ -75,12 +75,25 @@ def against_ce(runs: Sequence[Found]) -> str:
     found = by_loss(runs)
     ce = found.pop("cross_entropy")
     ranked = sorted(found.items(), key=lambda one: mean(one[1], "ece"))
-    lines = ["", "ECE before any map, as a share of cross-entropy's, and points of error more:", ""]
+    lines = ["ECE before any map, as a share of cross-entropy's, and points of error more:", ""]
     lines += [
         f"- {loss}: {mean(of, 'ece') / mean(ce, 'ece'):.2f}, "
         f"{mean(of, 'error') - mean(ce, 'error'):+.2f}"
         for loss, of in ranked
     ]
+    return "\n".join(lines) + "\n"
+
+
+def by_epoch(runs: Sequence[Found]) -> str:
+    """The validation ECE on the way, mean over the seeds."""
+    epochs = len(runs[0]["course"])
+    shown = sorted({max(1, round(epochs * share / 4)) for share in (0, 1, 2, 3, 4)})
+    heads = " | ".join(f"epoch {one}" for one in shown)
+    lines = ["**Validation ECE by epoch, before any map**", ""]
+    lines += [f"| loss | {heads} |", "|---|" + "---:|" * len(shown)]
+    for loss, found in by_loss(runs).items():
+        eces = np.mean([[step["ece"] for step in one["course"]] for one in found], axis=0)
+        lines.append(f"| {loss} | {' | '.join(f'{100 * eces[one - 1]:.2f}' for one in shown)} |")
     return "\n".join(lines) + "\n"
 
 
