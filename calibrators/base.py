@@ -124,12 +124,7 @@ class CalibrationMap(ABC):
 
     def apply_set(self, data: CalibrationSet) -> Floats:
         """Calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
-        if (data.k, data.kind) != (self.k, self.kind):
-            raise DataError(
-                "wrong_kind",
-                f"this map takes {self.kind} of {self.k} classes, got {data.kind} of {data.k}",
-            )
-        return self._apply(data.logits)
+        return self._apply(self._logits_of_set(data))
 
     def transform(self, values: ArrayLike) -> Floats:
         """Calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
@@ -150,6 +145,14 @@ class CalibrationMap(ABC):
                 f"this map was fitted on {self.k} classes, got {logits.shape[1]} columns",
             )
         return logits
+
+    def _logits_of_set(self, data: CalibrationSet) -> Floats:
+        if (data.k, data.kind) != (self.k, self.kind):
+            raise DataError(
+                "wrong_kind",
+                f"this map takes {self.kind} of {self.k} classes, got {data.kind} of {data.k}",
+            )
+        return data.logits
 
     @abstractmethod
     def _transform(self, logits: Floats) -> Floats:
@@ -175,6 +178,13 @@ class TemperatureTypeMap(CalibrationMap):
         """The temperature of every row (n,), float64."""
         logits = self._logits_of(values)
         check_rows(row_maxima(logits))
+        return self._temperatures(logits)
+
+    def temperatures_of_set(self, data: CalibrationSet) -> Floats:
+        """The same of a checked set of the map's kind and classes."""
+        return self._temperatures(self._logits_of_set(data))
+
+    def _temperatures(self, logits: Floats) -> Floats:
         return np.broadcast_to(1 / self._inverse_temperatures(logits), (len(logits),))
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from calibrators.data import CalibrationSet
 from calibrators.errors import DataError, FitCancelled, FitError
 from calibrators.report import Report, evaluate
 from calibrators.softmax import margins, softmax
+from calibrators.temperatures import temperatures_of
 
 HELD_OUT = 0.2
 MOST_HELD_OUT = 0.9
@@ -199,6 +200,7 @@ class _Job:
         said: dict[str, Any] = {"method": self.recipe.name, "parameters": asdict(self.recipe)}
         if self._hushed:
             said["warnings_while_judging"] = list(self._hushed.values())
+        found = replace(found, temperatures=temperatures_of(fitted, rows))
         return found.with_fit(**said, **fitted.fit_info)
 
     def _advance(self, done: float, loss: float | None) -> None:

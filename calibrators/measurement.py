@@ -8,70 +8,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from calibrators import metrics as m
 from calibrators.blocks import Scratch, map_blocks, oriented
 from calibrators.errors import DataError
-from calibrators.metrics import BinTable, Interval, NoiseFloor, RowScores, TopLabel
+from calibrators.metrics import BinTable, ClassTable, Interval, NoiseFloor, RowScores, TopLabel
 from calibrators.softmax import two_largest
 
 Floats = NDArray[Any]
 THIRDS = ("low", "middle", "high")
 ROWS_IN_A_BIN = 20
 FLOOR_DRAWS = 200
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How a metric is called and shown: in percent or as it is, and which way is better."""
-
-    name: str
-    title: str
-    percent: bool = True
-    digits: int = 2
-    higher_is_better: bool = False
-
-    def text(self, value: float | None, *, signed: bool = False) -> str:
-        """A value as people read it; empty if there is none.
-
-        >>> Metric("ece", "ECE").text(0.0452), Metric("ece", "ECE").text(-0.01, signed=True)
-        ('4.52 %', '-1.00 %')
-        """
-        return "" if value is None else self._number(value, signed) + (" %" if self.percent else "")
-
-    def interval(self, found: Interval, *, signed: bool = False) -> str:
-        """The bounds of an interval as people read them.
-
-        >>> Metric("nll", "NLL", percent=False).interval(Interval(0.5, 0.4, 0.6, 0.95))
-        '[0.40, 0.60]'
-        """
-        return f"[{self._number(found.low, signed)}, {self._number(found.high, signed)}]"
-
-    def _number(self, value: float, signed: bool) -> str:
-        scaled = round(100 * value if self.percent else value, self.digits) + 0.0
-        return f"{scaled:{'+' if signed and scaled else ''}.{self.digits}f}"
-
-
-METRICS: tuple[Metric, ...] = (
-    Metric("ece", "ECE, equal-width bins"),
-    Metric("ada_ece", "ECE, equal-mass bins"),
-    Metric("debiased_squared_error", "debiased squared error", percent=False, digits=5),
-    Metric("ece_debiased", "its root (debiased RMS)"),
-    Metric("smece", "smooth ECE"),
-    Metric("classwise_ece", "class-wise ECE"),
-    Metric("mce", "largest gap of a bin (MCE)"),
-    Metric("nll", "NLL", percent=False, digits=4),
-    Metric("brier", "Brier score", percent=False, digits=4),
-    Metric("accuracy", "accuracy", higher_is_better=True),
-    Metric("top_5_error", "top-5 error"),
-    Metric("refinement_auroc", "AUROC of right against wrong", higher_is_better=True),
-    Metric("aurc", "AURC (risk-coverage)", percent=False, digits=5),
-    Metric("e_aurc", "excess AURC", percent=False, digits=5),
-)
 
 
 @dataclass(frozen=True)
@@ -95,7 +46,7 @@ class Bin:
 class Measurement:
     """One set of probabilities against the labels.
 
-    ``metrics`` by the names of METRICS; ``intervals`` of those that are resampled (ece,
+    ``metrics`` by the names of the catalogue; ``intervals`` of those that are resampled (ece,
     debiased_squared_error, nll, brier, accuracy); ``noise_floor``: the ECE that a perfectly
     calibrated model with these confidences would measure on as many rows.
     """
@@ -132,15 +83,29 @@ class MarginThird:
     before: MarginSide | None
 
 
+class Scored(NamedTuple):
+    """Probabilities (n, k), and what they say of each row and of each class."""
+
+    probabilities: Floats
+    rows: RowScores
+    classes: ClassTable
+
+    @classmethod
+    def of(cls, probabilities: ArrayLike, labels: NDArray[Any], bins: int) -> Scored:
+        """Probabilities (n, k), or (n,) for binary, against the labels (n,)."""
+        rows = m.row_scores(probabilities, labels)
+        matrix = _two_columns(probabilities)
+        return cls(matrix, rows, m.class_table(matrix, labels, bins=bins))
+
+
 def measure(
-    probabilities: Floats,
+    scored: Scored,
     labels: NDArray[Any],
-    rows: RowScores,
     intervals: dict[str, Interval],
     options: dict[str, Any],
 ) -> Measurement:
     """All metrics of one set of probabilities; ``options`` are bins, draws, level and seed."""
-    bins = options["bins"]
+    rows, bins = scored.rows, options["bins"]
     width, mass = rows.top.equal_width(bins), rows.top.equal_mass(bins)
     squared = mass.debiased_squared()
     found = {
@@ -149,7 +114,7 @@ def measure(
         "ece_debiased": math.sqrt(max(0.0, squared)),
         "debiased_squared_error": squared,
         "smece": m.smece(rows.top),
-        "classwise_ece": m.classwise_ece(probabilities, labels, bins=bins),
+        "classwise_ece": scored.classes.mean_ece,
         "mce": width.mce(),
         "nll": float(rows.nll.mean()),
         "brier": float(rows.brier.mean()),
@@ -158,8 +123,8 @@ def measure(
         "aurc": m.aurc(rows.top),
         "e_aurc": m.e_aurc(rows.top),
     }
-    if probabilities.shape[1] > 5:
-        found["top_5_error"] = m.top_k_error(probabilities, labels, k=5)
+    if scored.probabilities.shape[1] > 5:
+        found["top_5_error"] = m.top_k_error(scored.probabilities, labels, k=5)
     return Measurement(
         metrics={name: finite(value) for name, value in found.items()},
         intervals=intervals,
@@ -272,3 +237,13 @@ def _floor(top: TopLabel, options: dict[str, Any]) -> NoiseFloor:
     return m.noise_floor(
         top.confidence, bins=options["bins"], draws=FLOOR_DRAWS, seed=options["seed"]
     )
+
+
+def _two_columns(probabilities: ArrayLike) -> Floats:
+    matrix = np.asarray(probabilities)
+    if matrix.dtype.kind != "f":
+        matrix = matrix.astype(np.float64)
+    if matrix.ndim == 2 and matrix.shape[1] > 1:
+        return matrix
+    second = matrix.reshape(-1).astype(np.float64)
+    return np.column_stack((1 - second, second))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from calibrators import page
+from calibrators import page, tables
 from calibrators.errors import ExportError
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def fragment(title: str, facts: Mapping[str, Any], report: Report | None) -> str
     if report is not None:
         body += page.header(report)
     if facts:
-        body += page.facts(facts)
+        body += tables.facts(facts)
     if report is not None:
-        body += _diagrams(report) + page.metrics(report)
+        body += _diagrams(report) + tables.metrics(report)
     return f"<style>{_style()}</style><div class='calibrd'>{body}</div>"
 
 

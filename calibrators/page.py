@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from calibrators import charts, wording
+from calibrators import charts, tables, wording
 from calibrators.charts import theme
 
 if TYPE_CHECKING:
-    from calibrators.measurement import Bin, Metric
-    from calibrators.metrics import Interval, NoiseFloor
     from calibrators.report import Report
 
 LIGHT = f"""color-scheme: light; --paper: #fff; --ink: {theme.INK}; --muted: {theme.MUTED};
@@ -40,6 +37,7 @@ caption {{ text-align: left; padding-bottom: .5rem; }}
 th, td {{ padding: .3rem .9rem .3rem 0; text-align: right; border-bottom: 1px solid var(--rule);
   white-space: nowrap; }}
 th {{ font-weight: normal; }} tbody th {{ color: var(--ink); }}
+thead th {{ white-space: normal; vertical-align: bottom; }}
 th:first-child, td:first-child {{ text-align: left; }}
 td small {{ display: block; font-size: .8rem; }}
 .charts {{ display: flex; flex-wrap: wrap; gap: 1rem 1.5rem; align-items: flex-end; }}
@@ -52,6 +50,7 @@ svg [stroke="{theme.RULE}"] {{ stroke: var(--rule); }}
 svg [fill="{theme.BARS}"] {{ fill: var(--bars); }}
 svg [fill="{theme.ACCENT}"] {{ fill: var(--accent); }}
 svg [stroke="{theme.ACCENT}"] {{ stroke: var(--accent); }}
+abbr {{ text-decoration: underline dotted var(--muted); text-underline-offset: .2em; }}
 summary {{ cursor: pointer; padding: .3rem 0; }}
 dl {{ display: grid; grid-template-columns: minmax(6rem, 9rem) 1fr; gap: .5rem 1rem; margin: 0;
   font-size: .92rem; }}
@@ -69,31 +68,25 @@ body {{ {TEXT} margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; }}
 """
 
 
-def render(
-    report: Report,
-    *,
-    title: str = "Calibration report",
-    more_charts: Mapping[str, theme.Spec] | None = None,
-) -> str:
-    """The page of a report; ``more_charts`` are drawn under their headings.
+def render(report: Report, *, title: str = "Calibration report") -> str:
+    """The page of a report.
 
     Every string is escaped. Needs ``pip install 'calibrd[charts]'`` for the diagrams.
     """
     sections = [
-        ("Metrics", metrics(report)),
-        ("Reliability", drawn("reliability", reliability(report))),
+        ("Metrics", tables.metrics(report) + tables.definitions(report)),
+        ("Reliability", drawn("reliability", reliability(report)) + tables.reliability(report)),
         ("By margin", drawn("margin", _thirds(report))),
     ]
+    if report.temperatures:
+        curve = drawn("temperatures", [charts.temperatures(report)])
+        sections.append(("Temperature by margin", curve + tables.temperatures(report)))
     sections += [
-        (heading, drawn(f"more{place}", [spec]))
-        for place, (heading, spec) in enumerate((more_charts or {}).items())
-    ]
-    sections += [
-        ("Reliability tables", _tables(report)),
-        ("Conventions", facts(report.conventions)),
+        ("By class", tables.classes(report)),
+        ("Conventions", tables.facts(report.conventions)),
     ]
     if report.fit:
-        sections.append(("Fit", facts(report.fit)))
+        sections.append(("Fit", tables.facts(report.fit)))
     body = "\n".join(
         f"<section><h2>{escape(heading)}</h2>{content}</section>" for heading, content in sections
     )
@@ -115,37 +108,6 @@ def header(report: Report) -> str:
     return f"{said}<p>{badge}{escape(report.verdict.meaning)}</p>"
 
 
-def metrics(report: Report) -> str:
-    """The table of metrics, with intervals and noise floor."""
-    level = f"{100 * report.level:g} % intervals below each figure"
-    names = [*report.sides, *(["change"] if report.before else [])]
-    rows = []
-    for row in report.rows():
-        metric = row.metric
-        shown = {"before": row.before, "after": row.after, "change": row.change}
-        held = {name: side.intervals for name, side in report.sides.items()}
-        held["change"] = report.change
-        cells = [
-            _figure(shown[name], held[name], metric, signed=name == "change") for name in names
-        ]
-        rows.append((escape(metric.title), *cells))
-        if metric.name == "ece":
-            floors = [_floor(metric, side.noise_floor) for side in report.sides.values()]
-            rows.append(("its noise floor", *floors, *([""] if report.before else [])))
-    head = names if report.before else ["value"]
-    return _table(("metric", *head), rows, caption=level)
-
-
-def _figure(text: str, intervals: Mapping[str, Interval], metric: Metric, *, signed: bool) -> str:
-    found = intervals.get(metric.name)
-    bounds = "" if found is None else f"<small>{metric.interval(found, signed=signed)}</small>"
-    return _minus(escape(text) + bounds)
-
-
-def _floor(metric: Metric, found: NoiseFloor) -> str:
-    return f"{metric.text(found.mean)}<small>up to {metric.text(found.quantile95)}</small>"
-
-
 def reliability(report: Report) -> list[theme.Spec]:
     """The reliability diagram of each side."""
     return [charts.reliability(report, sides=(name,)) for name in report.sides]
@@ -153,81 +115,6 @@ def reliability(report: Report) -> list[theme.Spec]:
 
 def _thirds(report: Report) -> list[theme.Spec]:
     return [charts.margin_panels(report, thirds=(third.name,)) for third in report.by_margin]
-
-
-def _tables(report: Report) -> str:
-    found = []
-    for binning in ("equal_width", "equal_mass"):
-        for name, side in report.sides.items():
-            words = f"{binning.replace('_', ' ')}, {name}" if report.before else binning
-            table = _bins(getattr(side, binning))
-            opened = " open" if (binning, name) == ("equal_width", "after") else ""
-            found.append(f"<details{opened}><summary>{escape(words)}</summary>{table}</details>")
-    return "".join(found)
-
-
-def _bins(bins: tuple[Bin, ...]) -> str:
-    rows = []
-    for one in bins:
-        figures: Iterable[str] = ("", "", "", "")
-        if one.gap is not None and one.accuracy_low is not None:
-            figures = (
-                f"{one.confidence:.4f}",
-                f"{one.accuracy:.4f}",
-                f"{one.gap:+.4f}",
-                f"[{one.accuracy_low:.4f}, {one.accuracy_high:.4f}]",
-            )
-        edges = f"{one.lower:.4f} to {one.upper:.4f}"
-        count = f"{one.count:,.1f}".removesuffix(".0")
-        rows.append((edges, count, *(_minus(figure) for figure in figures)))
-    head = ("bin", "rows", "mean confidence", "accuracy", "gap", "interval of the accuracy")
-    return _table(head, rows)
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> str:
-    """A table of cells that are HTML already."""
-    top = "".join(f'<th scope="col">{escape(one)}</th>' for one in head)
-    lines = []
-    for first, *rest in rows:
-        cells = "".join(f"<td>{one}</td>" for one in rest)
-        lines.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
-    label = f"<caption>{escape(caption)}</caption>" if caption else ""
-    body = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="scroll"><table>{label}{body}</table></div>'
-
-
-def facts(entries: Mapping[str, Any]) -> str:
-    """Plain JSON by name, as a list of terms."""
-    lines = (f"<dt>{_words(name)}</dt><dd>{_value(one)}</dd>" for name, one in entries.items())
-    return f"<dl>{''.join(lines)}</dl>"
-
-
-def _value(value: Any) -> str:
-    """Plain JSON as HTML: intervals as such, a list of objects as a table."""
-    if value is None or value == [] or value == {}:
-        return "none"
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return _minus(f"{value:,}")
-        case float():
-            return _minus(f"{value:.4g}")
-        case {"value": float(), "low": float(), "high": float()}:
-            return f"{_value(value['value'])} [{_value(value['low'])}, {_value(value['high'])}]"
-        case [{}, *_]:
-            names = list(dict.fromkeys(name for one in value for name in one))
-            rows = [[_value(one.get(name)) for name in names] for one in value]
-            return _table([str(name).replace("_", " ") for name in names], rows)
-        case dict():
-            return ", ".join(f"{_words(name)} {_value(one)}" for name, one in value.items())
-        case list():
-            return ", ".join(map(_value, value))
-    return escape(str(value))
-
-
-def _words(name: object) -> str:
-    return escape(str(name).replace("_", " "))
 
 
 def drawn(name: str, specs: list[theme.Spec]) -> str:
@@ -244,7 +131,3 @@ def _inline_svg(spec: theme.Spec, prefix: str) -> str:
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
     label = escape(str(spec.get("description", "")), quote=True)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-
-
-def _minus(text: str) -> str:
-    return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)

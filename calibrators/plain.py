@@ -6,11 +6,14 @@ import math
 import types
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 Made = TypeVar("Made")
+
+DIGITS = 6
 
 
 def to_plain(value: Any) -> Any:
@@ -46,6 +49,15 @@ def from_plain(kind: type[Made], value: Any) -> Made:
     return made
 
 
+def rounded(value: float) -> float:
+    """The value with six significant digits: reports are stored, and no chart shows more.
+
+    >>> rounded(0.123456789), rounded(1 / 3e5)
+    (0.123457, 3.33333e-06)
+    """
+    return float(f"{value:.{DIGITS}g}")
+
+
 def _read(hint: Any, value: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -55,7 +67,7 @@ def _read(hint: Any, value: Any) -> Any:
     if origin is dict:
         return {key: _read(arguments[1], one) for key, one in value.items()}
     if is_dataclass(hint) and isinstance(hint, type):
-        hints = get_type_hints(hint)
+        hints = _hints(hint)
         given = {name: _read(hints.get(name, Any), one) for name, one in value.items()}
         return hint(**given)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -63,3 +75,8 @@ def _read(hint: Any, value: Any) -> Any:
     if hint in (int, float, str) and not isinstance(value, (int, float) if hint is float else hint):
         raise TypeError(f"expected {hint.__name__}, got {value!r}")
     return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)

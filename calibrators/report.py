@@ -12,26 +12,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrators import charts, notebook, page, wording
+from calibrators.catalogue import METRICS, Metric
 from calibrators.caution import cautious
+from calibrators.classes import ClassRow, by_class
 from calibrators.errors import DataError, ExportError
 from calibrators.measurement import (
-    METRICS,
-    Floats,
     MarginThird,
     Measurement,
-    Metric,
+    Scored,
     by_margin,
     margins_of,
     measure,
 )
-from calibrators.metrics import (
-    Compared,
-    Interval,
-    calibration_intervals,
-    compared_intervals,
-    row_scores,
-)
+from calibrators.metrics import Compared, Interval, calibration_intervals, compared_intervals
 from calibrators.plain import from_plain, to_plain
+from calibrators.temperatures import TemperatureCell
 from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate
 
 FORMAT = 1
@@ -55,9 +50,10 @@ class Report(Measurement):
     The fields of Measurement are those of the probabilities evaluated (the "after" side).
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
     intervals of after minus before, and ``verdict`` what they amount to; without ``before`` these
-    are None and empty. ``by_margin`` splits the rows into thirds of the logit margin,
-    ``conventions`` states in words how everything is counted, ``fit`` is plain JSON on the map that
-    was judged.
+    are None and empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
+    tells of the classes that are calibrated worst (at most 50, worst first), ``temperatures`` what
+    a map of temperature type does to the rows of each margin, ``conventions`` states in words how
+    everything is counted, ``fit`` is plain JSON on the map that was judged.
     """
 
     n: int
@@ -71,6 +67,8 @@ class Report(Measurement):
     change: dict[str, Interval] = field(default_factory=dict)
     verdict: Verdict | None = None
     by_margin: tuple[MarginThird, ...] = ()
+    by_class: tuple[ClassRow, ...] = ()
+    temperatures: tuple[TemperatureCell, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
 
@@ -227,32 +225,32 @@ def evaluate(
     """
     options: dict[str, Any] = {"bins": bins, "draws": draws, "level": level, "seed": seed}
     truth = np.asarray(labels)
-    rows = row_scores(probabilities, truth)
-    matrix = _two_columns(probabilities)
-    old_rows = None if before is None else row_scores(before, truth)
-    old = matrix if before is None else _two_columns(before)
-    if old.shape != matrix.shape:
-        raise DataError("shape_mismatch", f"before must have shape {matrix.shape}, got {old.shape}")
-    margins = margins_of(old) if margin is None else np.asarray(margin, dtype=np.float64)
-    if old_rows is None:
-        found = Compared({}, calibration_intervals(rows, **options), {})
+    new = Scored.of(probabilities, truth, bins)
+    old = None if before is None else Scored.of(before, truth, bins)
+    shape, first = new.probabilities.shape, (old or new).probabilities
+    if first.shape != shape:
+        raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")
+    margins = margins_of(first) if margin is None else np.asarray(margin, dtype=np.float64)
+    if old is None:
+        found = Compared({}, calibration_intervals(new.rows, **options), {})
     else:
-        found = compared_intervals(old_rows, rows, **options)
+        found = compared_intervals(old.rows, new.rows, **options)
     change, verdict = dict(found.change), None
     if change:
         change["nll"] = change["nll"].widened(_fold_factor(folds))
     if change and draws >= LEAST_DRAWS:
-        verdict = decide(len(matrix), change["debiased_squared_error"], change["nll"])
+        verdict = decide(shape[0], change["debiased_squared_error"], change["nll"])
     return Report(
-        **vars(measure(matrix, truth, rows, found.after, options)),
+        **vars(measure(new, truth, found.after, options)),
         **options,
-        n=len(matrix),
-        k=matrix.shape[1],
+        n=shape[0],
+        k=shape[1],
         judged_on=judged_on,
-        before=None if old_rows is None else measure(old, truth, old_rows, found.before, options),
+        before=None if old is None else measure(old, truth, found.before, options),
         change=change,
         verdict=verdict,
-        by_margin=by_margin(margins, rows.top, None if old_rows is None else old_rows.top, options),
+        by_margin=by_margin(margins, new.rows.top, None if old is None else old.rows.top, options),
+        by_class=by_class(new.classes, None if old is None else old.classes),
         conventions=wording.conventions(bins, draws, level),
     )
 
@@ -265,13 +263,3 @@ def _fold_factor(folds: int) -> float:
     Nadeau & Bengio 2003.
     """
     return 1.0 if folds < 2 else math.sqrt(1 + folds / (folds - 1))
-
-
-def _two_columns(probabilities: ArrayLike) -> Floats:
-    matrix = np.asarray(probabilities)
-    if matrix.dtype.kind != "f":
-        matrix = matrix.astype(np.float64)
-    if matrix.ndim == 2 and matrix.shape[1] > 1:
-        return matrix
-    second = matrix.reshape(-1).astype(np.float64)
-    return np.column_stack((1 - second, second))

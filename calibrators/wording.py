@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from calibrators.classes import MOST_CLASSES
 from calibrators.measurement import FLOOR_DRAWS
+from calibrators.temperatures import CELLS, SHOWN
 from calibrators.verdict import LEAST_ROWS
 
 if TYPE_CHECKING:
@@ -48,6 +50,14 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "margin": "Rows are split at the thirds of the margin, the largest minus the second "
         "largest logit of the uncalibrated model; rows of equal margin stay together. Their "
         "equal-mass tables have fewer bins where there would be fewer than 20 rows in each.",
+        "classes": "Of each class: the rows labelled so and their share, the mean of its "
+        "probability over all rows, and the mean absolute gap between the two over equally wide "
+        "bins of that probability, each weighted by its rows. The mean of this error over all "
+        f"classes is the class-wise ECE. At most {MOST_CLASSES} classes are kept, the worst of "
+        "the after side.",
+        "temperatures": "What a map of temperature type, fitted on all rows, divides the logits of "
+        f"the judged rows by, in {CELLS} equal cells of the margin from 0 to its "
+        f"{100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of the rows.",
         "gate": "A gate decides by the interval of the debiased squared error, widened where rows "
         "that are all right or all wrong show no spread: upwards to the largest gap of all rows "
         "together that Wilson's interval of the accuracy allows, downwards by what such a bin "

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from calibrators import all_methods
+from calibrators.catalogue import METRICS
 from calibrators.registry import all_maps
+from calibrators.report import Report
 from calibrators.verdict import Verdict
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +42,14 @@ def test_no_other_methods_or_verdicts_are_listed() -> None:
     assert sorted(listed) == sorted(method_rows() + verdict_rows())
 
 
+def test_the_guide_to_reports_lists_every_metric_and_field() -> None:
+    guide = (ROOT / "docs/reports.md").read_text()
+    for metric in METRICS:
+        assert f"| `{metric.name}` | {metric.title} | {metric.meaning} |" in guide.splitlines()
+    for field in fields(Report):
+        assert f"`{field.name}`" in guide
+
+
 def test_every_make_target_is_there() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
     named = set(re.findall(r"make ([a-z-]+)", README))
@@ -52,7 +62,7 @@ def test_links_and_figures_are_there() -> None:
     assert not re.search(r"\b(RESULT|SUMMARY|METHODS|VERDICTS)\b", README)
 
 
-@pytest.mark.parametrize("name", ["deploying", "scaling", "sdk", "training"])
+@pytest.mark.parametrize("name", ["deploying", "reports", "scaling", "sdk", "training"])
 def test_guides_name_files_and_metrics_that_exist(name: str) -> None:
     guide = (ROOT / f"docs/{name}.md").read_text()
     for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", guide):

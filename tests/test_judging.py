@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators.base import Calibrator, FitContext, TemperatureTypeMap
+from calibrators.base import CalibrationMap, Calibrator, FitContext, TemperatureTypeMap
 from calibrators.blocks import Floats
 from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, DataError, FitCancelled, FitError
 from calibrators.judging import fit_and_judge
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.onnx import Graph
+from calibrators.softmax import softmax
+from calibrators.temperatures import temperatures_of
 from calibrators.verdict import Verdict
 
 
@@ -41,6 +44,10 @@ class RecorderMap(TemperatureTypeMap):
         assert not np.isin(logits[:, 0], self.rows).any()
         self.applied.append(logits[:, 0].copy())
         return 1.0
+
+    def temperatures_of_set(self, data: CalibrationSet) -> Floats:
+        """Tells what it does to rows, and judges none."""
+        return np.ones(data.n)
 
     def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
         return graph.constant(1.0)
@@ -227,3 +234,33 @@ def test_a_name_is_no_recipe_and_an_array_no_set() -> None:
     for recipe, data in (("temperature", drawn(20)), (TemperatureScaling(), np.zeros((9, 2)))):
         with pytest.raises(FitError, match="takes a recipe such as"):
             fit_and_judge(recipe, data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_the_report_tells_the_temperatures_of_the_map_by_margin(probabilities: bool) -> None:
+    data = drawn(1200, temperature=3.0)
+    if probabilities:
+        data = CalibrationSet.from_probabilities(softmax(data.logits), data.labels)
+    fitted, report = fit_and_judge(TemperatureScaling(), data)
+    assert isinstance(fitted, TemperatureMap)
+    cells = report.temperatures
+    for cell in cells:
+        assert cell.low == cell.high == cell.temperature
+        assert cell.temperature == pytest.approx(fitted.temperature, rel=1e-5)
+    assert sum(cell.rows for cell in cells) == pytest.approx(0.995 * report.n, abs=1)
+    assert all(one.upper <= two.lower for one, two in pairwise(cells))
+
+
+def test_certain_rows_and_maps_without_temperature_tell_none() -> None:
+    certain = CalibrationSet([[0.0, -np.inf], [-np.inf, 0.0]], [0, 1])
+    assert temperatures_of(TemperatureMap(k=2, temperature=2.0), certain) == ()
+    assert temperatures_of(Shift(k=5), drawn(20)) == ()
+
+
+class Shift(CalibrationMap):
+    """A map without a temperature."""
+
+    method = "shift"
+
+    def _transform(self, logits: Floats) -> Floats:
+        return logits + np.arange(self.k)

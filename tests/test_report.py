@@ -12,9 +12,13 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from calibrators.catalogue import METRICS
+from calibrators.data import CalibrationSet
 from calibrators.errors import DataError, ExportError, ParameterError
-from calibrators.measurement import METRICS, margins_of, wilson
-from calibrators.metrics import Interval, ece
+from calibrators.judging import fit_and_judge
+from calibrators.measurement import margins_of, wilson
+from calibrators.methods.temperature import TemperatureScaling
+from calibrators.metrics import Interval, class_table, classwise_ece, ece, equal_width
 from calibrators.report import Report, evaluate
 from calibrators.softmax import softmax
 from calibrators.verdict import Gate, Verdict, decide, gate
@@ -156,6 +160,7 @@ def test_reliability_tables_add_up(fixed: Report) -> None:
 
 def test_every_metric_is_titled_and_agrees_with_its_interval(fixed: Report) -> None:
     assert set(fixed.metrics) == {metric.name for metric in METRICS}
+    assert all(metric.meaning.endswith(".") for metric in METRICS)
     for side in fixed.sides.values():
         for name, interval in side.intervals.items():
             assert interval.value == pytest.approx(side.metrics[name], abs=1e-12)
@@ -182,6 +187,62 @@ def test_thirds_of_the_margin_partition_the_rows(fixed: Report) -> None:
     for name, whole in fixed.sides.items():
         parts = sum(third.count * getattr(third, name).ece for third in fixed.by_margin)
         assert parts / fixed.n >= (whole.metrics["ece"] or 0) - 1e-12
+
+
+def test_classes_are_those_of_the_class_wise_error_worst_first(fixed: Report) -> None:
+    _, labels = truth(3000)
+    assert sorted(row.label for row in fixed.by_class) == list(range(10))
+    for name, side in fixed.sides.items():
+        kept = [getattr(row, name) for row in fixed.by_class]
+        assert np.mean([one.ece for one in kept]) == pytest.approx(
+            side.metrics["classwise_ece"], rel=1e-5
+        )
+        assert sum(one.predicted for one in kept) == fixed.n
+        assert sum(one.probability for one in kept) == pytest.approx(1, abs=1e-5)
+        for row, one in zip(fixed.by_class, kept, strict=True):
+            assert abs(row.frequency - one.probability) <= one.ece + 1e-5
+    after = [row.after.ece for row in fixed.by_class]
+    assert after == sorted(after, reverse=True)
+    assert [row.rows for row in fixed.by_class] == [
+        np.count_nonzero(labels == row.label) for row in fixed.by_class
+    ]
+
+
+def test_a_class_error_is_the_binary_error_of_its_probability() -> None:
+    probabilities, labels = few_rows(400)
+    table = class_table(probabilities, labels, bins=7)
+    assert table.mean_ece == classwise_ece(probabilities, labels, bins=7)
+    for label in range(3):
+        bins = equal_width(probabilities[:, label], labels == label, bins=7)
+        assert table.ece[label] == pytest.approx(bins.ece(), abs=1e-12)
+
+
+def test_of_a_thousand_classes_the_fifty_worst_are_kept() -> None:
+    logits, labels = truth(1500, 1000)
+    probabilities = softmax(logits)
+    report = evaluate(probabilities, labels, before=softmax(3 * logits), draws=2)
+    errors = class_table(probabilities, labels).ece
+    assert errors.mean() == pytest.approx(report.metrics["classwise_ece"], abs=1e-15)
+    kept = [row.label for row in report.by_class]
+    assert len(set(kept)) == 50
+    assert errors[kept].min() >= np.delete(errors, kept).max()
+    assert errors[kept] == pytest.approx([row.after.ece for row in report.by_class], rel=1e-5)
+
+
+def test_a_report_stays_small() -> None:
+    logits, labels = truth(1500, 1000)
+    _, report = fit_and_judge(TemperatureScaling(), CalibrationSet(3 * logits, labels))
+    assert report.temperatures
+    assert len(json.dumps(report.to_dict())) < 90_000
+
+
+def test_a_report_from_before_classes_and_temperatures_can_be_read(fixed: Report) -> None:
+    stored = fixed.to_dict()
+    for name in ("by_class", "temperatures"):
+        del stored[name]
+    read = Report.from_dict(stored)
+    assert (read.by_class, read.temperatures) == ((), ())
+    assert read.metrics == fixed.metrics
 
 
 def test_the_order_of_rows_does_not_matter_even_with_ties_and_certainty() -> None:

@@ -4,7 +4,7 @@ Every chart is a plain dict with its data inside. ``to_svg``, ``to_png`` and ``t
 without a network (``pip install 'calibrd[charts]'``).
 """
 
-from calibrators.charts.margins import margin_panels, temperature_curve
+from calibrators.charts.margins import margin_panels, temperature_curve, temperatures
 from calibrators.charts.overview import before_after
 from calibrators.charts.reliability import reliability
 from calibrators.charts.render import to_html, to_png, to_svg
@@ -30,6 +30,7 @@ __all__ = [
     "run_gaps",
     "run_nll",
     "temperature_curve",
+    "temperatures",
     "to_html",
     "to_png",
     "to_svg",

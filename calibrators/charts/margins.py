@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from calibrators.base import CalibrationMap, TemperatureTypeMap
+from calibrators.base import CalibrationMap
 from calibrators.charts.reliability import bin_values, tooltip
 from calibrators.charts.theme import (
     ACCENT,
@@ -21,17 +21,15 @@ from calibrators.charts.theme import (
     percent,
     share,
 )
-from calibrators.data import as_logits, log_probabilities
-from calibrators.errors import DataError, ParameterError
+from calibrators.errors import DataError
 from calibrators.measurement import THIRDS
-from calibrators.softmax import margins
+from calibrators.temperatures import TemperatureCell, temperatures_at
 
 if TYPE_CHECKING:
     from calibrators.measurement import MarginThird
     from calibrators.report import Report
 
 PANEL = 215
-CELLS = 60
 WIDTH = 560
 
 
@@ -65,31 +63,44 @@ def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
     >>> [layer["mark"]["type"] for layer in chart["vconcat"][0]["layer"]]
     ['line', 'area', 'line', 'point']
     """
-    if not isinstance(fitted, TemperatureTypeMap):
-        raise ParameterError(
-            "no_temperature",
-            f"fitted must be a map of temperature type, got one of {fitted.method!r}",
-        )
-    given = log_probabilities(logits) if fitted.kind == "probabilities" else as_logits(logits)
-    margin = margins(given).astype(np.float64)
-    kept = np.isfinite(margin)
-    if not kept.any():
+    cells = temperatures_at(fitted, logits)
+    if not cells:
         raise DataError("no_finite_margin", "logits must hold a row with two finite logits")
-    end = (float(np.quantile(margin[kept], 0.995)) or 1.0) * (1 + 1e-9)
-    values = _cells(margin[kept], np.asarray(fitted.temperatures(logits))[kept], end)
+    return _temperatures(cells, fitted.method, len(np.atleast_1d(logits)))
+
+
+def temperatures(report: Report) -> Spec:
+    """The same from the cells that a report keeps.
+
+    >>> from calibrators.data import CalibrationSet
+    >>> from calibrators.judging import fit_and_judge
+    >>> from calibrators.methods.temperature import TemperatureScaling
+    >>> data = CalibrationSet([[0.0, 1.0], [2.0, 0.0]] * 5, [1, 0] * 4 + [0, 0])
+    >>> chart = temperatures(fit_and_judge(TemperatureScaling(), data).report)
+    >>> chart["title"]["subtitle"]
+    'temperature, over the margins of 10 rows; dashed: unchanged'
+    """
+    if not report.temperatures:
+        raise DataError("no_temperatures", "report must hold temperatures, got none")
+    return _temperatures(report.temperatures, str(report.fit.get("method", "")), report.n)
+
+
+def _temperatures(cells: Sequence[TemperatureCell], method: str, rows: int) -> Spec:
+    end = cells[-1].upper
+    values = [{**vars(cell), "margin": (cell.lower + cell.upper) / 2} for cell in cells]
     density = counts((WIDTH, 60), _margin("lower", end, labels=True), "rows", _cell_tooltip())
+    subtitle = f"over the margins of {rows:,} rows; dashed: unchanged"
     return finished(
         {
             "title": {
                 "text": "temperature by margin",
-                "subtitle": f"{fitted.method}, over the margins of {len(margin):,} rows; "
-                "dashed: unchanged",
+                "subtitle": f"{method}, {subtitle}" if method else subtitle,
             },
             "data": {"values": values},
             "spacing": 8,
             "vconcat": [_curve(end), density],
         },
-        f"Temperature by logit margin of a map of the method {fitted.method}",
+        f"Temperature by logit margin, {subtitle}",
     )
 
 
@@ -154,27 +165,6 @@ def _points(lowest: float) -> Spec:
     }
 
 
-def _cells(margin: NDArray[Any], temperature: NDArray[Any], end: float) -> list[Spec]:
-    """Rows put into equal cells of the margin: how many, and the temperatures they get."""
-    cell = (margin / end * CELLS).astype(np.intp)
-    found = []
-    for number in np.unique(cell[margin <= end]):
-        here = temperature[cell == number]
-        low, high = np.quantile(here, (0.1, 0.9))
-        found.append(
-            {
-                "lower": end * number / CELLS,
-                "upper": end * (number + 1) / CELLS,
-                "margin": end * (number + 0.5) / CELLS,
-                "rows": len(here),
-                "temperature": float(here.mean()),
-                "low": float(low),
-                "high": float(high),
-            }
-        )
-    return found
-
-
 def _margin(field: str, end: float, *, labels: bool) -> Spec:
     axis: Spec = {"title": "margin (largest minus second largest logit)"}
     if not labels:
@@ -218,7 +208,14 @@ def _curve(end: float) -> Spec:
 
 
 def _cell_tooltip() -> list[Spec]:
-    formats = {"margin": ".2f", "temperature": ".3f", "rows": ","}
+    shown = {
+        "margin": ("margin", ".2f"),
+        "rows": ("rows", ","),
+        "temperature": ("mean temperature", ".3f"),
+        "low": ("middle 80 % from", ".3f"),
+        "high": ("to", ".3f"),
+    }
     return [
-        {"field": field, "type": "quantitative", "format": form} for field, form in formats.items()
+        {"field": field, "type": "quantitative", "title": title, "format": form}
+        for field, (title, form) in shown.items()
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from calibrators.charts.theme import (
@@ -27,12 +27,17 @@ COUNTS = 60
 
 
 def reliability(
-    report: Report, *, binning: Binning = "equal_width", sides: Sequence[str] = ("before", "after")
+    report: Report,
+    *,
+    binning: Binning = "equal_width",
+    sides: Sequence[str] = ("before", "after"),
+    titles: Mapping[str, str] | None = None,
 ) -> Spec:
     """Accuracy of each bin against its confidence, before and after side by side.
 
     A coloured bar runs from the mean confidence to the accuracy of a bin; whiskers are the interval
-    of the accuracy; bars below count the rows. Empty bins are not drawn.
+    of the accuracy; bars below count the rows. Empty bins are not drawn. ``titles`` are other names
+    of the sides.
 
     >>> from calibrators.report import evaluate
     >>> chart = reliability(evaluate([[0.9, 0.1], [0.6, 0.4]], [0, 1], draws=10))
@@ -41,17 +46,24 @@ def reliability(
     """
     kind = "equally wide" if binning == "equal_width" else "equal-mass"
     return finished(
-        {"hconcat": panels(report, binning, sides), "spacing": 28},
+        {"hconcat": panels(report, binning, sides, titles), "spacing": 28},
         f"Reliability diagram with {report.bins} {kind} bins of {report.n} rows",
     )
 
 
 def panels(
-    report: Report, binning: Binning = "equal_width", sides: Sequence[str] = ("before", "after")
+    report: Report,
+    binning: Binning = "equal_width",
+    sides: Sequence[str] = ("before", "after"),
+    titles: Mapping[str, str] | None = None,
 ) -> list[Spec]:
     """One diagram with its counts for each of the sides a report has."""
+    names = {"after": "reliability"} if report.before is None else {}
+    names |= titles or {}
     return [
-        _panel(name, side, binning, report) for name, side in report.sides.items() if name in sides
+        _panel(names.get(name, name), side, binning)
+        for name, side in report.sides.items()
+        if name in sides
     ]
 
 
@@ -94,12 +106,11 @@ def tooltip() -> list[Spec]:
     ]
 
 
-def _panel(name: str, side: Measurement, binning: Binning, report: Report) -> Spec:
+def _panel(title: str, side: Measurement, binning: Binning) -> Spec:
     subtitle = f"ECE {percent(side.metrics['ada_ece'] or 0.0)} (equal mass)"
     if binning == "equal_width":
         ece, floor = side.metrics["ece"] or 0.0, side.noise_floor.mean
         subtitle = f"ECE {percent(ece)}, noise floor {percent(floor)}"
-    title = name if report.before is not None else "reliability"
     return diagram(title, subtitle, bin_values(getattr(side, binning)))
 
 

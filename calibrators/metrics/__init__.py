@@ -14,7 +14,7 @@ from calibrators.metrics.calibration import (
     ece_sweep,
     mce,
 )
-from calibrators.metrics.classwise import classwise_ece, sce
+from calibrators.metrics.classwise import ClassTable, class_table, classwise_ece, sce
 from calibrators.metrics.floor import NoiseFloor, noise_floor
 from calibrators.metrics.intervals import (
     Compared,
@@ -47,6 +47,7 @@ from calibrators.metrics.toplabel import TopLabel, top_label
 
 __all__ = [
     "BinTable",
+    "ClassTable",
     "Compared",
     "Interval",
     "NoiseFloor",
@@ -58,6 +59,7 @@ __all__ = [
     "bootstrap_interval",
     "brier",
     "calibration_intervals",
+    "class_table",
     "classwise_auroc",
     "classwise_ece",
     "compared_intervals",

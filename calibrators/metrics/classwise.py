@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.blocks import row_blocks
-from calibrators.metrics._inputs import Checked, Floats, at_least, checked
+from calibrators.blocks import Scratch, map_blocks
+from calibrators.metrics._inputs import Checked, Floats, Integers, at_least, checked
 from calibrators.metrics.bins import bin_index
 from calibrators.metrics.ranked import Ranked
 from calibrators.metrics.toplabel import of_checked
@@ -25,21 +27,63 @@ def classwise_ece(
     >>> round(classwise_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
     """
+    if not adaptive:
+        return class_table(probabilities, labels, bins=bins).mean_ece
+    at_least("bins", bins, 1)
+    return _equal_mass(checked(probabilities, labels), bins)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassTable:
+    """Probabilities against labels, class by class; all arrays are (k,).
+
+    `labelled` and `predicted` count rows (predicted: the first of the largest columns),
+    `mean_probability` is that of `p_c` over all rows, `ece` the calibration error of `p_c`.
+    """
+
+    labelled: Integers
+    predicted: Integers
+    mean_probability: Floats
+    ece: Floats
+
+    @property
+    def mean_ece(self) -> float:
+        """The class-wise ECE."""
+        return float(self.ece.mean())
+
+
+def class_table(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15
+) -> ClassTable:
+    """The errors whose mean is `classwise_ece`, with equally wide bins, and what goes with them.
+
+    >>> table = class_table([[0.8, 0.2], [0.8, 0.2]], [0, 1])
+    >>> table.labelled.tolist(), table.predicted.tolist(), table.ece.round(6).tolist()
+    ([1, 1], [2, 0], [0.3, 0.3])
+    """
     at_least("bins", bins, 1)
     data = checked(probabilities, labels)
-    return _equal_mass(data, bins) if adaptive else _equal_width(data, bins)
+    n, k = data.probabilities.shape
+    offset = np.arange(k) * bins
 
+    def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Floats, Integers]:
+        block, truth = data.probabilities[start:stop], data.labels[start:stop]
+        values = np.clip(block, 0.0, 1.0, out=scratch.take("clipped", block.shape, block.dtype))
+        index = bin_index(values, bins, scratch)
+        index += offset
+        own = np.take_along_axis(index, truth[:, None], axis=1).ravel()
+        gap: Floats = np.bincount(own, minlength=k * bins).astype(np.float64)
+        gap -= np.bincount(index.ravel(), values.ravel(), k * bins)
+        predicted = np.bincount(block.argmax(axis=1), minlength=k)
+        return gap, values.sum(axis=0, dtype=np.float64), predicted
 
-def _equal_width(data: Checked, bins: int) -> float:
-    gap: Floats = np.zeros(data.classes * bins)
-    offset = np.arange(data.classes) * bins
-    for block in row_blocks(data.labels.size, data.classes):
-        values = np.clip(data.probabilities[block].astype(np.float64), 0.0, 1.0)
-        index = bin_index(values, bins) + offset
-        own = np.take_along_axis(index, data.labels[block, None], axis=1)
-        gap -= np.bincount(index.ravel(), values.ravel(), gap.size)
-        gap += np.bincount(own.ravel(), minlength=gap.size)
-    return float(np.abs(gap).sum() / data.labels.size / data.classes)
+    gap, total, predicted = (sum(parts) for parts in zip(*map_blocks(work, n, k), strict=True))
+    return ClassTable(
+        labelled=np.bincount(data.labels, minlength=k),
+        predicted=predicted,
+        mean_probability=total / n,
+        ece=np.abs(gap).reshape(k, bins).sum(axis=1) / n,
+    )
 
 
 def _equal_mass(data: Checked, bins: int) -> float:

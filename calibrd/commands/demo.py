@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calibrators import CalibrationMap, CalibrationSet, FitError, all_methods, charts, page
-from calibrators.base import TemperatureTypeMap
+from calibrators import CalibrationMap, CalibrationSet, FitError, all_methods, page
 from calibrators.report import Report, evaluate
 from calibrators.sample import TITLE, sample
 from calibrators.softmax import margins, softmax
+from calibrators.temperatures import temperatures_of
 from calibrd.commands.asked import Asked, Verb
 
 CHOSEN = ("auto", "temperature")  # without torch there is no auto
@@ -71,7 +71,7 @@ def demo(asked: Asked) -> None:
     if left_out:
         say(f"\nleft out, for want of torch: {', '.join(left_out)} (pip install 'calibrd[train]')")
     chosen = next(row for name in CHOSEN for row in rows if row.name == name)
-    target = _write_page(chosen, test, asked.flags.out)
+    target = _write_page(chosen, asked.flags.out)
     if target is None:
         say("\nno page was written, for want of charts: pip install 'calibrd[charts]'")
     else:
@@ -96,6 +96,7 @@ def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row | None:
         margin=margins(test.logits),
         judged_on=f"{test.n:,} test images that no fit saw",
     )
+    report = replace(report, temperatures=temperatures_of(fitted, test))
     return Row(name, fitted, report.with_fit(method=fitted.method, **fitted.fit_info), seconds)
 
 
@@ -120,14 +121,11 @@ def _aligned(first: str, cells: Iterable[str], last: str) -> str:
     return f"{first:<15} {' '.join(figures)}  {last}"
 
 
-def _write_page(row: Row, test: CalibrationSet, target: Path) -> Path | None:
-    """The report page of one map, with the temperatures it gives; None without charts."""
+def _write_page(row: Row, target: Path) -> Path | None:
+    """The report page of one map; None without charts."""
     if importlib.util.find_spec("vl_convert") is None:
         return None
-    more = {}
-    if isinstance(row.fitted, TemperatureTypeMap):
-        more["Temperature by margin"] = charts.temperature_curve(row.fitted, test.logits)
-    text = page.render(row.report, title=f"{TITLE}: calibrated by {row.name}", more_charts=more)
+    text = page.render(row.report, title=f"{TITLE}: calibrated by {row.name}")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     return target.resolve()
