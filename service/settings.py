@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     max_predict_bytes: int = Field(64 * MEGABYTE, ge=1024)
     """Largest body of a predict call, as sent and unpacked."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
-    """Largest JSON body; send npy, npz or safetensors beyond it."""
+    """Largest JSON or CSV body; send npy, npz or safetensors beyond it."""
     max_classes: int = Field(100_000, ge=2)
     """Most classes of a dataset."""
     body_timeout: float = Field(20.0, gt=0)

@@ -21,6 +21,16 @@ class MalformedJson(Malformed):
     """It is not JSON."""
 
 
+class MalformedCsv(Malformed):
+    """It is not CSV."""
+
+
+class BadColumns(Invalid):
+    """The columns of a CSV file are not those of classes and labels."""
+
+    hint = "name them logit_0, logit_1, ... (or p_0, ...) and label"
+
+
 class InvalidContentLength(Malformed):
     """Content-Length is no length."""
 

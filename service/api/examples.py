@@ -44,6 +44,13 @@ ARRAYS_SCHEMA = {
 }
 ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
 
+CSV_BODY = {
+    Format.CSV.media_type: {
+        "schema": {"type": "string"},
+        "example": "logit_0,logit_1,logit_2,label\n2.1,0.3,-1.0,0\n0.2,1.7,0.4,1\n",
+    }
+}
+
 
 def _binary_bodies(*formats: Format) -> dict[str, Any]:
     return {format.media_type: BINARY for format in formats}
@@ -51,7 +58,7 @@ def _binary_bodies(*formats: Format) -> dict[str, Any]:
 
 def _in_query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     """A field of a fit, in the query because the body holds arrays."""
-    text = f"{description}; only if the body is npz or safetensors"
+    text = f"{description}; only if the body is npz, safetensors or CSV"
     return {"name": name, "in": "query", "schema": schema, "description": text}
 
 
@@ -72,6 +79,7 @@ DATASET_BODY = {
         "content": {
             "application/json": {"schema": ARRAYS_SCHEMA, "example": ROWS},
             **_binary_bodies(Format.NPZ, Format.SAFETENSORS),
+            **CSV_BODY,
         },
         "description": "arrays `logits` or `probabilities`, and `labels`",
     }
@@ -119,6 +127,7 @@ FIT_BODY = {
                 },
             },
             **_binary_bodies(Format.NPZ, Format.SAFETENSORS),
+            **CSV_BODY,
         },
     },
 }

@@ -14,6 +14,7 @@ from starlette.types import Scope as AsgiScope
 from service.api.metrics import Metrics
 from service.api.probe import Probe
 from service.core.access import Principal, Scope
+from service.core.comparing import Comparisons
 from service.core.datasets import Datasets
 from service.core.fits import Queue
 from service.core.keys import KeyRing
@@ -40,6 +41,7 @@ class Parts:
     keys: KeyRing
     sessions: Sessions
     maps: Maps
+    comparisons: Comparisons
     watcher: FitWatcher
     run_watcher: RunWatcher
     datasets: Datasets

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.examples import ID_PATTERN
+from service.core.aliases import LONGEST_REASON
 from service.storage import records
 
 Seconds = float | None
@@ -15,7 +16,7 @@ TagMap = dict[str, str]
 KindName = Literal["logits", "probabilities"]
 DatasetName = Annotated[str, Field(pattern=ID_PATTERN, description="its id, or sha256:{hash}")]
 # PostgreSQL keeps no NUL in a text
-Reason = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
+Reason = Annotated[str, Field(max_length=LONGEST_REASON, pattern=r"^[^\x00]*$")]
 
 
 class Asked(BaseModel):

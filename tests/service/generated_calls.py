@@ -39,6 +39,7 @@ MAY_BE_503 = "GET /readyz"
 
 for binary in (Format.NPY, Format.NPZ, Format.SAFETENSORS):
     schemathesis.serializer.alias(binary.media_type, "application/octet-stream")
+schemathesis.serializer.alias(Format.CSV.media_type, "text/plain")
 
 
 @dataclass

@@ -21,6 +21,7 @@ from wire import (
 )
 
 from service.core.formats import (
+    ANSWERED,
     Format,
     arrays_of_document,
     encode,
@@ -37,6 +38,7 @@ from service.errors import NotAcceptable, Unsupported
         ("application/zip", Format.NPZ),
         ("Application/JSON; charset=utf-8", Format.JSON),
         ("application/vnd.safetensors", Format.SAFETENSORS),
+        ("text/csv; charset=utf-8; header=present", Format.CSV),
     ],
 )
 def test_format_is_what_the_content_type_says(content_type, expected):
@@ -44,13 +46,14 @@ def test_format_is_what_the_content_type_says(content_type, expected):
 
 
 @pytest.mark.parametrize("content_type", [None, "", "application/octet-stream; x=1"])
-@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("format", ANSWERED)
 def test_format_is_seen_in_the_first_bytes(content_type, format):
     assert format_of(content_type, VALID[format][:16]) is format
 
 
 @pytest.mark.parametrize(
-    ("content_type", "head"), [("text/csv", b"{"), (None, b"1,2,3"), (None, b"")]
+    ("content_type", "head"),
+    [("text/plain", b"{"), (None, b"1,2,3"), (None, b"logit_0,label"), (None, b"")],
 )
 def test_other_formats_are_refused_with_a_list(content_type, head):
     with pytest.raises(Unsupported, match=r"application/x-npy") as caught:
@@ -136,5 +139,6 @@ def test_encoded_npz_and_json_are_read_by_others():
         np.testing.assert_array_equal(theirs["probabilities"], LOGITS)
         np.testing.assert_array_equal(theirs["classes"], LABELS)
     assert json.loads(encode(Format.JSON, {"classes": LABELS.T})) == {"classes": LABELS.tolist()}
-    with pytest.raises(NotAcceptable):
-        encode(Format.NPY, arrays)
+    for format in (Format.NPY, Format.CSV):
+        with pytest.raises(NotAcceptable):
+            encode(format, arrays)

@@ -317,7 +317,9 @@ def test_more_bytes_than_allowed():
         assert caught.value.code == "body_too_large"
 
 
+# CSV that ends with a whole line is whole
 CUTS = {**VALID, "packed": PACKED}
+del CUTS[Format.CSV]
 
 
 @pytest.mark.parametrize("case", CUTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv as csv_module
 import io
 import json
 import struct
@@ -32,6 +33,15 @@ def npz(*, packed: bool = False, **arrays: np.ndarray) -> bytes:
     file = io.BytesIO()
     (np.savez_compressed if packed else np.savez)(file, **arrays)
     return file.getvalue()
+
+
+def csv(values: np.ndarray, labels: np.ndarray, prefix: str = "logit") -> bytes:
+    """As pandas would write it."""
+    file = io.StringIO()
+    writer = csv_module.writer(file)
+    writer.writerow([*(f"{prefix}_{one}" for one in range(values.shape[1])), "label"])
+    writer.writerows([*row, label] for row, label in zip(values.tolist(), labels, strict=True))
+    return file.getvalue().encode()
 
 
 def npy_of_header(text: str, data: bytes = b"", version: int = 1) -> bytes:
@@ -70,6 +80,7 @@ VALID = {
     Format.NPZ: npz(logits=LOGITS, labels=LABELS),
     Format.SAFETENSORS: safetensors.numpy.save({"logits": LOGITS, "labels": LABELS}),
     Format.JSON: json.dumps({"logits": LOGITS.tolist(), "labels": LABELS.tolist()}).encode(),
+    Format.CSV: csv(LOGITS, LABELS),
 }
 PACKED = npz(packed=True, logits=LOGITS, labels=LABELS)
 GOOD = np.float32([1, 2]).tobytes()

@@ -12,7 +12,7 @@ import numpy as np
 
 from calibrators.data import Kind
 from service.api.applying import model_in_header
-from service.core.formats import MEDIA_TYPES, Arrays, Format
+from service.core.formats import ANSWERED, MEDIA_TYPES, Arrays, Format
 from service.errors import Invalid, Malformed, NotAcceptable
 
 DTYPES: dict[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
@@ -106,10 +106,10 @@ def answer_format(accept: str, default: Format) -> Format:
         any_format = media_type in ("*/*", "application/*")
         found = default if any_format else MEDIA_TYPES.get(media_type)
         quality = _quality(parameters)
-        if found is not None and quality > best:
+        if found in ANSWERED and quality > best:
             best, chosen = quality, found
     if chosen is None:
-        known = ", ".join(one.media_type for one in Format)
+        known = ", ".join(one.media_type for one in ANSWERED)
         raise NotAcceptable("not_acceptable", f"answers are {known}; none of them is accepted")
     return chosen
 

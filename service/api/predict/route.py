@@ -31,7 +31,7 @@ from service.core.formats import Arrays, Format, Limits, encode, format_of, read
 from service.core.names import check_name
 from service.core.predicting import Prediction, evaluation, predict, top_classes
 from service.core.serving import Served
-from service.errors import NotAcceptable
+from service.errors import NotAcceptable, Unsupported
 
 PATH = "/v1/calibrators/{name}@{ref}/predict"
 HEAD_BYTES = 64
@@ -93,6 +93,11 @@ class Predict:
     ) -> tuple[Headers, bytes]:
         body = await _whole_body(receive)
         format = format_of(sent.content_type, body[:HEAD_BYTES])
+        if format is Format.CSV:
+            raise Unsupported(
+                "unsupported_media_type",
+                "CSV is read for datasets only: send JSON, npy, npz or safetensors",
+            )
         limit = self.limits.of(format)
         # an npz body unpacks to a thousand times its size
         is_small = len(body) <= INLINE_BYTES and format is not Format.NPZ

@@ -1,4 +1,4 @@
-"""Arrays as bytes and back: npy, npz, safetensors and JSON, each read with suspicion.
+"""Arrays as bytes and back: npy, npz, safetensors, JSON and CSV, each read with suspicion.
 
 ``read_arrays`` and ``encode`` are for bodies in memory, ``inspect`` and ``load`` for datasets on
 disk. Bytes that cannot be read are Malformed, what breaks a rule is Invalid (or a DataError of
@@ -7,9 +7,10 @@ calibrators), more than a limit is TooLarge; nothing else is raised, whatever th
 
 from service.core.formats.bodies import Arrays, arrays_of_document, encode, read_arrays
 from service.core.formats.datasets import Facts, Limits, inspect, load, raised_zeros
-from service.core.formats.media import MEDIA_TYPES, Format, format_of
+from service.core.formats.media import ANSWERED, MEDIA_TYPES, Format, format_of
 
 __all__ = [
+    "ANSWERED",
     "MEDIA_TYPES",
     "Arrays",
     "Facts",

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from calibrators.data import Kind
-from service.core.formats import documents, npy, tensors, zipped
+from service.core.formats import documents, npy, tables, tensors, zipped
 from service.core.formats.layout import Array, Bytes, Readable, check_dimensions
 from service.core.formats.media import Format
 from service.errors import Invalid, Malformed, NotAcceptable, TooLarge
@@ -23,8 +23,9 @@ NAMES = (*KINDS, LABELS)
 class Arrays(NamedTuple):
     """What was sent: values (n, k) or (n,), labels (n,) if there are any, and what the values are.
 
-    ``declared`` is None where the format has no names (npy, a bare JSON list). The arrays may share
-    the memory of the body; in which order of bytes, rows and columns they are kept is as sent.
+    ``declared`` is None where nothing says it (npy, a bare JSON list, some CSV). The arrays may
+    share the memory of the body; in which order of bytes, rows and columns they are kept is as
+    sent.
     """
 
     values: Array
@@ -36,7 +37,8 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
     """The arrays of a body of at most ``limit`` bytes, as sent and unpacked.
 
     npz, safetensors and JSON objects name them: exactly one of ``logits`` and ``probabilities``,
-    and ``labels`` if there are any. The rules of calibrators (NaN, ranges) are left to it.
+    and ``labels`` if there are any; CSV names their columns. The rules of calibrators (NaN, ranges)
+    are left to it.
     """
     check_size(len(body), limit)
     if not len(body):
@@ -50,6 +52,8 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
             return _named(tensors.decode(body))
         case Format.JSON:
             return _document(documents.parse(body))
+        case Format.CSV:
+            return Arrays(*tables.decode(body))
 
 
 def arrays_of_document(document: dict[str, Any]) -> Arrays:
@@ -83,6 +87,8 @@ def encode(format: Format, arrays: dict[str, Array]) -> bytes:
                 {name: np.ascontiguousarray(one) for name, one in arrays.items()},
                 option=orjson.OPT_SERIALIZE_NUMPY,
             )
+        case Format.CSV:
+            raise NotAcceptable("not_acceptable", "CSV is read for datasets, and never answered")
 
 
 def check_size(size: int, limit: int) -> None:

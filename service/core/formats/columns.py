@@ -143,7 +143,7 @@ def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
             return {
                 name: Plain(file, one.start, one.layout) for name, one in header.tensors.items()
             }
-        case Format.JSON:
+        case Format.JSON | Format.CSV:
             return _held(read_arrays(format, read_at(file, 0, size), limit=limit))
 
 

@@ -32,7 +32,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is taken: bytes as sent and unpacked, bytes of JSON, classes."""
+    """How much is taken: bytes as sent and unpacked, bytes of JSON and CSV, classes."""
 
     bytes: int
     json_bytes: int
@@ -40,7 +40,8 @@ class Limits:
 
     def of(self, format: Format) -> int:
         """The most bytes of a body in this format."""
-        return min(self.bytes, self.json_bytes) if format is Format.JSON else self.bytes
+        is_text = format in (Format.JSON, Format.CSV)
+        return min(self.bytes, self.json_bytes) if is_text else self.bytes
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,15 @@ def _maker(kind: Kind) -> Callable[[Array, Array], CalibrationSet]:
 def _values_and_labels(found: dict[str, Column], kind: Kind | None) -> tuple[Kind, Column, Column]:
     if LABELS not in found:
         raise Invalid(
-            "no_labels", "a dataset needs labels: send npz, safetensors or JSON with both"
+            "no_labels", "a dataset needs labels: send npz, safetensors, JSON or CSV with both"
         )
     if "values" in found:
-        raise Invalid("logits_or_probabilities", "name the values logits or probabilities")
+        if kind is None:
+            raise Invalid(
+                "logits_or_probabilities",
+                "name the values logits or probabilities, or say by kind which they are",
+            )
+        return kind, found["values"], found[LABELS]
     check_names(found)
     declared = declared_kind(found)
     if kind not in (None, declared):

@@ -14,29 +14,32 @@ class Format(StrEnum):
     NPZ = "npz"
     SAFETENSORS = "safetensors"
     JSON = "json"
+    CSV = "csv"
 
     # an enum's own hash runs in Python, several times for every predict call
     __hash__ = str.__hash__
 
     @property
     def media_type(self) -> str:
-        """The media type that answers in this format carry."""
-        return _WRITTEN[self]
+        """The media type of bodies in this format."""
+        return _TYPES[self]
 
 
-_WRITTEN = {
+_TYPES = {
     Format.NPY: "application/x-npy",
     Format.NPZ: "application/x-npz",
     Format.SAFETENSORS: "application/x-safetensors",
     Format.JSON: "application/json",
+    Format.CSV: "text/csv",
 }
 MEDIA_TYPES = {
-    **{media_type: one for one, media_type in _WRITTEN.items()},
+    **{media_type: one for one, media_type in _TYPES.items()},
     "application/numpy": Format.NPY,
     "application/x-numpy": Format.NPY,
     "application/zip": Format.NPZ,
     "application/vnd.safetensors": Format.SAFETENSORS,
 }
+ANSWERED = (Format.NPY, Format.NPZ, Format.SAFETENSORS, Format.JSON)
 UNTOLD = (None, "", "application/octet-stream")
 
 
@@ -56,7 +59,7 @@ def format_of(content_type: str | None, head: bytes) -> Format:
     if found is None:
         raise Unsupported(
             "unsupported_media_type",
-            f"{_said(media_type)}; send one of {', '.join(_WRITTEN.values())}",
+            f"{_said(media_type)}; send one of {', '.join(_TYPES.values())}",
             read=sorted(MEDIA_TYPES),
         )
     return found
