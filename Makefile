@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-faults check format demo wheel fuzz bench study-auto study-adafocal study-losses clean
+.PHONY: help serve browser test test-faults check format demo wheel fuzz bench study-auto study-adafocal study-losses screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 training
 
 study-losses: .venv/base  ## the tables of docs/studies/losses.md, 69 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
+
+screenshots: .venv/base browser  ## the pictures of README.md, of a real service in a real browser
+	$(BIN)/python docs/screenshots.py
 
 clean:  ## remove the virtual environment and what the tools left
 	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

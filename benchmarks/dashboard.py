@@ -59,9 +59,9 @@ def _measure(
     from service import logs
 
     logs.configure("error", "json")
-    place = {"name": CALIBRATOR.format(calibrators // 2), "number": versions, "id": "0"}
     with ExitStack() as stack:
         client = stack.enter_context(in_process(**settings))
+        place = _real(client, CALIBRATOR.format(calibrators // 2), versions)
         _fill(client, calibrators, versions)
         paths = [one.split()[1] for one in PAGES if one.startswith("GET ")]
         found = {}
@@ -76,15 +76,28 @@ def _measure(
         return found
 
 
+def _real(client: Any, name: str, versions: int) -> dict[str, Any]:
+    """The calibrator whose pages are measured, made as others make theirs; where its pages are."""
+    from live_service import NPZ, npz, sample
+    from one_of_each import ALIAS, CLASSES, fitted_elsewhere
+
+    for _ in range(versions):
+        answer = client.post(f"/v1/calibrators/{name}/versions", json=fitted_elsewhere())
+        answer.raise_for_status()
+    for version in (1, versions):
+        move = client.put(f"/v1/calibrators/{name}/aliases/{ALIAS}", json={"version": version})
+        move.raise_for_status()
+    client.post("/v1/datasets", content=npz(*sample(2000, CLASSES)), headers=NPZ)
+    ordered = client.post("/sample").headers["location"]
+    return {"name": name, "number": versions, "alias": ALIAS, "id": ordered.rpartition("/")[2]}
+
+
 def _fill(client: Any, calibrators: int, versions: int) -> None:
     """Copies of one version with its report, and of the fit that might have made it."""
-    from one_of_each import fitted_elsewhere
     from sqlalchemy import insert, select, text
 
     from service.storage import tables
 
-    client.post("/v1/calibrators/first/versions", json=fitted_elsewhere()).raise_for_status()
-    client.post("/sample")
     database = client.app.state.parts.database
     with database.write() as store:
         one, report, fit, line = (
@@ -94,6 +107,8 @@ def _fill(client: Any, calibrators: int, versions: int) -> None:
         numbers = range(1, versions + 1)
         for place in range(calibrators):
             name, id = CALIBRATOR.format(place), f"cb_{place}"
+            if name == line["name"]:
+                continue  # the one that is measured
             mine = {"calibrator": id}
             made = {"created_at": 1e9 + place, "status": "succeeded", "calibrator_name": name}
             execute = store.session.execute

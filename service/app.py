@@ -35,6 +35,7 @@ from service.api.parts import Parts
 from service.api.probe import OK, Probe
 from service.api.problems import LastResort, install_problems
 from service.core.access import Principal
+from service.core.comparing import Comparisons
 from service.core.damage import log_damage
 from service.core.datasets import Datasets
 from service.core.formats import Limits
@@ -56,6 +57,8 @@ from service.web import ROUTERS as PAGES
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
 MAX_FORM_BYTES = 1 << 16
+MAX_PASTED_BYTES = 1 << 22  # a few rows of very many classes
+TEXT_TYPES = (b"application/json", b"text/csv")
 ROUTERS = (
     datasets,
     fits,
@@ -128,6 +131,7 @@ def join(settings: Settings) -> Parts:
         keys=KeyRing(database),
         sessions=Sessions(database),
         maps=maps,
+        comparisons=Comparisons(blobs, maps),
         watcher=FitWatcher(database),
         run_watcher=RunWatcher(database),
         datasets=datasets,
@@ -159,6 +163,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(refreshing, return_exceptions=True)
         await parts.watcher.close()
         await parts.run_watcher.close()
+        parts.comparisons.close()
         await asyncio.to_thread(workers.stop)
         parts.queue.close()
         parts.database.close()
@@ -216,21 +221,21 @@ def _body_limit(settings: Settings) -> Callable[[Scope], int]:
     def limit(scope: Scope) -> int:
         path: str = scope["path"]
         if is_page(path):  # they take small forms; what is large goes to the API
-            return MAX_FORM_BYTES
+            return MAX_PASTED_BYTES if path.endswith("/try") else MAX_FORM_BYTES
         if path.endswith(("/predict", "/infer")):
             return settings.max_predict_bytes
         if "/parts/" in path and scope["method"] == "PUT":
             return settings.max_part_bytes
         takes_arrays = path == "/v1/datasets" or path.endswith("/fits")
-        if takes_arrays and not _is_json(scope):
+        if takes_arrays and not _is_text(scope):
             return settings.max_upload_bytes
         return settings.max_json_bytes
 
     return limit
 
 
-def _is_json(scope: Scope) -> bool:
+def _is_text(scope: Scope) -> bool:
     return any(
-        name == b"content-type" and value.partition(b";")[0].strip().lower() == b"application/json"
+        name == b"content-type" and value.partition(b";")[0].strip().lower() in TEXT_TYPES
         for name, value in scope["headers"]
     )

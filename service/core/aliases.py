@@ -13,6 +13,7 @@ from service.storage.records import Alias, AliasMove, Version
 from service.storage.store import Store
 
 HISTORY = 1000
+LONGEST_REASON = 1000
 
 
 class Moved(NamedTuple):
@@ -60,7 +61,7 @@ def move(
     there = store.aliases.get(calibrator.id, alias)
     _check_expected(there, expected, alias)
     before = None if there is None else store.calibrators.version(calibrator.id, there.version)
-    refused = _objection(chosen, before, alias)
+    refused = objection(chosen, before, alias)
     if refused is not None and not (force and reason.strip()):
         raise Conflict(
             "needs_force",
@@ -90,14 +91,18 @@ def roll_back(
     """Point an alias back at what it pointed at before its last move that still stands."""
     there = find(store, principal, name, alias)
     _check_expected(there, expected, alias)
+    chosen = rollback_target(store, principal, name, there)
+    return _move(store, principal, chosen, there, alias, reason, rollback=True)
+
+
+def rollback_target(store: Store, principal: Principal, name: str, there: Alias) -> Version:
+    """The version that a rollback of an alias would point it at."""
     # no move that somebody commits meanwhile
-    moves = store.aliases.history(there.calibrator, alias, HISTORY, there.revision + 1)
+    moves = store.aliases.history(there.calibrator, there.name, HISTORY, there.revision + 1)
     before = _before(moves)
     if before is None:
-        raise Conflict("nothing_to_roll_back", f"{alias!r} of {name} has no earlier version")
-    calibrator = calibrator_named(store, principal, name)
-    chosen = version_of(store, calibrator, before)
-    return _move(store, principal, chosen, there, alias, reason, rollback=True)
+        raise Conflict("nothing_to_roll_back", f"{there.name!r} of {name} has no earlier version")
+    return version_of(store, calibrator_named(store, principal, name), before)
 
 
 def _before(newest_first: list[AliasMove]) -> int | None:
@@ -113,7 +118,8 @@ def _before(newest_first: list[AliasMove]) -> int | None:
     return None
 
 
-def _objection(version: Version, before: Version | None, alias: str) -> str | None:
+def objection(version: Version, before: Version | None, alias: str) -> str | None:
+    """Why it needs force to point an alias at a version, which was at ``before``; None if not."""
     found = []
     if before is not None and _input(version) != _input(before):
         found.append(

@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from calibrators import CalibrationMap, CalibrationSet, Calibrator, archive, fit_and_judge
-from calibrators.errors import CalibrationError, ExportError, FitCancelled
+from calibrators.errors import ExportError, FitCancelled
 from calibrators.judging import Judged
 from calibrators.onnx import export
 from calibrators.plain import to_plain
 from calibrators.registry import make_recipe
-from service.core import formats
-from service.core.blob_keys import dataset_key, map_key, onnx_key
-from service.core.formats import Format
+from service.core.blob_keys import map_key, onnx_key
+from service.core.loading import load, named
 from service.core.naming import Unnamed
-from service.errors import BlobCorrupt, BlobMissing, NotFound, ServiceError
+from service.core.versions import NO_ONNX
+from service.errors import ServiceError
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
@@ -161,15 +159,15 @@ class _Watch:
 def _judged(
     job: Job, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str
 ) -> list[tuple[CalibrationSet, Calibrator, Judged]]:
-    data = _load(blobs, job.dataset, "dataset")
+    data = load(blobs, job.dataset, "dataset")
     evaluation = None
     if job.fit.evaluation is not None:
-        evaluation = _load(blobs, job.evaluation, "evaluation dataset")
+        evaluation = load(blobs, job.evaluation, "evaluation dataset")
     methods, seed = job.fit.order["methods"], job.fit.order["seed"]
     judged: list[tuple[CalibrationSet, Calibrator, Judged]] = []
     for done, wanted in enumerate(methods):
         telling = _Telling(hooks, wanted["method"], done, len(methods))
-        with _named(wanted["method"]):
+        with named(wanted["method"]):
             recipe = make_recipe(wanted["method"], wanted["params"], seed=seed)
             found = fit_and_judge(
                 recipe,
@@ -187,23 +185,6 @@ def _judged(
     return judged
 
 
-def _load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
-    if dataset is None or dataset.sha256 is None or dataset.format is None:
-        raise NotFound("dataset_gone", f"the {name} of this fit was deleted: send it again")
-    key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
-    try:
-        with _named(name), blobs.file(key, dataset.sha256) as path:
-            return formats.load(path, Format(dataset.format), dataset.kind)
-    except BlobMissing as error:
-        raise BlobMissing(
-            "blob_missing", f"the stored bytes of the {name} are gone: send it again"
-        ) from error
-    except BlobCorrupt as error:
-        raise BlobCorrupt(
-            "blob_corrupt", f"the stored bytes of the {name} are damaged: send it again"
-        ) from error
-
-
 class _Telling:
     """A fit's ``progress``: passes it on as plain JSON, with the method and its place."""
 
@@ -214,17 +195,6 @@ class _Telling:
     def __call__(self, step: int, total: int, loss: float | None) -> None:
         now = {"step": step, "total": total, "loss": loss}
         self._hooks.progress(to_plain({**self._place, **now}))
-
-
-@contextmanager
-def _named(subject: str) -> Iterator[None]:
-    """Let the sentences of calibrators say what they are about."""
-    try:
-        yield
-    except FitCancelled:
-        raise
-    except CalibrationError as error:
-        raise ServiceError(error.code, f"{subject}: {error}") from error
 
 
 def _written(
@@ -269,7 +239,7 @@ def _written_onnx(
     try:
         content = export(fitted)
     except ExportError as error:
-        return None, [{"code": error.code, "message": f"no ONNX: {error}"}]
+        return None, [{"code": error.code, "message": f"{NO_ONNX}: {error}"}]
     sha256 = hashlib.sha256(content).hexdigest()
     blobs.put(onnx_key(workspace, id, sha256), content)
     return sha256, []

@@ -13,6 +13,7 @@ MOST_TAGS = 32
 LONGEST_TAG = 200
 LONGEST_DESCRIPTION = 4000
 LONGEST_MODEL = 200
+NO_ONNX = "no ONNX"
 
 
 def calibrator_named(store: Store, principal: Principal, name: str) -> CalibratorRow:
@@ -41,6 +42,26 @@ def version_of(store: Store, calibrator: CalibratorRow, number: int) -> Version:
 def find(store: Store, principal: Principal, name: str, number: int) -> Version:
     """A version of the caller's calibrator."""
     return version_of(store, calibrator_named(store, principal, name), number)
+
+
+def judged(
+    store: Store, principal: Principal, name: str, number: int
+) -> tuple[Version, Report | None]:
+    """A version of the caller's calibrator with its report, if it has one."""
+    is_possible = NAME.fullmatch(name) and number < 2**31
+    found = store.calibrators.judged(principal.workspace, name, number) if is_possible else None
+    if found is None:
+        return find(store, principal, name, number), None  # it says what is not there
+    version, document = found
+    return version, None if document is None else Report.from_dict(document)
+
+
+def why_no_onnx(version: Version) -> str:
+    """Why a version has no ONNX form."""
+    kept = version.fit_info.get("warnings")
+    messages = [str(one.get("message", "")) for one in kept or () if isinstance(one, dict)]
+    found = (one.removeprefix(f"{NO_ONNX}: ") for one in messages if one.startswith(NO_ONNX))
+    return next(found, "it is made for versions that are fitted by this service")
 
 
 def report_of(store: Store, version: Version) -> Report:

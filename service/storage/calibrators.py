@@ -66,6 +66,27 @@ class Calibrators(Repository):
         """A version by its number."""
         return self._one(Version, select(versions).where(self._is(versions, calibrator, number)))
 
+    def judged(
+        self, workspace: str, name: str, number: int
+    ) -> tuple[Version, dict[str, Any] | None] | None:
+        """A version of the calibrator of this name, with its report, in one statement."""
+        mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
+        is_its = (reports.c.calibrator == versions.c.calibrator) & (
+            reports.c.number == versions.c.number
+        )
+        chosen = (
+            select(*versions.c, reports.c.document)
+            .join(calibrators, calibrators.c.id == versions.c.calibrator)
+            .outerjoin(reports, is_its)
+            .where(mine, versions.c.number == number)
+        )
+        row = self.session.execute(chosen).mappings().one_or_none()
+        if row is None:
+            return None
+        facts = dict(row)
+        document: dict[str, Any] | None = facts.pop("document")
+        return Version(**facts), document
+
     def hashes(self, ids: Collection[str]) -> dict[str, tuple[str, str | None]]:
         """The SHA-256 of the map and the ONNX form of each of these versions that is there."""
         columns = (versions.c.id, versions.c.map_sha256, versions.c.onnx_sha256)

@@ -62,6 +62,14 @@ class Datasets(Repository):
         order = (datasets.c.created_at.desc(), datasets.c.id.desc())
         return self._all(Dataset, chosen.order_by(*order).limit(limit))
 
+    def like(self, workspace: str, kind: Kind, classes: int, limit: int) -> list[Dataset]:
+        """The newest complete datasets of a kind and number of classes whose time is not over."""
+        lasts = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
+        alike = (datasets.c.kind == kind) & (datasets.c.classes == classes)
+        mine = (datasets.c.workspace == workspace) & datasets.c.sha256.is_not(None)
+        chosen = select(datasets).where(mine, lasts, alike)
+        return self._all(Dataset, chosen.order_by(datasets.c.created_at.desc()).limit(limit))
+
     def complete(self, id: str, **facts: str | int | None) -> Dataset | None:
         """All parts have arrived: note what they make.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 from sqlalchemy import and_, func, select
 
@@ -11,6 +11,38 @@ from service.storage.rows import Repository
 from service.storage.tables import aliases, calibrators, reports, versions
 
 PRODUCTION = "production"
+
+
+class Judgement(Protocol):
+    """The ECE in a report: intervals before and after, and the noise floor; None without one."""
+
+    @property
+    def after(self) -> dict[str, Any] | None: ...
+
+    @property
+    def before(self) -> dict[str, Any] | None: ...
+
+    @property
+    def floor(self) -> dict[str, Any] | None: ...
+
+
+@dataclass(frozen=True)
+class VersionLine:
+    """A version in a list, with the metrics of its report before and after; None without one."""
+
+    number: int
+    method: str
+    model: str | None
+    dataset_sha256: str | None
+    rows: int | None
+    verdict: str | None
+    created_by: str
+    created_at: float
+    metrics: dict[str, Any] | None
+    old_metrics: dict[str, Any] | None
+    after: dict[str, Any] | None
+    before: dict[str, Any] | None
+    floor: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -52,7 +84,6 @@ class Overview(Repository):
             mine = mine.where(calibrators.c.name > after)
         listed = mine.order_by(calibrators.c.name).limit(limit).subquery()
         shown, newest = versions.alias("shown"), versions.alias("newest")
-        document = reports.c.document
         chosen = (
             select(
                 listed.c.name,
@@ -61,9 +92,7 @@ class Overview(Repository):
                 shown.c.method,
                 shown.c.model,
                 shown.c.verdict,
-                document[("intervals", "ece")].label("after"),
-                document[("before", "intervals", "ece")].label("before"),
-                document["noise_floor"].label("floor"),
+                *_judgement(),
                 newest.c.created_at.label("fitted_at"),
             )
             .select_from(listed)
@@ -89,3 +118,40 @@ class Overview(Repository):
             .order_by(listed.c.name)
         )
         return self._all(Overviewed, chosen)
+
+    def versions(self, calibrator: str, limit: int, before: int | None) -> list[VersionLine]:
+        """A page of versions, newest first."""
+        mine = select(versions).where(versions.c.calibrator == calibrator)
+        if before is not None:
+            mine = mine.where(versions.c.number < before)
+        listed = mine.order_by(versions.c.number.desc()).limit(limit).subquery()
+        names = (one.name for one in fields(VersionLine))
+        document = reports.c.document
+        chosen = (
+            select(
+                *(listed.c[name] for name in names if name in listed.c),
+                document["metrics"].label("metrics"),
+                document[("before", "metrics")].label("old_metrics"),
+                *_judgement(),
+            )
+            .select_from(listed)
+            .outerjoin(
+                reports,
+                and_(
+                    reports.c.calibrator == listed.c.calibrator,
+                    reports.c.number == listed.c.number,
+                ),
+            )
+            .order_by(listed.c.number.desc())
+        )
+        return self._all(VersionLine, chosen)
+
+
+def _judgement() -> list[Any]:
+    """The columns of a Judgement."""
+    document = reports.c.document
+    return [
+        document[("intervals", "ece")].label("after"),
+        document[("before", "intervals", "ece")].label("before"),
+        document["noise_floor"].label("floor"),
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.storage.overview import Overviewed
+from service.storage.overview import Judgement
 from service.web.rendering import percent
 
 WIDTH, HEIGHT = 168, 26
@@ -34,13 +34,13 @@ class EceChart:
     words: str
 
 
-def chart_scale(listed: Iterable[Overviewed]) -> float:
+def chart_scale(listed: Iterable[Judgement]) -> float:
     """The largest bound of all intervals, so that the charts of a page can be compared."""
     sides = (side for one in listed for side in (one.before, one.after))
     return max([LEAST_SCALE, *(float(side["high"]) for side in sides if side)])
 
 
-def ece_chart(one: Overviewed, scale: float) -> EceChart | None:
+def ece_chart(one: Judgement, scale: float) -> EceChart | None:
     """The chart of a version; None if it has no report."""
     if one.after is None:
         return None

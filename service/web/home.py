@@ -56,7 +56,7 @@ def home(
 @router.post("/sample", dependencies=needs(Scope.FIT))
 def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
     """Fit the bundled sample, and go where that can be watched."""
-    order_sample(
+    fit = order_sample(
         joined.database,
         joined.datasets,
         joined.queue,
@@ -64,7 +64,7 @@ def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
         uploads=joined.uploads,
         keeping=Keeping(days=joined.settings.dataset_days or None),
     )
-    return lead_to(request, "/jobs")
+    return lead_to(request, f"/jobs/{fit.id}")
 
 
 def _jobs(store: Store, caller: Principal) -> list[Job]:

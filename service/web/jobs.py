@@ -11,6 +11,7 @@ from service.api.parts import Caller, Joined, needs
 from service.core import fits
 from service.core.access import Scope
 from service.storage.records import Fit, FitStatus
+from service.web.forms import Sent
 from service.web.layout import lead_to, page, pages
 
 router = pages()
@@ -58,11 +59,11 @@ def jobs_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor =
 
 
 @router.post("/jobs/{id}/cancel", dependencies=needs(Scope.FIT))
-def cancel_job(request: Request, joined: Joined, caller: Caller, id: str) -> Response:
-    """Stop a fit."""
+def cancel_job(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
+    """Stop a fit; who was on its page comes back to it."""
     with joined.database.write() as store:
         fits.cancel(store, caller, id)
-    return lead_to(request, "/jobs")
+    return lead_to(request, f"/jobs/{id}" if form.text("stay") else "/jobs")
 
 
 def _share(fit: Fit) -> float:

@@ -49,6 +49,7 @@ class Entry(NamedTuple):
 
 NAVIGATION = (
     Entry("/", "Home"),
+    Entry("/new-fit", "New fit", Scope.FIT),
     Entry("/jobs", "Jobs", Scope.FIT),
     Entry("/runs", "Runs"),
     Entry("/keys", "Keys", Scope.ADMIN),

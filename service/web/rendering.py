@@ -28,7 +28,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        prose=prose, words=words, slug=slug, breakable=breakable, moment=moment, percent=percent
+        prose=prose,
+        words=words,
+        slug=slug,
+        breakable=breakable,
+        moment=moment,
+        percent=percent,
+        number=number,
     )
     return made
 
@@ -60,6 +66,17 @@ def percent(share: float | None, digits: int = 2) -> str:
     ('1.23 %', '–')
     """
     return MISSING if share is None else f"{100 * share:.{digits}f} %"
+
+
+def number(value: float | None, digits: int = 4, scale: float = 1.0) -> str:
+    """A number for people, with so many digits after the point.
+
+    >>> number(0.0123, 2, scale=100), number(-1.5, 1), number(None)
+    ('1.23', '−1.5', '–')
+    """
+    if value is None:
+        return MISSING
+    return f"{scale * value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def moment(seconds: float | None) -> str:

@@ -19,7 +19,18 @@ router = APIRouter(include_in_schema=False)
 
 CACHED = "public, no-cache"
 SCRIPT, STYLE, JSON = "text/javascript", "text/css", "application/json"
-FILES = {"app.css": STYLE, "live.js": SCRIPT, "runs.js": SCRIPT}
+FILES = {
+    "app.css": STYLE,
+    "charts.js": SCRIPT,
+    "copy.js": SCRIPT,
+    "drawing.js": SCRIPT,
+    "job.js": SCRIPT,
+    "live.js": SCRIPT,
+    "new-fit.js": SCRIPT,
+    "npy.js": SCRIPT,
+    "runs.js": SCRIPT,
+    "uploading.js": SCRIPT,
+}
 RUN_CHARTS, LIBRARY = "run-charts.json", "vega.js"
 
 

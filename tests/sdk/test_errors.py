@@ -23,12 +23,14 @@ from service.api.problems import STATUSES
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("service/api", "service/core", "service/storage")
 FILES = ("service/errors.py", "service/http_protocol.py")
-# /v2 answers without codes; the others are reached from the command line or in a worker only
+# /v2 answers without codes; the others are reached from the command line, in a worker or on a page
 NOT_OVER_HTTP = (
     "service/api/inference_protocol",
     "service/core/backup.py",
     "service/core/backup_file.py",
+    "service/core/comparing.py",
     "service/core/fitting.py",
+    "service/core/loading.py",
     "service/core/sweeping.py",
     "service/storage/migrate.py",
     "service/storage/snapshot.py",

@@ -1,107 +1,76 @@
-"""A real Chromium, spoken to through its debugging port on loopback."""
+"""A real Chromium, driven by playwright: that of the system, not playwright's own."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
 import os
 import shutil
-import subprocess
-import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import ConsoleMessage, Page, Request, expect, sync_playwright
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--hide-scrollbars",
-    "--remote-debugging-port=0",
-)
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-START_SECONDS = 30
+PATIENCE_SECONDS = 40
+SERIOUS = ("serious", "critical")
 
 
+@dataclass
 class Tab:
     """One page; ``problems`` is what its console complained of, and ``asked`` what it fetched."""
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self._socket = socket
-        self._number = 0
-        self.problems: list[str] = []
-        self.asked: list[str] = []
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
+    page: Page
+    problems: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
-    def call(self, method: str, **given: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer."""
-        self._number += 1
-        self._socket.send(json.dumps({"id": self._number, "method": method, "params": given}))
-        while True:
-            message = json.loads(self._socket.recv(timeout=60))
-            if message.get("id") == self._number:
-                assert "error" not in message, message
-                return dict(message["result"])
-            self._note(message)
+    def __post_init__(self) -> None:
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", self._asked)
 
-    def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Go to a page with a window of this size."""
-        self._resize(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=url)
+    def open(self, url: str, *, width: int = 1280, dark: bool = False) -> None:
+        """Go to a page with a window of this width; it must not be wider than that."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme="dark" if dark else "light")
+        self.page.goto(url)
+        self.check_width()
 
-    def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+    def check_width(self) -> None:
+        """Fail if one would have to scroll sideways."""
+        room = self.page.viewport_size
+        assert room is not None
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= room["width"]
 
-    def wait_for(self, expression: str, seconds: float = 40) -> Any:
-        """Its first true value; fails if there is none in time."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if found := self.run(expression):
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"not in time: {expression}; {self.problems}")
+    def press(self, button: str) -> None:
+        """Press the button with this text."""
+        self.page.get_by_role("button", name=button, exact=True).click()
 
-    def whole_picture(self, file: Path, width: int) -> None:
-        """The whole page as PNG, as high as it is."""
-        time.sleep(0.3)
-        height = self.run("document.documentElement.scrollHeight")
-        self._resize(width, height)
-        shot = self.call("Page.captureScreenshot")
-        file.write_bytes(base64.b64decode(shot["data"]))
+    def check_access(self) -> None:
+        """Fail if axe finds what keeps people out."""
+        found = Axe().run(self.page).response["violations"]
+        grave = [
+            f"{one['id']}: {[node['target'] for node in one['nodes']]}"
+            for one in found
+            if one["impact"] in SERIOUS
+        ]
+        assert not grave, grave
 
-    def _resize(self, width: int, height: int) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+    def keep_picture(self, name: str) -> None:
+        """For those who want to look: a picture in the folder that CALIBRD_PICTURES names."""
+        if folder := os.environ.get("CALIBRD_PICTURES"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
-    def _note(self, message: dict[str, Any]) -> None:
-        said = message.get("params", {})
-        match message.get("method"):
-            case "Runtime.exceptionThrown":
-                self.problems.append(json.dumps(said["exceptionDetails"])[:500])
-            case "Runtime.consoleAPICalled" if said["type"] in ("error", "warning"):
-                self.problems.append(json.dumps(said["args"])[:500])
-            case "Log.entryAdded" if said["entry"]["level"] in ("error", "warning"):
-                self.problems.append(said["entry"]["text"])
-            case "Network.requestWillBeSent":
-                self.asked.append(said["request"]["url"])
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(message.text)
+
+    def _asked(self, request: Request) -> None:
+        self.asked.append(request.url)
 
 
 def program() -> str:
@@ -115,37 +84,14 @@ def program() -> str:
     return found
 
 
-def keep_picture(tab: Tab, name: str, width: int) -> None:
-    """For those who want to look: a picture in the folder that CALIBRD_PICTURES names."""
-    if folder := os.environ.get("CALIBRD_PICTURES"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tab.whole_picture(Path(folder) / f"{name}.png", width)
-
-
-@contextlib.contextmanager
-def browser(program: str) -> Iterator[Tab]:
+@contextmanager
+def browser() -> Iterator[Tab]:
     """A browser with an empty profile until the end of the block."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process = subprocess.Popen(
-            [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            with connect(_address(Path(profile)), max_size=None) as socket:
-                yield Tab(socket)
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-def _address(profile: Path) -> str:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError, IndexError, StopIteration):
-            port = int((profile / "DevToolsActivePort").read_text().splitlines()[0])
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
-                pages = json.load(answer)
-            return str(next(one for one in pages if one["type"] == "page")["webSocketDebuggerUrl"])
-        time.sleep(0.1)
-    raise AssertionError("the browser did not start")
+    path = program()
+    expect.set_options(timeout=1000 * PATIENCE_SECONDS)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        page = started.new_page()
+        page.set_default_timeout(1000 * PATIENCE_SECONDS)
+        yield Tab(page)
+        started.close()

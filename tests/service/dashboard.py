@@ -6,14 +6,25 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
+from typing import Any
 
 import httpx
 from live_service import Local
+from sqlalchemy import event, select
 
 from service.core import keys
 from service.core.access import Scope
+from service.storage.fits import Fits
+from service.storage.records import FitStatus
+from service.storage.tables import calibrators
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+FIT_FACTS: dict[str, Any] = {
+    "order": {"methods": [{"method": "temperature", "params": {}}]},
+    "dataset": "ds_0",
+    "queue": "fit.cpu",
+    "created_by": "somebody",
+}
 
 
 class Shell(HTMLParser):
@@ -33,6 +44,7 @@ class Shell(HTMLParser):
         found = dict(attrs)
         assert not [name for name in found if name.startswith("on") or name == "style"]
         self.tags.append(tag)
+        self.words += " " if tag in ("td", "th") else ""
         self.ids |= {found["id"]} if "id" in found else set()
         self.links += [found[name] for name in ("href", "src", "action") if name in found]
         self._tag = tag
@@ -84,6 +96,15 @@ def csrf_of(client: Local) -> str:
     return found[1]
 
 
+def add_fit(client: Local, status: FitStatus = FitStatus.QUEUED, **facts: Any) -> str:
+    """The id of a new fit, of the first calibrator unless its facts say otherwise."""
+    with client.app.state.parts.database.write() as store:
+        calibrator = store.session.execute(select(calibrators)).first()
+        assert calibrator is not None
+        given = {"calibrator_name": calibrator.name, **FIT_FACTS, **facts, "status": status}
+        return Fits(store.session).add(calibrator.workspace, calibrator=calibrator.id, **given).id
+
+
 @contextmanager
 def signed_in(service: Local, *scopes: Scope, name: str = "somebody") -> Iterator[Local]:
     """A browser with a session of a new key."""
@@ -95,6 +116,28 @@ def signed_in(service: Local, *scopes: Scope, name: str = "somebody") -> Iterato
 
 def row_of(page: str, name: str) -> str:
     """The words of the table's row of a name."""
-    found = re.search(rf'<tr[^>]*><th scope="row">{name}</th>.*?</tr>', page, re.S)
-    assert found, page
-    return " ".join(Shell(found[0]).words.split())
+    for row in re.findall(r"<tr[^>]*>.*?</tr>", page, re.S):
+        head = re.search(r'<th scope="row">(.*?)</th>', row, re.S)
+        if head and f"{_words(head[1])} ".startswith(f"{name} "):
+            return _words(row)
+    raise AssertionError(f"no row of {name}: {page}")
+
+
+def _words(text: str) -> str:
+    return " ".join(Shell(text).words.split())
+
+
+@contextmanager
+def statements(client: Local) -> Iterator[list[str]]:
+    """What the service asks its database meanwhile, but for keys: those it always looks up."""
+    engine, seen = client.app.state.parts.database.engine, []
+
+    def note(_connection, _cursor, statement, *_):
+        if "FROM keys" not in statement and statement.startswith("SELECT"):
+            seen.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(engine, "before_cursor_execute", note)

@@ -19,7 +19,21 @@ MODEL = "/v2/models/{name}"
 MODEL_VERSION = f"{MODEL}/versions/{{version}}"
 
 STATIC_FILES = tuple(
-    f"/static/{file}" for file in ("app.css", "live.js", "run-charts.json", "runs.js", "vega.js")
+    f"/static/{file}"
+    for file in (
+        "app.css",
+        "charts.js",
+        "copy.js",
+        "drawing.js",
+        "job.js",
+        "live.js",
+        "new-fit.js",
+        "npy.js",
+        "run-charts.json",
+        "runs.js",
+        "uploading.js",
+        "vega.js",
+    )
 )
 PAGES: dict[str, Need] = {
     "GET /": "public",  # to programs: browsers are led to where one signs in
@@ -27,7 +41,20 @@ PAGES: dict[str, Need] = {
     "POST /sign-in": "public",
     "POST /sign-out": "any",
     "POST /sample": "fit",
+    "GET /calibrators/{name}": "any",
+    "GET /calibrators/{name}/versions/{number}": "any",
+    "POST /calibrators/{name}/versions/{number}/notes": "promote",
+    "GET /calibrators/{name}/compare": "any",
+    "GET /calibrators/{name}/promote": "promote",
+    "POST /calibrators/{name}/promote": "promote",
+    "GET /calibrators/{name}/aliases/{alias}": "any",
+    "GET /calibrators/{name}/aliases/{alias}/rollback": "promote",
+    "POST /calibrators/{name}/aliases/{alias}/rollback": "promote",
+    "GET /new-fit": "fit",
+    "GET /calibrators/{name}/try": "predict",
+    "POST /calibrators/{name}/try": "predict",
     "GET /jobs": "fit",
+    "GET /jobs/{id}": "fit",
     "POST /jobs/{id}/cancel": "fit",
     "GET /runs": "any",
     "GET /runs/{name}": "any",

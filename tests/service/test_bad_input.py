@@ -164,7 +164,7 @@ BAD = {
     ),
     "safetensors header longer than all": Bad(SAFETENSORS, b"\xff" * 64, 400, "bad_header"),
     "empty": Bad(NPZ_TYPE, b"", 400, "empty_body"),
-    "unknown type": Bad("text/csv", b"1,2,3", 415, "unsupported_media_type"),
+    "unknown type": Bad("text/plain", b"1,2,3", 415, "unsupported_media_type"),
     "pickle": Bad("application/python-pickle", b"\x80\x04N.", 415, "unsupported_media_type"),
     "no type, no known bytes": Bad("", b"\x80\x04N.", 415, "unsupported_media_type"),
     "type that is a trick": Bad("a/b; x=" + "y" * 200, b"1", 415, "unsupported_media_type"),

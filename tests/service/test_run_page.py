@@ -17,7 +17,8 @@ from calibrators.charts import run_charts
 from service.core.access import Scope
 from service.web import runs, vega
 
-SCRIPT = (Path(runs.__file__).parent / "static" / "runs.js").read_text()
+STATIC = Path(runs.__file__).parent / "static"
+SCRIPT, DRAWING = ((STATIC / file).read_text() for file in ("runs.js", "drawing.js"))
 SHOWN = ("step", "session", "ranks", "world_size", "partial", "verified", "metrics", "bins")
 ENCODED = "%3Cscript%3Ealert('x')%3C%2Fscript%3E"
 
@@ -58,7 +59,7 @@ def test_what_a_page_loads_and_links_is_there(reader: Local, path: str) -> None:
     links = set(Shell(reader.get(path).text).links) - {"data:,", "#main"}
     found = {str(reader.build_request("GET", path).url.join(link).path) for link in links}
     assert "/static/runs.js" in found
-    assert found <= {*STATIC_FILES, "/", "/runs", "/jobs", "/about", "/docs"}
+    assert found <= {*STATIC_FILES, "/", "/new-fit", "/runs", "/jobs", "/about", "/docs"}
     for one in found - {"/static/vega.js"}:
         assert reader.get(one).status_code == 200
 
@@ -84,10 +85,10 @@ def test_names_are_only_text(reader: Local) -> None:
 
 def test_the_script_makes_no_markup_and_keeps_nothing() -> None:
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http"):
-        assert word not in SCRIPT
+        assert word not in SCRIPT + DRAWING
     for word in ("localStorage", "sessionStorage", "document.cookie", "indexedDB"):
-        assert word not in SCRIPT
-    assert "ast: true" in SCRIPT
+        assert word not in SCRIPT + DRAWING
+    assert "ast: true" in DRAWING
 
 
 @pytest.mark.parametrize("path", ["/runs", "/runs/resnet"])
@@ -123,8 +124,8 @@ def test_a_service_without_the_charts_extra_says_so(
 ) -> None:
     monkeypatch.setattr(vega.importlib.util, "find_spec", lambda name: None)
     assert client.get("/static/vega.js").text == "window.calibrdNoCharts = true;\n"
-    assert "window.calibrdNoCharts" in SCRIPT
-    assert "pip install 'calibrd[charts]'" in SCRIPT
+    assert "window.calibrdNoCharts" in DRAWING
+    assert "pip install 'calibrd[charts]'" in DRAWING
 
 
 @pytest.mark.parametrize("kind", ["adafocal", "monitor"])

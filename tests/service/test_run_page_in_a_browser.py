@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from browser import Tab, browser, keep_picture, program
+from browser import Tab, browser
 from dashboard import make_key
 from live_service import Local, in_process
+from playwright.sync_api import expect
 from run_histories import observed
 from training_jobs import open_run, post
 
@@ -19,10 +20,8 @@ from service.core.access import Scope
 
 RUN, MONITOR = "resnet-cifar10", "baseline"
 SETTINGS = {"bins": 15, "rate": 2.0}
-STEP = "document.querySelector('#figures dd')?.textContent"
-CHARTS = "document.querySelectorAll('.drawing svg').length"
-FLAGS = "[...document.querySelectorAll('.flag')].map((one) => one.textContent)"
-HARMLESS = ("The compiled spec uses Vega", "Failed to load resource")
+CHARTS = ".drawing svg"
+HARMLESS = ("Failed to load resource",)
 # a page that waits for a session that has ended asks for the newest after its wait
 SHORT_WAITS = (
     "const real = window.fetch;"
@@ -61,8 +60,8 @@ def train(client: Local) -> None:
 
 @pytest.fixture(scope="module")
 def shared_tab() -> Iterator[Tab]:
-    with browser(program()) as made:
-        made.call("Page.addScriptToEvaluateOnNewDocument", source=SHORT_WAITS)
+    with browser() as made:
+        made.page.add_init_script(SHORT_WAITS)
         yield made
 
 
@@ -76,72 +75,77 @@ def tab(shared_tab: Tab, client: Local) -> Iterator[Tab]:
     assert not broken, broken
 
 
+def expect_step(tab: Tab, step: int) -> None:
+    expect(tab.page.locator("#figures dd").first).to_have_text(str(step))
+
+
+def expect_charts(tab: Tab, count: int) -> None:
+    expect(tab.page.locator(CHARTS)).to_have_count(count)
+
+
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (380, True)])
 def test_all_charts_are_drawn_in_the_width_there_is(
     tab: Tab, client: Local, width: int, dark: bool
 ) -> None:
     tab.open(f"{client.base_url}/runs/{RUN}", width=width, dark=dark)
-    tab.wait_for(f"{CHARTS} === 5 && document.readyState === 'complete'")
-    assert tab.run("document.documentElement.scrollWidth") <= width
-    tab.wait_for("document.querySelector('#live').textContent === 'live'")
-    assert tab.run(STEP) == "20"
-    assert tab.run(FLAGS) == [
-        "unverified: the update gives other gammas",
-        "partial: ranks 0 of 2",
-    ]
-    keep_picture(tab, f"run-{width}", width)
+    expect_charts(tab, 5)
+    expect(tab.page.locator("#live")).to_have_text("live")
+    expect_step(tab, 20)
+    expect(tab.page.locator(".flag")).to_have_text(
+        ["unverified: the update gives other gammas", "partial: ranks 0 of 2"]
+    )
+    tab.check_width()
+    tab.check_access()
+    tab.keep_picture(f"run-{width}")
 
 
 def test_the_point_under_the_mouse_tells_its_figures(tab: Tab, client: Local) -> None:
     tab.open(f"{client.base_url}/runs/{RUN}")
-    tab.wait_for(f"{CHARTS} === 5")
-    x, y = tab.run(
-        "(({x, y, width, height}) => [x + width / 2, y + height / 2])("
-        "[...document.querySelectorAll('.drawing .mark-symbol path')]"
-        ".find((one) => one.ariaLabel?.includes('bin: 7;')).getBoundingClientRect())"
-    )
-    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-    shown = "document.querySelector('#vg-tooltip-element.visible')?.textContent"
-    assert "gamma" in tab.wait_for(shown)
+    expect_charts(tab, 5)
+    tab.page.locator(".drawing .mark-symbol path[aria-label*='bin: 7;']").first.hover(force=True)
+    expect(tab.page.locator("#vg-tooltip-element.visible")).to_contain_text("gamma")
 
 
 def test_a_run_that_has_only_metrics_and_the_list(tab: Tab, client: Local) -> None:
     tab.open(f"{client.base_url}/runs/{MONITOR}", width=1000)
-    tab.wait_for(f"{CHARTS} === 4")
-    keep_picture(tab, "monitor", 1000)
+    expect_charts(tab, 4)
+    tab.keep_picture("monitor")
     tab.open(f"{client.base_url}/runs", width=1000)
-    tab.wait_for("document.querySelectorAll('#list tbody tr').length === 2")
-    keep_picture(tab, "list", 1000)
+    expect(tab.page.locator("#list tbody tr")).to_have_count(2)
+    tab.check_access()
+    tab.keep_picture("list")
 
 
 def test_an_open_page_follows_a_step_and_a_session_that_rewinds(tab: Tab, client: Local) -> None:
     tab.open(f"{client.base_url}/runs/{RUN}")
-    tab.wait_for(f"{CHARTS} === 5 && {STEP} === '20'")
+    expect_charts(tab, 5)
+    expect_step(tab, 20)
     last = client.get(f"/v1/runs/{RUN}/state").json()
     state = AdaFocalState.from_dict(last["state"]).update(observed(21))
     assert post(client, RUN, "b", 21, observed(21), state=state).status_code == 200
-    tab.wait_for(f"{STEP} === '21'")
-    tab.wait_for("document.querySelector('.drawing svg').innerHTML.includes('step: 21;')")
+    expect_step(tab, 21)
+    expect(tab.page.locator(f"{CHARTS} [aria-label*='step: 21;']").first).to_be_attached()
     older = AdaFocalState.from_dict(last["state"]).to_dict() | {"step": 15}
     open_run(client, RUN, session="c", state=older, settings=SETTINGS)
-    tab.wait_for(f"{STEP} === '15'")
+    expect_step(tab, 15)
 
 
 def test_whoever_is_signed_out_is_led_to_sign_in_and_back(tab: Tab, client: Local) -> None:
     tab.open(f"{client.base_url}/runs/{RUN}", width=600, dark=True)
-    tab.wait_for("document.querySelector('#live')?.textContent === 'live'")
+    expect(tab.page.locator("#live")).to_have_text("live")
     token = make_key(client, Scope.PREDICT)  # the first: from now on the page is refused
-    tab.wait_for("location.pathname === '/sign-in' && document.querySelector('#key') !== null")
-    keep_picture(tab, "locked", 600)
+    tab.page.wait_for_url("**/sign-in*")
+    tab.keep_picture("locked")
     enter(tab, "cal_wrong")
-    tab.wait_for("document.querySelector('#trouble')?.textContent.includes('refused this key')")
+    expect(tab.page.locator("#trouble")).to_contain_text("refused this key")
     enter(tab, token)
-    tab.wait_for(f"{CHARTS} === 5")
-    assert tab.run("location.pathname") == f"/runs/{RUN}"
-    assert tab.run("sessionStorage.length + localStorage.length + document.cookie.length") == 0
+    expect_charts(tab, 5)
+    assert tab.page.url == f"{client.base_url}/runs/{RUN}"
+    kept = "sessionStorage.length + localStorage.length + document.cookie.length"
+    assert tab.page.evaluate(kept) == 0
 
 
 def enter(tab: Tab, token: str) -> None:
     """Type a key and send the form."""
-    tab.run(f"document.querySelector('#key').value = {token!r}")
-    tab.run("document.querySelector('main form button').click()")
+    tab.page.get_by_label("API key").fill(token)
+    tab.press("Sign in")

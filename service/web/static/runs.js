@@ -1,5 +1,7 @@
 // The pages of training runs. All that is shown is text: nothing that was received becomes markup.
 
+import { draw as drawChart, hideEmpty, whyNot } from "./drawing.js";
+
 const { root, run } = document.body.dataset;
 const WAIT_SECONDS = 20;
 const ABSENT_SECONDS = 5;
@@ -231,12 +233,8 @@ function told(step) {
 }
 
 async function draw() {
-  if (!window.vegaEmbed) {
-    const why = window.calibrdNoCharts
-      ? "The service cannot draw charts: it needs pip install 'calibrd[charts]'."
-      : "The charts' library could not be loaded from the service; reload to try again.";
-    return say("undrawn", why);
-  }
+  const trouble = whyNot();
+  if (trouble) return say("undrawn", trouble);
   charts ??= await (await fetch(`${root}/static/run-charts.json`)).json();
   const hasGammas = steps.some((one) => one.gammas !== null);
   for (const [name, chart] of Object.entries(charts)) {
@@ -246,7 +244,10 @@ async function draw() {
 
 async function drawOne(name, chart, hasGammas) {
   const values = steps.map((one) => ({ ...one }));  // a view writes into its data
-  if (views[name]) return views[name].data("steps", values).runAsync();
+  if (views[name]) {
+    await views[name].data("steps", values).runAsync();
+    return hideEmpty(views[name].container());
+  }
   const { title, ...rest } = chart;
   const place = element("div", [], "drawing");
   const size = name === "gammas" || name === "gaps" ? "" : "small";
@@ -256,15 +257,8 @@ async function drawOne(name, chart, hasGammas) {
     `chart ${name === "gaps" && !hasGammas ? "wide" : size}`,
   );
   $("charts").append(section);
-  const spec = {
-    ...rest, width: "container", background: "transparent", padding: 2, data: { name: "steps", values },
-  };
-  // ast: expressions are interpreted, because the page's policy forbids to compile them
-  const options = {
-    actions: false, renderer: "svg", ast: true, defaultStyle: false, logLevel: 1,
-    tooltip: { theme: "custom", disableDefaultStyle: true },
-  };
-  views[name] = (await window.vegaEmbed(place, spec, options)).view;
+  const spec = { ...rest, width: "container", data: { name: "steps", values } };
+  views[name] = await drawChart(place, spec);
 }
 
 function begin() {

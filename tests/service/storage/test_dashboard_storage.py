@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from live_service import Local
+from live_service import NPZ, Local, npz, sample
 from one_of_each import ALIAS, fitted_elsewhere
 
 from service.core import keys
@@ -52,3 +52,59 @@ def test_an_overview_has_the_version_in_production_or_else_the_newest(local: Loc
     assert fashion.verdict == report["verdict"]
     assert (digits.number, digits.production, digits.after, digits.before) == (1, None, None, None)
     assert (empty.number, empty.method, empty.fitted_at) == (None, None, None)
+
+
+def test_versions_are_listed_with_the_metrics_of_their_reports(local: Local) -> None:
+    body = fitted_elsewhere()
+    without_report = {name: value for name, value in body.items() if name != "report"}
+    for sent in (body, without_report, body):
+        assert local.post("/v1/calibrators/fashion/versions", json=sent).status_code == 201
+    parts = local.app.state.parts
+    with parts.database.read() as store:
+        calibrator = store.calibrators.named(parts.keys.anyone.workspace, "fashion")
+        listed = store.overview.versions(calibrator.id, 10, None)
+        assert [one.number for one in listed] == [3, 2, 1]
+        assert [one.number for one in store.overview.versions(calibrator.id, 1, 3)] == [2]
+        assert store.overview.versions("cb_of_others", 10, None) == []
+    report = body["report"]
+    for one in (listed[0], listed[2]):
+        assert one.metrics == report["metrics"]
+        assert one.old_metrics == report["before"]["metrics"]
+        assert one.after == report["intervals"]["ece"]
+        assert one.floor == report["noise_floor"]
+    assert (listed[1].metrics, listed[1].after, listed[1].floor) == (None, None, None)
+
+
+def test_the_last_move_of_each_alias_is_found(local: Local) -> None:
+    for _ in range(2):
+        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+    for alias, version in (("b", 1), ("a", 1), ("b", 2), ("a", 2), ("a", 1)):
+        move = {"version": version, "reason": f"{alias} to {version}"}
+        local.put(f"/v1/calibrators/fashion/aliases/{alias}", json=move)
+    parts = local.app.state.parts
+    with parts.database.read() as store:
+        calibrator = store.calibrators.named(parts.keys.anyone.workspace, "fashion")
+        found = store.aliases.last_moves(calibrator.id)
+        assert store.aliases.last_moves("cb_of_others") == []
+    assert [(one.alias, one.revision, one.reason) for one in found] == [
+        ("a", 3, "a to 1"),
+        ("b", 2, "b to 2"),
+    ]
+
+
+def test_datasets_that_a_version_can_be_measured_on_are_found(local: Local) -> None:
+    def add(rows: int, classes: int) -> str:
+        body = npz(*sample(rows, classes))
+        return local.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+
+    first, second = add(50, 4), add(60, 4)
+    add(50, 3)
+    local.post("/v1/datasets?upload=parts")
+    parts = local.app.state.parts
+    workspace = parts.keys.anyone.workspace
+    with parts.database.read() as store:
+        found = store.datasets.like(workspace, "logits", 4, 10)
+        assert [one.id for one in found] == [second, first]
+        assert [one.id for one in store.datasets.like(workspace, "logits", 4, 1)] == [second]
+        assert store.datasets.like(workspace, "probabilities", 4, 10) == []
+        assert store.datasets.like("ws_of_others", "logits", 4, 10) == []

@@ -1,0 +1,180 @@
+"""The pages of an alias: its history, and how it is moved and rolled back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from service.api.paging import Cursor, number_place, paged
+from service.api.parts import Caller, Joined, needs
+from service.core import aliases, versions
+from service.core.access import Principal, Scope
+from service.core.aliases import LONGEST_REASON
+from service.errors import Invalid
+from service.storage.overview import PRODUCTION
+from service.storage.records import Alias, Version
+from service.storage.store import Store
+from service.web.changes import Change, changes
+from service.web.forms import Form, Sent
+from service.web.judged import Judged
+from service.web.layout import lead_to, page, pages
+
+router = pages()
+
+MOVES = 50
+CALIBRATOR = "/calibrators/{name}"
+
+AliasName = Annotated[str, Query(max_length=64)]
+Number = Annotated[int | None, Query(ge=1, lt=2**31)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where an alias would go, and what that changes for those who call it."""
+
+    there: Alias | None
+    chosen: Version
+    objection: str | None
+    changes: tuple[Change, ...]
+
+    @classmethod
+    def of(cls, store: Store, alias: str, there: Alias | None, chosen: Version) -> Plan:
+        """The plan to point an alias at a version."""
+        before = None
+        if there is not None:
+            before = store.calibrators.version(chosen.calibrator, there.version)
+        return cls(
+            there,
+            chosen,
+            aliases.objection(chosen, before, alias),
+            changes(None if before is None else Judged.of(store, before), Judged.of(store, chosen)),
+        )
+
+    @property
+    def revision(self) -> int:
+        """What the alias must still be when the plan is carried out."""
+        return 0 if self.there is None else self.there.revision
+
+
+@router.api_route(f"{CALIBRATOR}/aliases/{{alias}}", methods=["GET", "HEAD"])
+def alias_page(
+    request: Request, joined: Joined, caller: Caller, name: str, alias: str, cursor: Cursor = None
+) -> Response:
+    """The moves of an alias, newest first."""
+    before = number_place(cursor or None)
+    with joined.database.read() as store:
+        there = aliases.find(store, caller, name, alias)
+        found = store.aliases.history(there.calibrator, alias, MOVES + 1, before)
+    listed = paged(found, MOVES, lambda one: one, lambda one: one.revision)
+    values = {
+        "name": name,
+        "alias": there,
+        "moves": listed.items,
+        "next": listed.next,
+        "is_first_page": before is None,
+        "may_promote": caller.may(Scope.PROMOTE),
+    }
+    return page(request, "alias.html", values)
+
+
+@router.api_route(
+    f"{CALIBRATOR}/promote", methods=["GET", "HEAD"], dependencies=needs(Scope.PROMOTE)
+)
+def promote_page(
+    request: Request,
+    joined: Joined,
+    caller: Caller,
+    name: str,
+    version: Number = None,
+    alias: AliasName = PRODUCTION,
+) -> Response:
+    """Which alias at which version; and once both are said, what it changes."""
+    with joined.database.read() as store:
+        calibrator = versions.calibrator_named(store, caller, name)
+        known = store.aliases.all_of(calibrator.id)
+        there = next((one for one in known if one.name == alias), None)
+        chosen = version and versions.version_of(store, calibrator, version)
+        plan = Plan.of(store, alias, there, chosen) if chosen else None
+    values = {
+        "name": name,
+        "alias": alias,
+        "known": known,
+        "newest": calibrator.last_version,
+        "plan": plan,
+        "seconds": joined.settings.refresh_seconds,
+        "longest_reason": LONGEST_REASON,
+    }
+    return page(request, "promote.html", values)
+
+
+@router.post(f"{CALIBRATOR}/promote", dependencies=needs(Scope.PROMOTE))
+def promote(request: Request, joined: Joined, caller: Caller, name: str, form: Sent) -> Response:
+    """Point the alias at the version, if it is still where the page showed it."""
+    with joined.database.write() as store:
+        aliases.move(
+            store,
+            caller,
+            name,
+            form.text("alias"),
+            version=_whole(form, "version"),
+            reason=_reason(form),
+            force=form.text("force") == "yes",
+            expected=_whole(form, "expected"),
+        )
+    joined.refresh_if_possible()
+    return lead_to(request, f"/calibrators/{name}")
+
+
+@router.api_route(
+    f"{CALIBRATOR}/aliases/{{alias}}/rollback",
+    methods=["GET", "HEAD"],
+    dependencies=needs(Scope.PROMOTE),
+)
+def rollback_page(
+    request: Request, joined: Joined, caller: Caller, name: str, alias: str
+) -> Response:
+    """What it changes to take back the last move."""
+    with joined.database.read() as store:
+        plan = _rollback(store, caller, name, alias)
+    values = {
+        "name": name,
+        "alias": alias,
+        "plan": plan,
+        "seconds": joined.settings.refresh_seconds,
+        "longest_reason": LONGEST_REASON,
+    }
+    return page(request, "rollback.html", values)
+
+
+@router.post(f"{CALIBRATOR}/aliases/{{alias}}/rollback", dependencies=needs(Scope.PROMOTE))
+def roll_back(
+    request: Request, joined: Joined, caller: Caller, name: str, alias: str, form: Sent
+) -> Response:
+    """Take back the last move, if the alias is still where the page showed it."""
+    with joined.database.write() as store:
+        aliases.roll_back(
+            store, caller, name, alias, reason=_reason(form), expected=_whole(form, "expected")
+        )
+    joined.refresh_if_possible()
+    return lead_to(request, f"/calibrators/{name}")
+
+
+def _rollback(store: Store, caller: Principal, name: str, alias: str) -> Plan:
+    there = aliases.find(store, caller, name, alias)
+    return Plan.of(store, alias, there, aliases.rollback_target(store, caller, name, there))
+
+
+def _reason(form: Form) -> str:
+    reason = form.text("reason")
+    if len(reason) > LONGEST_REASON or "\0" in reason:
+        raise Invalid("bad_reason", f"a reason takes at most {LONGEST_REASON} characters, no NUL")
+    return reason
+
+
+def _whole(form: Form, name: str) -> int:
+    found = form.text(name)
+    if not (found.isascii() and found.isdigit() and len(found) < 10):
+        raise Invalid("invalid_request", f"{name} must be a whole number")
+    return int(found)

@@ -1,0 +1,19 @@
+// A button on each <pre> that copies its text.
+
+for (const block of document.querySelectorAll("pre")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(block.querySelector("code").textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(block);  // without https, browsers leave the copying to people
+      button.textContent = "Selected";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  block.before(button);
+}

@@ -1,0 +1,141 @@
+"""The page of a version: how it was judged, what it is made of, and what to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+from markupsafe import Markup
+
+from calibrators import Report, charts, tables
+from calibrators.verdict import Verdict
+from service.api.parts import Caller, Joined, needs
+from service.core import versions
+from service.core.access import Scope
+from service.core.versions import LONGEST_DESCRIPTION
+from service.errors import Invalid
+from service.storage.records import Version
+from service.web.forms import Sent
+from service.web.layout import lead_to, page, pages
+
+router = pages()
+
+PATH = "/calibrators/{name}/versions/{number}"
+SHOWN_ELSEWHERE = ("warnings", "rows", "candidates")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A report as the page shows it: specifications of charts, and tables."""
+
+    reliability: dict[str, Any]
+    margins: dict[str, Any] | None
+    temperatures: dict[str, Any] | None
+    metrics: Markup
+    definitions: Markup
+    bins: Markup
+    cells: Markup
+    classes: Markup
+    conventions: Markup
+
+    @classmethod
+    def of(cls, report: Report) -> Judgement:
+        """What a report shows."""
+        return cls(
+            reliability=charts.reliability(report),
+            margins=charts.margin_panels(report) if report.by_margin else None,
+            temperatures=charts.temperatures(report) if report.temperatures else None,
+            metrics=_escaped(tables.metrics(report)),
+            definitions=_escaped(tables.definitions(report)),
+            bins=_escaped(tables.reliability(report)),
+            cells=_escaped(tables.temperatures(report)),
+            classes=_escaped(tables.classes(report)),
+            conventions=_escaped(tables.facts(report.conventions)),
+        )
+
+
+@router.api_route(PATH, methods=["GET", "HEAD"])
+def version_page(
+    request: Request, joined: Joined, caller: Caller, name: str, number: int
+) -> Response:
+    """All that is known of a version."""
+    with joined.database.read() as store:
+        version, report = versions.judged(store, caller, name, number)
+        pointing = store.aliases.all_of(version.calibrator)
+    values = {
+        "name": name,
+        "version": version,
+        "report": report,
+        "judgement": None if report is None else Judgement.of(report),
+        "meaning": _meaning(version.verdict),
+        "aliases": [one.name for one in pointing if one.version == number],
+        "warnings": _warnings(version, report),
+        "params": _escaped(tables.plain(version.params)),
+        "libraries": _escaped(tables.plain(version.libraries)),
+        "fit_info": _fit_info(version.fit_info),
+        "candidates": _escaped(tables.plain(version.fit_info.get("candidates"))),
+        "why_no_onnx": versions.why_no_onnx(version),
+        "tags": "\n".join(f"{key}: {value}" for key, value in version.tags.items()),
+        "longest_description": LONGEST_DESCRIPTION,
+        **{f"may_{scope}": caller.may(scope) for scope in Scope},
+    }
+    return page(request, "version.html", values)
+
+
+@router.post(f"{PATH}/notes", dependencies=needs(Scope.PROMOTE))
+def annotate_version(
+    request: Request, joined: Joined, caller: Caller, name: str, number: int, form: Sent
+) -> Response:
+    """Change tags and description; nothing else of a version ever changes."""
+    tags = read_tags(form.text("tags"))
+    description = form.text("description").replace("\r\n", "\n")
+    with joined.database.write() as store:
+        versions.annotate(store, caller, name, number, tags=tags, description=description)
+    return lead_to(request, f"/calibrators/{name}/versions/{number}")
+
+
+def read_tags(text: str) -> dict[str, str]:
+    """Tags from lines of ``name: value``.
+
+    >>> read_tags("team: vision\\n\\n stage : trial")
+    {'team': 'vision', 'stage': 'trial'}
+    """
+    found: dict[str, str] = {}
+    for line in filter(str.strip, text.splitlines()):
+        name, colon, value = (part.strip() for part in line.partition(":"))
+        if not colon or name in found:
+            rule = "must be one line each" if colon else "must be written as name: value"
+            raise Invalid("bad_tag", f"tags {rule}, got {line.strip()[:80]!r}")
+        found[name] = value
+    return found
+
+
+def _meaning(verdict: str | None) -> str:
+    return next((one.meaning for one in Verdict if one == verdict), "")
+
+
+def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
+    """Messages and codes of what was warned of; maps made elsewhere may say anything."""
+    judging = {} if report is None else report.fit
+    kept = [
+        (version.fit_info.get("warnings"), ""),
+        (judging.get("warnings_while_judging"), "while judging"),
+    ]
+    return [
+        (str(one.get("message", one)), " ".join(filter(None, (str(one.get("code", "")), when))))
+        if isinstance(one, Mapping)
+        else (str(one), when)
+        for found, when in kept
+        for one in (found if isinstance(found, list) else [found] if found else [])
+    ]
+
+
+def _fit_info(info: dict[str, Any]) -> Markup:
+    kept = {name: one for name, one in info.items() if name not in SHOWN_ELSEWHERE}
+    return _escaped(tables.facts(kept)) if kept else Markup("")
+
+
+def _escaped(html: str) -> Markup:
+    return Markup(html)  # noqa: S704 - calibrators.tables escapes every string

@@ -1,0 +1,160 @@
+"""Promote and roll back: what is told before, what is done, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from dashboard import Shell, check_page, csrf_of, row_of, signed_in
+from live_service import Local, in_process, sample
+from one_of_each import ALIAS, fitted_elsewhere
+from registering import registration
+
+from calibrators import CalibrationSet
+from calibrators.judging import fit_and_judge
+from calibrators.methods.identity import Identity
+from service.core.access import Scope
+
+NAME = "fashion"
+HERE = f"/calibrators/{NAME}"
+ROLLBACK = f"{HERE}/aliases/{ALIAS}/rollback"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """Version 1 is judged, 2 is not, 3 takes other input, 4 is like 1 without a change."""
+    body = fitted_elsewhere()
+    unjudged = {name: one for name, one in body.items() if name != "report"}
+    unchanged, report = fit_and_judge(Identity(), CalibrationSet(*sample(1200, 5)))
+    with in_process(tmp_path_factory.mktemp("aliases")) as made:
+        bodies = (
+            body,
+            unjudged,
+            _of_classes(4),
+            registration(unchanged, report=report.to_dict(), model="sha256:other"),
+        )
+        for one in bodies:
+            answer = made.post(f"/v1/calibrators/{NAME}/versions", json=one)
+            assert answer.status_code == 201, answer.text
+        yield made
+
+
+def _of_classes(classes: int) -> dict[str, Any]:
+    fitted, report = fit_and_judge(Identity(), CalibrationSet(*sample(1200, classes)))
+    return registration(fitted, report=report.to_dict())
+
+
+@pytest.fixture
+def client(service: Local) -> Iterator[Local]:
+    """Somebody who may promote, and the alias at version 1."""
+    with signed_in(service, Scope.PROMOTE, name="ann") as made:
+        promote(made, 1, force="yes", reason="as at the beginning")
+        yield made
+
+
+def promote(client: Local, number: int, **more: str) -> httpx.Response:
+    """What a browser sends after the page was read."""
+    page = client.get(f"{HERE}/promote", params={"version": number, "alias": ALIAS}).text
+    expected = re.search(r'name="expected" value="(\d+)"', page)
+    form = {"alias": ALIAS, "version": str(number), "csrf": csrf_of(client), **more}
+    return client.post(
+        f"{HERE}/promote", data={"expected": expected[1] if expected else "0", **form}
+    )
+
+
+def place(client: Local) -> int:
+    return client.get(f"/v1/calibrators/{NAME}/aliases/{ALIAS}").json()["version"]
+
+
+def test_the_page_says_what_changes_for_callers_before_anything_does(client: Local) -> None:
+    page = client.get(f"{HERE}/promote", params={"version": 4})
+    check_page(page)
+    assert f"{NAME}@{ALIAS} get version 4 in place of version 1" in Shell(page.text).words
+    assert "version 1, temperature version 4, identity" in row_of(page.text, "map")
+    assert "callers that name another model" in row_of(page.text, "fitted for the model")
+    assert "the model's the model's" in row_of(page.text, "predicted class")
+    report = fitted_elsewhere()["report"]
+    assert f"{100 * report['metrics']['ece']:.2f} %" in row_of(page.text, "ECE")
+    assert "more rows pass" in row_of(page.text, "mean confidence")
+    assert place(client) == 1
+
+
+def test_promote_moves_records_the_reason_and_can_be_rolled_back(client: Local) -> None:
+    moved = promote(client, 4, reason="worth a try")
+    assert (moved.status_code, moved.headers["location"]) == (303, f"../..{HERE}")
+    assert place(client) == 4
+    page = client.get(ROLLBACK)
+    assert "from version 4 to version 1" in Shell(page.text).words
+    expected = re.search(r'name="expected" value="(\d+)"', page.text)
+    form = {"csrf": csrf_of(client), "expected": expected[1], "reason": "it was not"}
+    assert client.post(ROLLBACK, data=form).status_code == 303
+    assert place(client) == 1
+    history = client.get(f"{HERE}/aliases/{ALIAS}").text
+    newest, before, *_ = re.findall(r"<tr><th scope=\"row\">(\d+)</th>", history)
+    assert "4 1 ann" in row_of(history, newest)
+    assert "it was not rollback" in row_of(history, newest)
+    assert "worth a try" in row_of(history, before)
+    again = client.post(ROLLBACK, data=form)
+    assert again.status_code == 412
+    assert "is not as you last saw it" in Shell(again.text).words
+
+
+@pytest.mark.parametrize(("version", "told"), [(2, "was not judged"), (3, "takes logits of 4")])
+def test_what_needs_force_says_so_and_is_not_done_without(
+    client: Local, version: int, told: str
+) -> None:
+    page = client.get(f"{HERE}/promote", params={"version": version}).text
+    assert told in Shell(page).words
+    assert re.search(r'name="force" value="yes" required', page)
+    assert promote(client, version, reason="because").status_code == 409
+    assert promote(client, version, force="yes").status_code == 409  # a reason, too
+    assert place(client) == 1
+    assert promote(client, version, force="yes", reason="because").status_code == 303
+    assert place(client) == version
+
+
+def test_who_was_overtaken_is_told_and_moves_nothing(client: Local) -> None:
+    late = promote(client, 4, expected="0")
+    assert late.status_code == 412
+    assert "is not as you last saw it" in Shell(late.text).words
+    assert place(client) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "told"),
+    [
+        ({"version": "one"}, 422, "version must be a whole number"),
+        ({"version": "99"}, 404, "has no version 99"),
+        ({"alias": "7"}, 422, "all digits"),
+        ({"reason": "x" * 1001}, 422, "at most 1000 characters"),
+        ({"expected": "-1"}, 422, "expected must be a whole number"),
+        ({"csrf": "0" * 64}, 403, "must carry the token"),
+    ],
+)
+def test_forms_that_break_a_rule_are_told_in_words(
+    client: Local, form: dict[str, str], status: int, told: str
+) -> None:
+    answer = promote(client, 4, **form)
+    assert answer.status_code == status
+    assert told in check_page(answer).words
+    assert place(client) == 1
+
+
+def test_those_who_may_not_promote_see_the_history_alone(service: Local, client: Local) -> None:
+    with signed_in(service, Scope.FIT, name="bob") as reader:
+        assert reader.get(f"{HERE}/aliases/{ALIAS}").status_code == 200
+        for path in (f"{HERE}/promote", ROLLBACK):
+            assert reader.get(path).status_code == 403
+            assert reader.post(path, data={"csrf": csrf_of(reader)}).status_code == 403
+    assert place(client) == 1
+
+
+def test_a_first_move_cannot_be_rolled_back(client: Local) -> None:
+    form = {"alias": "fresh", "version": "1", "expected": "0", "csrf": csrf_of(client)}
+    assert client.post(f"{HERE}/promote", data=form).status_code == 303
+    refused = client.get(f"{HERE}/aliases/fresh/rollback")
+    assert refused.status_code == 409
+    assert "has no earlier version" in Shell(refused.text).words

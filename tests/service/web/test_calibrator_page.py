@@ -1,0 +1,115 @@
+"""The page of a calibrator: its versions, its aliases, and lines to paste that work."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dashboard import HTML, Shell, check_page, row_of, signed_in
+from live_service import Local
+from one_of_each import ALIAS, CALIBRATOR, CLASSES, fitted_elsewhere
+
+from service.core.access import Scope
+
+PATH = f"/calibrators/{CALIBRATOR}"
+
+
+@pytest.fixture
+def two(local: Local) -> Local:
+    """A service with a calibrator of two versions, the first in production."""
+    for _ in range(2):
+        answer = local.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())
+        assert answer.status_code == 201
+    move = {"version": 1, "reason": "the first"}
+    local.put(f"/v1/calibrators/{CALIBRATOR}/aliases/{ALIAS}", json=move)
+    return local
+
+
+@pytest.fixture
+def reader(two: Local) -> Iterator[Local]:
+    with signed_in(two, Scope.PREDICT, name="reader") as made:
+        yield made
+
+
+def test_versions_are_told_with_their_figures_before_and_after(two: Local) -> None:
+    page = two.get(PATH, headers=HTML)
+    check_page(page)
+    report = fitted_elsewhere()["report"]
+    before, after = report["before"]["metrics"], report["metrics"]
+    words = row_of(page.text, "1")
+    assert f"{100 * before['ece']:.2f} → {100 * after['ece']:.2f}" in words
+    for name in ("nll", "brier"):
+        assert f"{before[name]:.4f} → {after[name]:.4f}" in words
+    assert report["verdict"] in words
+    assert ALIAS in words
+    assert ALIAS not in row_of(page.text, "2")
+    assert "the first" in row_of(page.text, ALIAS)
+
+
+def test_the_two_to_compare_are_that_in_production_and_the_newest(two: Local) -> None:
+    page = two.get(PATH, headers=HTML).text
+    checked = re.findall(r'name="([ab])" value="(\d)" checked', page)
+    assert sorted(checked) == [("a", "1"), ("b", "2")]
+
+
+def test_pages_turn_through_all_versions(two: Local) -> None:
+    for _ in range(58):
+        two.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())
+    seen, path = [], PATH
+    while path:
+        page = two.get(path, headers=HTML).text
+        table = page.split('<form method="get"')[1].split("</form>")[0]
+        seen += [int(one) for one in re.findall(r"/versions/(\d+)\"", table)]
+        following = re.search(r'<a href="([^"]+)" rel="next"', page)
+        path = PATH + html.unescape(following[1]).partition(PATH)[2] if following else ""
+    assert seen == list(range(60, 0, -1))
+    assert two.get(f"{PATH}?cursor=nonsense", headers=HTML).status_code == 422
+
+
+def test_readers_are_offered_only_what_they_may_do(reader: Local) -> None:
+    shell = check_page(reader.get(PATH))
+    assert not [one for one in shell.links if "promote" in one or "new-fit" in one]
+    assert [one for one in shell.links if one.endswith("/try")]
+
+
+def test_lines_to_paste_work_as_they_stand(two: Local) -> None:
+    page = two.get(PATH, headers=HTML).text
+    curl, python, inference = (
+        html.unescape(one) for one in re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.S)
+    )
+    answer = json.loads(_run(curl))
+    assert sum(answer["probabilities"][0]) == pytest.approx(1)
+    assert len(answer["probabilities"][0]) == CLASSES
+    tensor = json.loads(_run(inference))["outputs"][0]
+    assert tensor["shape"] == [1, CLASSES]
+    assert tensor["data"] == pytest.approx(answer["probabilities"][0], rel=1e-6)
+    names: dict[str, Any] = {"logits": [[3.0, 1.0, 0.0, 0.0, 0.0]]}
+    exec(python, names)  # noqa: S102 - what the page offers to paste
+    names["client"].close()
+    assert names["p"][0] == pytest.approx(answer["probabilities"][0], rel=1e-6)
+
+
+def test_lines_to_paste_ask_for_a_key_where_one_is_needed(reader: Local) -> None:
+    assert "Bearer $CALIBRD_API_KEY" in reader.get(PATH).text
+
+
+def test_a_calibrator_without_versions_says_what_to_do(local: Local) -> None:
+    with local.app.state.parts.database.write() as store:
+        store.calibrators.add(local.app.state.parts.keys.anyone.workspace, "empty")
+    page = local.get("/calibrators/empty", headers=HTML)
+    assert "new-fit?calibrator=empty" in page.text
+    assert "<pre" not in page.text
+    missing = local.get("/calibrators/nothing", headers=HTML)
+    assert missing.status_code == 404
+    assert "there is no calibrator 'nothing'" in Shell(missing.text).words
+
+
+def _run(command: str) -> str:
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

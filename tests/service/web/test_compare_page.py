@@ -1,0 +1,177 @@
+"""Two versions beside each other: as they were judged, and measured on the same rows."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from dashboard import HTML, Shell, check_page, row_of, signed_in
+from live_service import NPZ, Local, in_process, npz, sample, wait_until
+from one_of_each import fitted_elsewhere
+from registering import registration
+from sqlalchemy import update
+
+from calibrators import CalibrationSet, evaluate
+from calibrators.judging import fit_and_judge
+from calibrators.methods.identity import Identity
+from calibrators.methods.temperature import TemperatureScaling
+from service.core import comparing
+from service.core.access import Scope
+from service.core.blob_keys import dataset_key
+from service.storage.tables import versions
+
+PATH = "/calibrators/fashion/compare"
+CLASSES = 5
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """Version 1 changes nothing, version 2 is a temperature, version 3 is of other classes."""
+    with in_process(tmp_path_factory.mktemp("compare")) as made:
+        unchanged, report = fit_and_judge(Identity(), CalibrationSet(*sample(1200, CLASSES)))
+        other, _ = fit_and_judge(Identity(), CalibrationSet(*sample(1200, 3)))
+        for body in (
+            registration(unchanged, report=report.to_dict()),
+            fitted_elsewhere(),
+            registration(other),
+        ):
+            assert made.post("/v1/calibrators/fashion/versions", json=body).status_code == 201
+        yield made
+
+
+@pytest.fixture(scope="module")
+def dataset(service: Local) -> str:
+    """Rows that neither version has seen."""
+    body = npz(*sample(3000, CLASSES, seed=7))
+    return service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+
+
+def measured(client: Local, **asked: Any) -> str:
+    """The page when both were measured."""
+
+    def look() -> str | None:
+        page = client.get(PATH, params=asked, headers=HTML)
+        check_page(page)
+        return None if "data-busy" in page.text else page.text
+
+    return wait_until(look)
+
+
+def test_the_difference_is_that_of_a_paired_evaluation(service: Local, dataset: str) -> None:
+    page = measured(service, a=1, b=2, dataset=dataset)
+    data = CalibrationSet(*sample(3000, CLASSES, seed=7))
+    fitted = TemperatureScaling().fit(CalibrationSet(*sample(1200, CLASSES)))
+    expected = evaluate(
+        fitted.apply_set(data), data.labels, before=Identity().fit(data).apply_set(data)
+    )
+    for row in expected.rows():
+        words = " ".join(one for one in (row.before, row.after, row.change, row.interval) if one)
+        assert words in row_of(page, row.metric.title), row.metric.title
+    assert (
+        "version 2 is measurably better calibrated than version 1".lower() in _words(page).lower()
+    )
+    other_way = measured(service, a=2, b=1, dataset=dataset)
+    assert "version 1 is measurably worse than version 2" in _words(other_way).lower()
+
+
+def test_both_diagrams_stand_side_by_side(service: Local, dataset: str) -> None:
+    page = measured(service, a=1, b=2, dataset=dataset)
+    (found,) = re.findall(r'data-chart="([^"]*)"', page)
+    left, right = json.loads(html.unescape(found))["hconcat"]
+    assert left["title"]["text"] == "version 1, identity"
+    assert right["title"]["text"] == "version 2, temperature"
+    for panel in (left, right):
+        assert sum(one["count"] for one in panel["data"]["values"]) == 3000
+
+
+def test_what_a_version_was_fitted_on_is_no_fair_ground(service: Local) -> None:
+    body = npz(*sample(1200, CLASSES))
+    id = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    with service.app.state.parts.database.write() as store:
+        seen = update(versions).where(versions.c.number == 2)
+        store.session.execute(seen.values(dataset_sha256=hashlib.sha256(body).hexdigest()))
+    words = _words(measured(service, a=1, b=2, dataset=id))
+    assert "version 2, temperature was fitted on these rows" in words
+    assert "version 1, identity was fitted on these rows" not in words
+
+
+def test_many_rows_are_measured_on_some_of_them(
+    service: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "MOST_ROWS", 1000)
+    body = npz(*sample(3000, CLASSES, seed=8))
+    dataset = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    words = _words(measured(service, a=1, b=2, dataset=dataset))
+    assert "1,000 rows, drawn from the 3,000 of the dataset" in words
+
+
+def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
+    for _ in range(2):
+        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+    body = npz(*sample(600, CLASSES))
+    dataset = local.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    with signed_in(local, Scope.PREDICT, name="reader") as reader:
+        page = reader.get(PATH)
+        check_page(page)
+        assert dataset not in page.text
+        assert "a key with the scope fit can measure" in _words(page.text).lower()
+        assert "improved" in row_of(page.text, "version 1, temperature")
+        assert reader.get(PATH, params={"dataset": dataset}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "told"),
+    [
+        ({"a": 2, "b": 2}, 422, "choose two versions"),
+        ({"a": 1, "b": 99}, 404, "has no version 99"),
+        ({"a": 0, "b": 1}, 422, "greater than or equal to 1"),
+        ({"a": 1, "b": 2, "dataset": "ds_0"}, 404, "no such dataset"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(
+    local: Local, asked: dict[str, Any], status: int, told: str
+) -> None:
+    for _ in range(2):
+        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+    answer = local.get(PATH, params=asked, headers=HTML)
+    assert answer.status_code == status
+    assert told in check_page(answer).words
+
+
+def test_versions_of_other_input_say_why_they_cannot_be_measured(
+    service: Local, dataset: str
+) -> None:
+    words = _words(measured(service, a=3, b=2, dataset=dataset))
+    assert "this map takes logits of 3 classes, got logits of 5" in words
+
+
+def test_a_dataset_whose_bytes_are_gone_is_told_and_tried_again(service: Local) -> None:
+    body = npz(*sample(500, CLASSES, seed=9))
+    id = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    parts = service.app.state.parts
+    digest = hashlib.sha256(body).hexdigest()
+    parts.blobs.delete(dataset_key(parts.keys.anyone.workspace, id, digest))
+    assert "are gone" in _words(measured(service, a=1, b=2, dataset=id))
+    service.post("/v1/datasets", content=body, headers=NPZ)
+    assert "500 rows of the dataset" in _words(measured(service, a=1, b=2, dataset=id))
+
+
+def test_rows_are_drawn_evenly_and_always_the_same() -> None:
+    data = CalibrationSet(*sample(5000, CLASSES))
+    at_most = comparing._at_most(data)
+    assert at_most is data
+    large = CalibrationSet(np.tile(data.logits, (25, 1)), np.tile(data.labels, 25))
+    first, second = comparing._at_most(large), comparing._at_most(large)
+    assert first.n == comparing.MOST_ROWS
+    assert np.array_equal(first.logits, second.logits)
+    assert first.labels.mean() == pytest.approx(large.labels.mean(), abs=0.02)
+
+
+def _words(page: str) -> str:
+    return " ".join(Shell(page).words.split())

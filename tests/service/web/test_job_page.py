@@ -1,0 +1,149 @@
+"""The page of one fit: what it says, to whom, and where it leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from dashboard import HTML, add_fit, check_page, csrf_of, make_key, signed_in
+from live_service import NPZ, Local, in_process, npz, sample
+from one_of_each import fitted_elsewhere
+
+from service.core import keys
+from service.core.access import Scope
+from service.storage.records import FitStatus
+from service.web.advice import ADVICE
+
+MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """A service with a key and a calibrator."""
+    with in_process(tmp_path_factory.mktemp("job")) as made:
+        made.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+        make_key(made, Scope.ADMIN, name="first")
+        yield made
+
+
+@pytest.fixture
+def fitter(service: Local) -> Iterator[Local]:
+    with signed_in(service, Scope.FIT, name="fitter") as made:
+        yield made
+
+
+def words(client: Local, id: str) -> str:
+    return " ".join(check_page(client.get(f"/jobs/{id}")).words.split())
+
+
+def test_a_fit_that_was_ordered_says_on_what_and_by_whom(service: Local, fitter: Local) -> None:
+    csrf = {"X-CSRF-Token": csrf_of(fitter)}
+    upload = fitter.post("/v1/datasets", content=npz(*sample(60, 5)), headers={**NPZ, **csrf})
+    order = {
+        "dataset": upload.json()["id"],
+        "methods": [{"method": "temperature"}, {"method": "smart", "params": {"steps": 100}}],
+        "model": "sha256:0f1e",
+        "description": "nightly",
+    }
+    id = fitter.post("/v1/calibrators/fashion/fits", json=order, headers=csrf).json()["id"]
+    told = words(fitter, id)
+    assert "Fit of fashion queued waits for a worker" in told
+    assert "temperature, smart (steps=100)" in told
+    assert "60 rows of logits, 5 classes, npz" in told
+    assert "sha256:0f1e" in told
+    assert "nightly" in told
+    assert "just now by fitter (key " in told
+    assert "No worker is alive" in told
+    with service.app.state.parts.database.write() as store:
+        store.workers.beat("one", queues=["fit.cpu"], device="cpu")
+    assert "No worker is alive" not in words(fitter, id)
+    assert "data-busy" in fitter.get(f"/jobs/{id}").text
+
+
+@pytest.mark.parametrize(
+    ("versions", "result"),
+    [([3], "/calibrators/fashion/versions/3"), ([3, 4, 5], "/calibrators/fashion")],
+)
+def test_a_fit_leads_to_what_it_made(fitter: Local, versions: list[int], result: str) -> None:
+    id = add_fit(fitter, FitStatus.SUCCEEDED, versions=versions, started_at=10, finished_at=12.5)
+    page = fitter.get(f"/jobs/{id}")
+    links = check_page(page).links
+    for number in versions:
+        assert f"../calibrators/fashion/versions/{number}" in links
+    assert f'data-result="..{result}"' in page.text
+    assert "data-busy" not in page.text
+    assert "2.5 s" in words(fitter, id)
+    assert "Cancel" not in words(fitter, id)
+
+
+def test_why_a_fit_failed_is_told_with_what_to_do(fitter: Local) -> None:
+    error = {"code": "out_of_memory", "message": "the worker has not enough memory for this fit"}
+    id = add_fit(fitter, FitStatus.FAILED, error=error)
+    told = words(fitter, id)
+    assert error["message"] in told
+    assert ADVICE["out_of_memory"] in told
+    assert "deleted since" in told
+    page = fitter.get(f"/jobs/{id}")
+    assert 'role="alert"' in page.text
+    assert "../new-fit?calibrator=fashion" in check_page(page).links
+    unheard = add_fit(fitter, FitStatus.FAILED, error={"code": "unheard_of", "message": "so be it"})
+    assert "so be it" in words(fitter, unheard)
+
+
+def test_who_cancels_on_the_page_of_a_fit_comes_back_to_it(fitter: Local) -> None:
+    id = add_fit(fitter)
+    form = {"csrf": csrf_of(fitter), "stay": "1"}
+    answer = fitter.post(f"/jobs/{id}/cancel", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"../../jobs/{id}")
+    assert "cancelled It was cancelled, and nothing was written" in words(fitter, id)
+    running = add_fit(fitter, FitStatus.RUNNING)
+    fitter.post(f"/jobs/{running}/cancel", data=form)
+    assert "is being cancelled" in words(fitter, running)
+    assert fitter.post(f"/jobs/{running}/cancel", data={"stay": "1"}).status_code == 403
+
+
+def test_fits_of_others_and_none_are_not_there(service: Local, fitter: Local) -> None:
+    parts = service.app.state.parts
+    id = add_fit(service)
+    with parts.database.write() as store:
+        elsewhere = keys.workspace_named(store, "elsewhere", make=True).id
+        token = keys.create(store, elsewhere, name="stranger", scopes=[Scope.ADMIN]).token
+    parts.keys.refresh()
+    stranger = {**HTML, "Authorization": f"Bearer {token}"}
+    assert fitter.get(f"/jobs/{id}").status_code == 200
+    assert service.get(f"/jobs/{id}", headers=stranger).status_code == 404
+    assert fitter.get("/jobs/fit_0").status_code == 404
+    with signed_in(service, Scope.PREDICT) as reader:
+        assert reader.get(f"/jobs/{id}").status_code == 403
+
+
+def test_lists_of_fits_lead_to_their_pages(service: Local, fitter: Local) -> None:
+    id = add_fit(service, FitStatus.RUNNING)
+    for path in ("/jobs", "/"):
+        assert f"./jobs/{id}" in check_page(fitter.get(path)).links
+
+
+def test_whatever_people_wrote_is_shown_as_text(fitter: Local) -> None:
+    order = {
+        "methods": [{"method": MARKUP, "params": {MARKUP: MARKUP}}],
+        "model": MARKUP,
+        "description": MARKUP,
+    }
+    facts = {
+        "calibrator_name": MARKUP,
+        "created_by": MARKUP,
+        "order": order,
+        "worker": MARKUP,
+        "device": MARKUP,
+        "dataset": MARKUP,
+    }
+    ends = [
+        (FitStatus.FAILED, {"error": {"code": MARKUP, "message": MARKUP}}),
+        (FitStatus.RUNNING, {"progress": {"method": MARKUP, "step": 1, "total": 2}}),
+        (FitStatus.SUCCEEDED, {"versions": [1]}),
+    ]
+    for status, more in ends:
+        shell = check_page(fitter.get(f"/jobs/{add_fit(fitter, status, **facts, **more)}"))
+        assert "img" not in shell.tags
+        assert shell.words.count("onerror=alert(1)") > 5
+        assert all(link.startswith(("../", "data:,", "#")) for link in shell.links)

@@ -1,0 +1,114 @@
+"""The page of a new fit: what its form offers, and to whom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from dashboard import HTML, check_page, csrf_of, make_key, signed_in
+from hypothesis import given
+from hypothesis import strategies as st
+from live_service import NPZ, Local, in_process, npz, sample
+
+from calibrators import all_methods
+from calibrd.errors import NAMED
+from service.core.access import Scope
+from service.core.names import NAME
+from service.settings import MEGABYTE
+from service.web.advice import ADVICE
+from service.web.new_fit import PATTERN, choices
+
+MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
+# with which fits end, and which no call of the API is answered with
+OF_WORKERS = {
+    "dataset_gone",
+    "device_unavailable",
+    "out_of_memory",
+    "time_limit",
+    "too_few_rows",
+    "torch_missing",
+    "worker_lost",
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """A service with a key and limits of its own."""
+    limits = {"max_upload_bytes": 3 * MEGABYTE, "max_json_bytes": MEGABYTE}
+    with in_process(tmp_path_factory.mktemp("new-fit"), **limits) as made:
+        make_key(made, Scope.ADMIN, name="first")
+        yield made
+
+
+@pytest.fixture
+def fitter(service: Local) -> Iterator[Local]:
+    with signed_in(service, Scope.FIT, name="fitter") as made:
+        yield made
+
+
+def test_every_method_is_offered_with_what_there_is_to_know(fitter: Local) -> None:
+    words = check_page(fitter.get("/new-fit")).words
+    for name, recipe in all_methods().items():
+        assert f"{name} {recipe.summary}" in words
+        assert recipe.cost in words
+        assert recipe.reference in words
+    chosen = [one.name for one in choices() if one.is_chosen]
+    assert chosen == ["temperature", "smart"]
+    assert {one.name for one in choices()} == set(all_methods())
+
+
+def test_the_name_is_filled_in_and_limits_are_shown(fitter: Local) -> None:
+    page = fitter.get("/new-fit", params={"calibrator": "resnet50-prod"})
+    assert 'value="resnet50-prod"' in page.text
+    words = check_page(page).words
+    assert "At most 3.0 MiB; CSV at most 1.0 MiB" in words
+    assert '"$API/v1/calibrators/resnet50-prod/fits?method=smart"' in words
+    assert "need JavaScript" in words
+
+
+def test_names_that_there_are_can_be_chosen(fitter: Local) -> None:
+    headers = {**NPZ, "X-CSRF-Token": csrf_of(fitter)}
+    body = npz(*sample(60, 3))
+    made = fitter.post(
+        "/v1/calibrators/known/fits?method=temperature", content=body, headers=headers
+    )
+    assert made.status_code == 202
+    assert '<option value="known">' in fitter.get("/new-fit").text
+
+
+@pytest.mark.parametrize("name", [MARKUP, '"><script>alert(1)</script>', "x" * 200])
+def test_a_name_that_is_none_is_shown_as_text(fitter: Local, name: str) -> None:
+    page = fitter.get("/new-fit", params={"calibrator": name})
+    shell = check_page(page)
+    assert "img" not in shell.tags
+    assert shell.tags.count("script") == 1
+    assert "/v1/calibrators/my-model/fits" in shell.words
+    assert fitter.get("/new-fit", params={"calibrator": "x" * 201}).status_code == 422
+
+
+def test_the_token_on_the_form_lets_its_script_upload(fitter: Local) -> None:
+    found = re.search(r'data-csrf="(\w{64})"', fitter.get("/new-fit").text)
+    assert found
+    body = npz(*sample(60, 3))
+    assert fitter.post("/v1/datasets", content=body, headers=NPZ).status_code == 403
+    headers = {**NPZ, "X-CSRF-Token": found[1]}
+    assert fitter.post("/v1/datasets", content=body, headers=headers).is_success
+
+
+def test_who_may_not_fit_is_not_led_there(service: Local, local: Local) -> None:
+    with signed_in(service, Scope.PREDICT) as reader:
+        assert reader.get("/new-fit").status_code == 403
+        assert "new-fit" not in reader.get("/").text
+    assert "./new-fit" in check_page(local.get("/", headers=HTML)).links
+    assert 'data-csrf=""' in local.get("/new-fit", headers=HTML).text
+
+
+@given(st.from_regex(r"[a-zA-Z0-9._\- ]{0,66}", fullmatch=True))
+def test_the_form_takes_the_names_that_the_service_takes(name: str) -> None:
+    assert bool(re.fullmatch(PATTERN, name)) == bool(NAME.fullmatch(name))
+
+
+def test_there_is_advice_only_on_codes_that_there_are() -> None:
+    assert set(ADVICE) - OF_WORKERS <= set(NAMED)
+    assert all(text.endswith(".") for text in ADVICE.values())
