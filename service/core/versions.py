@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from calibrators import Report
 from service.core.access import Principal
 from service.core.names import NAME, check_name
 from service.errors import Invalid, NotFound
-from service.storage.records import CalibratorRow, Version
+from service.storage.records import CalibratorRow, Dataset, Version
 from service.storage.store import Store
 
 MOST_TAGS = 32
@@ -44,16 +46,30 @@ def find(store: Store, principal: Principal, name: str, number: int) -> Version:
     return version_of(store, calibrator_named(store, principal, name), number)
 
 
-def judged(
-    store: Store, principal: Principal, name: str, number: int
-) -> tuple[Version, Report | None]:
+class Judged(NamedTuple):
+    """A version and its report, if it has one."""
+
+    version: Version
+    report: Report | None
+
+    @property
+    def title(self) -> str:
+        """What it is called beside others."""
+        return f"version {self.version.number}, {self.version.method}"
+
+    def has_seen(self, dataset: Dataset) -> bool:
+        """Whether the version was fitted on this dataset."""
+        return self.version.dataset_sha256 == dataset.sha256
+
+
+def judged(store: Store, principal: Principal, name: str, number: int) -> Judged:
     """A version of the caller's calibrator with its report, if it has one."""
     is_possible = NAME.fullmatch(name) and number < 2**31
     found = store.calibrators.judged(principal.workspace, name, number) if is_possible else None
     if found is None:
-        return find(store, principal, name, number), None  # it says what is not there
+        return Judged(find(store, principal, name, number), None)  # it says what is not there
     version, document = found
-    return version, None if document is None else Report.from_dict(document)
+    return Judged(version, None if document is None else Report.from_dict(document))
 
 
 def why_no_onnx(version: Version) -> str:

@@ -18,7 +18,6 @@ from service.storage.records import Alias, Version
 from service.storage.store import Store
 from service.web.changes import Change, changes
 from service.web.forms import Form, Sent
-from service.web.judged import Judged
 from service.web.layout import lead_to, page, pages
 
 router = pages()
@@ -40,17 +39,24 @@ class Plan:
     changes: tuple[Change, ...]
 
     @classmethod
-    def of(cls, store: Store, alias: str, there: Alias | None, chosen: Version) -> Plan:
+    def of(
+        cls,
+        store: Store,
+        caller: Principal,
+        name: str,
+        alias: str,
+        there: Alias | None,
+        number: int,
+    ) -> Plan:
         """The plan to point an alias at a version."""
+        after = versions.judged(store, caller, name, number)
         before = None
         if there is not None:
-            before = store.calibrators.version(chosen.calibrator, there.version)
-        return cls(
-            there,
-            chosen,
-            aliases.objection(chosen, before, alias),
-            changes(None if before is None else Judged.of(store, before), Judged.of(store, chosen)),
+            before = versions.judged(store, caller, name, there.version)
+        objection = aliases.objection(
+            after.version, None if before is None else before.version, alias
         )
+        return cls(there, after.version, objection, changes(before, after))
 
     @property
     def revision(self) -> int:
@@ -95,8 +101,7 @@ def promote_page(
         calibrator = versions.calibrator_named(store, caller, name)
         known = store.aliases.all_of(calibrator.id)
         there = next((one for one in known if one.name == alias), None)
-        chosen = version and versions.version_of(store, calibrator, version)
-        plan = Plan.of(store, alias, there, chosen) if chosen else None
+        plan = Plan.of(store, caller, name, alias, there, version) if version else None
     values = {
         "name": name,
         "alias": alias,
@@ -163,7 +168,8 @@ def roll_back(
 
 def _rollback(store: Store, caller: Principal, name: str, alias: str) -> Plan:
     there = aliases.find(store, caller, name, alias)
-    return Plan.of(store, alias, there, aliases.rollback_target(store, caller, name, there))
+    number = aliases.rollback_target(store, caller, name, there).number
+    return Plan.of(store, caller, name, alias, there, number)
 
 
 def _reason(form: Form) -> str:

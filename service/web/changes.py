@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from calibrators import Report
 from calibrators.registry import all_maps
+from service.core.versions import Judged
 from service.storage.records import Version
-from service.web.judged import Judged
 from service.web.rendering import MISSING, number, percent
 
 

@@ -14,11 +14,11 @@ from service.api.parts import Caller, Joined, Parts
 from service.core import versions
 from service.core.access import Principal, Scope
 from service.core.comparing import Comparison, Pair
+from service.core.versions import Judged
 from service.errors import Invalid, NotFound, ServiceError
 from service.storage.overview import PRODUCTION
 from service.storage.records import CalibratorRow, Dataset, Version
 from service.storage.store import Store
-from service.web.judged import Judged
 from service.web.layout import page, pages
 
 router = pages()
@@ -69,7 +69,7 @@ def compare_page(
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         first, second = (
-            Judged.of(store, versions.version_of(store, calibrator, number))
+            versions.judged(store, caller, name, number)
             for number in _chosen(store, calibrator, a, b)
         )
         stored = _datasets(store, caller, second.version)

@@ -62,10 +62,12 @@ def _curl(url: str, body: dict[str, object], needs_key: bool) -> str:
 def _python(url: str, called: str, kind: str) -> str:
     return (
         "import calibrd\n\n"
-        f'client = calibrd.Client("{url}")  # the key: CALIBRD_API_KEY\n'
-        f'p = client.predict("{called}", {kind})  # over HTTP\n\n'
-        f'calibrator = client.load("{called}")  # in this process: follows the alias,\n'
-        f"p = calibrator.apply({kind})  # goes on while the service is away"
+        "# the key is read from CALIBRD_API_KEY\n"
+        f'client = calibrd.Client("{url}")\n'
+        f'p = client.predict("{called}", {kind})\n\n'
+        "# in this process: follows the alias, goes on while the service is away\n"
+        f'calibrator = client.load("{called}")\n'
+        f"p = calibrator.apply({kind})"
     )
 
 

@@ -158,7 +158,8 @@ def test_8_a_row_of_logits_is_tried(tab: Tab, service: str) -> None:
     tab.page.get_by_role("textbox").first.fill("9, 2, 1, 0, 0, 0, 0, 0, 0, 0")
     tab.page.locator("main form button.primary").click()
     expect(tab.page.locator("main svg").first).to_be_visible()
-    look(tab, "try")
+    tab.check_access()
+    tab.keep_picture("try")
 
 
 def test_9_a_training_run_is_followed_live(
