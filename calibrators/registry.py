@@ -34,6 +34,16 @@ def all_maps() -> dict[str, type[CalibrationMap]]:
     return {kind.method: kind for kind in _members(CalibrationMap)}  # type: ignore[type-abstract]
 
 
+def keeps_class(method: str) -> bool | None:
+    """Whether maps of a method never change the predicted class; None if it has none of its own.
+
+    >>> keeps_class("temperature"), keeps_class("auto")
+    (True, None)
+    """
+    made = all_maps().get(method)
+    return None if made is None else made.keeps_class
+
+
 def get_method(name: str) -> type[Calibrator]:
     """The recipe class of a method; an error that lists the known ones if there is none.
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from importlib import metadata
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Scope
 
@@ -54,6 +55,7 @@ from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.news import Listener
 from service.web import ROUTERS as PAGES
+from service.web.layout import refuse_as_page
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
 MAX_FORM_BYTES = 1 << 16
@@ -92,6 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     complete_document(app, {**predict.OPENAPI, **inference_protocol.OPENAPI})
     install_problems(app)
+    app.add_exception_handler(HTTPException, refuse_as_page)
     app.add_middleware(predict.Shortcut, route=predicting)
     app.add_middleware(
         BodyGuard,

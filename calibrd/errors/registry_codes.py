@@ -95,6 +95,10 @@ class BadMap(Invalid):
     """The map holds what a map of ours does not."""
 
 
+class BadReason(Invalid):
+    """The reason for a move is too long, or holds a NUL."""
+
+
 class BadReport(Invalid):
     """The report is not what a fit gives."""
 

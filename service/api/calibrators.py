@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Response
 from pydantic import TypeAdapter
 
 from calibrators import all_methods
-from calibrators.registry import all_maps
+from calibrators.registry import keeps_class
 from service.api import examples
 from service.api.conditions import is_known
 from service.api.paging import Cursor, Limit, Page, name_place, number_place, paged
@@ -44,7 +44,7 @@ def list_methods() -> list[MethodOut]:
             summary=recipe.summary,
             reference=recipe.reference,
             cost=recipe.cost,
-            keeps_class=all_maps()[name].keeps_class if name in all_maps() else None,
+            keeps_class=keeps_class(name),
             parameters=TypeAdapter(recipe).json_schema(),
         )
         for name, recipe in sorted(all_methods().items())

@@ -17,6 +17,7 @@ from service.api.origins import (
     check_origin,
     header,
     is_page,
+    page_before,
     wants_page,
 )
 from service.core.access import Principal
@@ -152,4 +153,6 @@ async def _lead_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
         query = str(scope["query_string"], "latin-1")
         wanted = f"{quote(path)}?{query}" if query else quote(path)
         target += f"?next={quote(wanted, safe='/')}"
+    else:
+        target += f"?ended=1&next={quote(page_before(scope) or '/', safe='/')}"
     await RedirectResponse(target, 303)(scope, receive, send)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from functools import lru_cache
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
@@ -36,6 +37,14 @@ def is_page(path: str) -> bool:
 def wants_page(scope: Scope) -> bool:
     """Whether a person's browser asks for a page."""
     return is_page(scope["path"]) and "text/html" in (header(scope, b"accept") or "")
+
+
+def page_before(scope: Scope) -> str | None:
+    """The path of the service's own page that a request was sent from, if it says so."""
+    sent = urlsplit(header(scope, b"referer") or "")
+    if not sent.netloc or sent.netloc != header(scope, b"host") or not is_page(sent.path):
+        return None
+    return f"{sent.path}?{sent.query}" if sent.query else sent.path
 
 
 def check_origin(scope: Scope) -> None:

@@ -8,7 +8,7 @@ from calibrators.verdict import Verdict
 from service.core.access import Principal
 from service.core.names import check_alias
 from service.core.versions import calibrator_named, version_of
-from service.errors import Conflict, NotFound, Stale
+from service.errors import Conflict, Invalid, NotFound, Stale
 from service.storage.records import Alias, AliasMove, Version
 from service.storage.store import Store
 
@@ -105,6 +105,11 @@ def rollback_target(store: Store, principal: Principal, name: str, there: Alias)
     return version_of(store, calibrator_named(store, principal, name), before)
 
 
+def can_roll_back(newest_first: list[AliasMove]) -> bool:
+    """Whether there is a version to go back to, by the moves of an alias."""
+    return _before(newest_first) is not None
+
+
 def _before(newest_first: list[AliasMove]) -> int | None:
     """The version before the last standing move: a rollback takes back a move."""
     taken_back = 0
@@ -138,6 +143,16 @@ def _input(version: Version) -> str:
     return f"{version.kind} of {version.classes} classes"
 
 
+def check_reason(reason: str) -> str:
+    """The reason, if it can be kept; PostgreSQL keeps no NUL in a text."""
+    if len(reason) > LONGEST_REASON or "\0" in reason:
+        raise Invalid(
+            "bad_reason",
+            f"a reason takes at most {LONGEST_REASON} characters and no NUL, got {len(reason)}",
+        )
+    return reason
+
+
 def _check_expected(there: Alias | None, expected: int | None, alias: str) -> None:
     revision = 0 if there is None else there.revision
     if expected is not None and expected != revision:
@@ -164,7 +179,7 @@ def _move(
         version=version.number,
         expected=there,
         by=principal.actor,
-        reason=reason,
+        reason=check_reason(reason),
         forced=forced,
         rollback=rollback,
     )

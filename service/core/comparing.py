@@ -21,7 +21,7 @@ from service.storage.records import Dataset
 
 MOST_ROWS = 100_000
 MOST_VALUES = 20_000_000
-MOST_BYTES = 1 << 29
+MOST_LOADED = 200_000_000
 KEPT = 64
 MOST_WAITING = 16
 
@@ -60,28 +60,35 @@ class Comparisons:
 
         One that failed is told to whoever asks next, and begun anew for those after.
         """
-        if (dataset.bytes or 0) > MOST_BYTES:
+        values = (dataset.rows or 0) * (dataset.classes or 0)
+        if values > MOST_LOADED:
             raise TooLarge(
                 "dataset_too_large",
-                f"versions are compared on datasets of at most {MOST_BYTES} bytes, "
-                f"this one has {dataset.bytes}",
-                limit=MOST_BYTES,
+                f"versions are compared on datasets of at most {MOST_LOADED:,} values (rows times "
+                f"classes), this one has {values:,}",
+                limit=MOST_LOADED,
             )
         key = (principal.workspace, pair, dataset.id)
         with self._lock:
             found = self._kept.pop(key, None)
             if found is None:
                 self._check_waiting()
-                found = self._thread.submit(self._compare, principal, pair, dataset)
-            if not found.done() or found.exception() is None:
+                found = self._submit(principal, pair, dataset)
+            if not _has_failed(found):
                 self._kept[key] = found
             while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)[1].cancel()
+                self._kept.popitem(last=False)
         return found
 
     def close(self) -> None:
         """Begin no more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, principal: Principal, pair: Pair, dataset: Dataset) -> Future[Comparison]:
+        try:
+            return self._thread.submit(self._compare, principal, pair, dataset)
+        except RuntimeError as error:
+            raise Unavailable("ending", "the service is ending: try again") from error
 
     def _check_waiting(self) -> None:
         waiting = sum(not one.done() for one in self._kept.values())
@@ -105,6 +112,10 @@ class Comparisons:
                 judged_on=f"{data.n:,} rows of the dataset {dataset.id}",
             )
         return Comparison(report, rows)
+
+
+def _has_failed(asked: Future[Comparison]) -> bool:
+    return asked.cancelled() or (asked.done() and asked.exception() is not None)
 
 
 def _at_most(data: CalibrationSet) -> CalibrationSet:

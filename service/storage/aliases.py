@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import and_, insert, select, update
+from sqlalchemy import insert, select, update
 
 from service.storage.news import announce
 from service.storage.records import Alias, AliasMove
@@ -82,16 +82,13 @@ class Aliases(Repository):
             chosen = chosen.where(alias_moves.c.revision < before)
         return self._all(AliasMove, chosen.order_by(alias_moves.c.revision.desc()).limit(limit))
 
-    def last_moves(self, calibrator: str) -> list[AliasMove]:
-        """The move that put each alias where it is, by the name of the alias."""
-        is_last = and_(
-            alias_moves.c.calibrator == aliases.c.calibrator,
-            alias_moves.c.alias == aliases.c.name,
-            alias_moves.c.revision == aliases.c.revision,
-        )
-        chosen = select(alias_moves).join(aliases, is_last)
-        mine = aliases.c.calibrator == calibrator
-        return self._all(AliasMove, chosen.where(mine).order_by(aliases.c.name))
+    def moves(self, calibrator: str, limit: int) -> dict[str, list[AliasMove]]:
+        """The last moves of the aliases of a calibrator, newest first, by alias."""
+        chosen = select(alias_moves).where(alias_moves.c.calibrator == calibrator)
+        found: dict[str, list[AliasMove]] = {}
+        for one in self._all(AliasMove, chosen.order_by(alias_moves.c.id.desc()).limit(limit)):
+            found.setdefault(one.alias, []).append(one)
+        return found
 
     def of_calibrators(self, ids: Sequence[str]) -> list[Alias]:
         """All aliases of these calibrators."""

@@ -12,6 +12,7 @@ from service.api.parts import Caller, Joined, needs
 from service.core import aliases, versions
 from service.core.access import Principal, Scope
 from service.core.aliases import LONGEST_REASON
+from service.core.names import check_alias
 from service.errors import Invalid
 from service.storage.overview import PRODUCTION
 from service.storage.records import Alias, Version
@@ -73,14 +74,15 @@ def alias_page(
     with joined.database.read() as store:
         there = aliases.find(store, caller, name, alias)
         found = store.aliases.history(there.calibrator, alias, MOVES + 1, before)
+        newest = store.aliases.history(there.calibrator, alias, aliases.HISTORY)
     listed = paged(found, MOVES, lambda one: one, lambda one: one.revision)
     values = {
         "name": name,
         "alias": there,
         "moves": listed.items,
+        "can_roll_back": aliases.can_roll_back(newest),
         "next": listed.next,
         "is_first_page": before is None,
-        "may_promote": caller.may(Scope.PROMOTE),
     }
     return page(request, "alias.html", values)
 
@@ -100,7 +102,7 @@ def promote_page(
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         known = store.aliases.all_of(calibrator.id)
-        there = next((one for one in known if one.name == alias), None)
+        there = store.aliases.get(calibrator.id, check_alias(alias))
         plan = Plan.of(store, caller, name, alias, there, version) if version else None
     values = {
         "name": name,
@@ -124,7 +126,7 @@ def promote(request: Request, joined: Joined, caller: Caller, name: str, form: S
             name,
             form.text("alias"),
             version=_whole(form, "version"),
-            reason=_reason(form),
+            reason=form.text("reason"),
             force=form.text("force") == "yes",
             expected=_whole(form, "expected"),
         )
@@ -160,7 +162,12 @@ def roll_back(
     """Take back the last move, if the alias is still where the page showed it."""
     with joined.database.write() as store:
         aliases.roll_back(
-            store, caller, name, alias, reason=_reason(form), expected=_whole(form, "expected")
+            store,
+            caller,
+            name,
+            alias,
+            reason=form.text("reason"),
+            expected=_whole(form, "expected"),
         )
     joined.refresh_if_possible()
     return lead_to(request, f"/calibrators/{name}")
@@ -170,13 +177,6 @@ def _rollback(store: Store, caller: Principal, name: str, alias: str) -> Plan:
     there = aliases.find(store, caller, name, alias)
     number = aliases.rollback_target(store, caller, name, there).number
     return Plan.of(store, caller, name, alias, there, number)
-
-
-def _reason(form: Form) -> str:
-    reason = form.text("reason")
-    if len(reason) > LONGEST_REASON or "\0" in reason:
-        raise Invalid("bad_reason", f"a reason takes at most {LONGEST_REASON} characters, no NUL")
-    return reason
 
 
 def _whole(form: Form, name: str) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from fastapi import Request, Response
 
 from service.api.paging import Cursor, number_place, paged
 from service.api.parts import Caller, Joined
 from service.core import versions
-from service.core.access import Scope
+from service.core.aliases import can_roll_back
 from service.storage.overview import PRODUCTION, VersionLine
-from service.storage.records import Alias
+from service.storage.records import Alias, AliasMove
 from service.web.ece_chart import chart_scale, ece_chart
 from service.web.layout import page, pages
 from service.web.snippets import snippets
@@ -17,6 +19,21 @@ from service.web.snippets import snippets
 router = pages()
 
 VERSIONS = 25
+MOVES = 500
+
+
+class Placed(NamedTuple):
+    """An alias, the move that put it where it is, and whether that can be taken back."""
+
+    alias: Alias
+    move: AliasMove | None
+    can_roll_back: bool
+
+    @classmethod
+    def of(cls, alias: Alias, newest_first: list[AliasMove]) -> Placed:
+        """An alias with its last moves; those of long ago may be missing."""
+        move = newest_first[0] if newest_first else None
+        return cls(alias, move, can_roll_back(newest_first))
 
 
 @router.api_route("/calibrators/{name}", methods=["GET", "HEAD"])
@@ -28,7 +45,7 @@ def calibrator_page(
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         aliases = store.aliases.all_of(calibrator.id)
-        moves = {one.alias: one for one in store.aliases.last_moves(calibrator.id)}
+        moves = store.aliases.moves(calibrator.id, MOVES)
         found = store.overview.versions(calibrator.id, VERSIONS + 1, before)
         called = _called(aliases, calibrator.last_version)
         shown = store.calibrators.version(calibrator.id, called[1]) if called else None
@@ -36,7 +53,7 @@ def calibrator_page(
     scale = chart_scale(listed.items)
     values = {
         "name": name,
-        "aliases": [(one, moves.get(one.name)) for one in aliases],
+        "aliases": [Placed.of(one, moves.get(one.name, [])) for one in aliases],
         "pointing": _pointing(aliases),
         "lines": [(one, ece_chart(one, scale)) for one in listed.items],
         "compared": _compared(listed.items, aliases),
@@ -45,9 +62,6 @@ def calibrator_page(
         else snippets(request, name, called[0], shown, needs_key=not joined.keys.is_empty),
         "next": listed.next,
         "is_first_page": before is None,
-        "may_fit": caller.may(Scope.FIT),
-        "may_promote": caller.may(Scope.PROMOTE),
-        "may_predict": caller.may(Scope.PREDICT),
     }
     return page(request, "calibrator.html", values)
 

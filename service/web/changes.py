@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from calibrators import Report
-from calibrators.registry import all_maps
+from calibrators.registry import keeps_class
 from service.core.versions import Judged
 from service.storage.records import Version
 from service.web.rendering import MISSING, number, percent
@@ -57,8 +57,10 @@ def _classes(version: Version | None) -> str:
 
 def _keeps_class(version: Version) -> bool:
     """Whether a map never changes the predicted class; of ``auto``, that of its winner."""
-    made = all_maps().get(version.fit_info.get("winner", version.method))
-    return made is not None and made.keeps_class
+    kept = keeps_class(version.method)
+    if kept is None:  # what a map that was registered says of itself may be anything
+        kept = keeps_class(str(version.fit_info.get("winner")))
+    return kept is True
 
 
 def _input_note(old: Version | None, new: Version) -> str:
@@ -84,7 +86,7 @@ def _measured(old: Report | None, new: Report | None) -> tuple[Change, ...]:
     rows = "measured on other rows" if old is not None and not _same_rows(old, new) else ""
     was, will_be = _confidence(old), _confidence(new)
     note = ""
-    if was is not None and will_be is not None and not rows:
+    if was is not None and will_be is not None and percent(was) != percent(will_be) and not rows:
         note = f"on the whole, a threshold lets {'more' if will_be > was else 'fewer'} rows pass"
     ece, nll = (
         [None if one is None else one.metrics[name] for one in (old, new)]
@@ -99,7 +101,7 @@ def _measured(old: Report | None, new: Report | None) -> tuple[Change, ...]:
 
 def _confidence(report: Report | None) -> float | None:
     """The mean over all bins, each weighted by its rows."""
-    held = [] if report is None else [one for one in report.equal_width if one.confidence]
+    held = [] if report is None else [one for one in report.equal_width if one.count]
     rows = sum(one.count for one in held)
     return sum(one.count * (one.confidence or 0.0) for one in held) / rows if rows else None
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 
 from calibrators import charts
-from service.api.parts import Caller, Joined, Parts
+from service.api.parts import Caller, Joined, Parts, check_scope
 from service.core import versions
 from service.core.access import Principal, Scope
 from service.core.comparing import Comparison, Pair
 from service.core.versions import Judged
-from service.errors import Invalid, NotFound, ServiceError
+from service.errors import Conflict, Invalid, NotFound, ServiceError
 from service.storage.overview import PRODUCTION
 from service.storage.records import CalibratorRow, Dataset, Version
 from service.storage.store import Store
@@ -39,7 +39,7 @@ class Measured:
     @classmethod
     def of(cls, asked: Future[Comparison]) -> Measured:
         """As far as it is now."""
-        if not asked.done():
+        if not asked.done() or asked.cancelled():
             return cls()
         error = asked.exception()
         if error is None:
@@ -72,12 +72,10 @@ def compare_page(
             versions.judged(store, caller, name, number)
             for number in _chosen(store, calibrator, a, b)
         )
-        stored = _datasets(store, caller, second.version)
-        usual = _usual(store, caller, (second.version, first.version), stored)
-    data = next((one for one in stored if one.id == dataset), usual)
-    if dataset and (data is None or data.id != dataset):
-        raise NotFound("no_such_dataset", "there is no such dataset for these versions")
-    measured = _measured(joined, caller, name, (first, second), data)
+        stored, data = _datasets(store, caller, (second.version, first.version), dataset)
+    measured = Measured(trouble="no dataset")
+    if data is not None and request.method == "GET":
+        measured = _measured(joined, caller, name, (first, second), data)
     values = {
         "name": name,
         "sides": (first, second),
@@ -86,7 +84,6 @@ def compare_page(
         "dataset": data,
         "measured": measured,
         "chart": _chart(measured.comparison, first, second),
-        "may_fit": caller.may(Scope.FIT),
     }
     return page(request, "compare.html", values)
 
@@ -94,38 +91,48 @@ def compare_page(
 def _chosen(
     store: Store, calibrator: CalibratorRow, a: int | None, b: int | None
 ) -> tuple[int, int]:
-    """The numbers asked for; else the newest, and what is in production or the one before it."""
+    """The numbers asked for; else the newest, and what is in production or one beside it."""
     production = store.aliases.get(calibrator.id, PRODUCTION)
     second = b or calibrator.last_version
-    first = a or (production.version if production and production.version != second else second - 1)
-    if first < 1 or second < 1:
-        raise NotFound("no_such_version", f"{calibrator.name} has no two versions to compare")
+    likely = [production.version if production else 0, second - 1, second + 1]
+    numbers = range(1, calibrator.last_version + 1)
+    first = a or next((one for one in likely if one in numbers and one != second), None)
+    if first is None:
+        raise Conflict("no_two_versions", f"{calibrator.name} has no two versions to compare yet")
     if first == second:
         raise Invalid("same_version", f"choose two versions: both are {first}")
     return first, second
 
 
-def _datasets(store: Store, caller: Principal, version: Version) -> list[Dataset]:
+def _datasets(
+    store: Store, caller: Principal, of: tuple[Version, Version], asked: str
+) -> tuple[list[Dataset], Dataset | None]:
+    """Those to choose from, and the one to measure on: none if nothing says which."""
+    version, workspace = of[0], caller.workspace
+    if asked:
+        check_scope(caller, Scope.FIT)
     if not caller.may(Scope.FIT):
-        return []
-    return store.datasets.like(caller.workspace, version.kind, version.classes, DATASETS)
+        return [], None
+    stored = store.datasets.like(workspace, version.kind, version.classes, DATASETS)
+    fits = [store.fits.get(one.fit, workspace) for one in of if one.fit is not None]
+    made = [one for one in fits if one is not None]
+    usual = [one.evaluation for one in made] + [one.dataset for one in made]
+    found = (store.datasets.get(workspace, one) for one in ([asked] if asked else usual) if one)
+    data = next((one for one in found if one and _suits(one, version)), None)
+    if asked and data is None:
+        raise NotFound("no_such_dataset", "there is no such dataset for these versions")
+    if data is not None and data not in stored:
+        stored = [data, *stored]
+    return stored, data
 
 
-def _usual(
-    store: Store, caller: Principal, of: tuple[Version, Version], stored: list[Dataset]
-) -> Dataset | None:
-    """What the versions were judged on, if that is a set of its own; else were fitted on."""
-    fits = [store.fits.get(one.fit, caller.workspace) for one in of if one.fit is not None]
-    wanted = [one.evaluation for one in fits if one] + [one.dataset for one in fits if one]
-    known = {one.id: one for one in stored}
-    return next((known[one] for one in wanted if one in known), stored[0] if stored else None)
+def _suits(dataset: Dataset, version: Version) -> bool:
+    return (dataset.kind, dataset.classes) == (version.kind, version.classes) and dataset.is_ready
 
 
 def _measured(
-    joined: Parts, caller: Principal, name: str, sides: tuple[Judged, Judged], data: Dataset | None
+    joined: Parts, caller: Principal, name: str, sides: tuple[Judged, Judged], data: Dataset
 ) -> Measured:
-    if data is None:
-        return Measured(trouble="no dataset")
     pair = Pair(name, sides[0].version.number, sides[1].version.number)
     try:
         return Measured.of(joined.comparisons.ask(caller, pair, data))

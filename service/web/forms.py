@@ -21,8 +21,11 @@ class Form:
         self._fields = fields
 
     def text(self, name: str) -> str:
-        """What was written into a field, without blanks around it; empty if nothing was."""
-        return self._fields.get(name, [""])[0].strip()
+        """What was written into a field, without blanks around it; empty if nothing was.
+
+        Browsers send ends of lines as two characters, and count them as one.
+        """
+        return self._fields.get(name, [""])[0].replace("\r\n", "\n").strip()
 
     def chosen(self, name: str) -> list[str]:
         """All that was chosen under a name."""

@@ -48,7 +48,6 @@ def home(
         "prefix": prefix,
         "jobs": jobs,
         "is_first_page": after is None,
-        "may_fit": caller.may(Scope.FIT),
     }
     return page(request, "home.html", values)
 
@@ -64,7 +63,7 @@ def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
         uploads=joined.uploads,
         keeping=Keeping(days=joined.settings.dataset_days or None),
     )
-    return lead_to(request, f"/jobs/{fit.id}")
+    return lead_to(request, f"/jobs/{fit.id}#ordered")
 
 
 def _jobs(store: Store, caller: Principal) -> list[Job]:

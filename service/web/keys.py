@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -11,14 +13,16 @@ from service.api.parts import Caller, Joined, Parts, needs
 from service.core import keys
 from service.core.access import Principal, Scope
 from service.core.keys import LONGEST_NAME, MOST_DAYS, MOST_GRACE_HOURS, NewKey, actor_of, is_valid
-from service.errors import Invalid
+from service.errors import Conflict, Invalid
 from service.storage.records import Key
-from service.web.forms import Sent
+from service.storage.store import Store
+from service.web.forms import Form, Sent
 from service.web.layout import lead_to, page, pages
 
 router = pages()
 
 GRACE_HOURS = 24.0
+LONGEST_ONCE = 64
 MEANINGS = {
     Scope.PREDICT: "apply maps over HTTP",
     Scope.FIT: "upload datasets, start and cancel fits, register versions, run trainings",
@@ -58,6 +62,7 @@ def create_key(request: Request, joined: Joined, caller: Caller, form: Sent) -> 
     if unknown := set(scopes) - set(Scope):
         raise Invalid("invalid_request", f"there is no scope {min(unknown)[:40]!r}")
     with joined.database.write() as store:
+        _check_first(store, caller, form)
         made = keys.create(
             store,
             caller.workspace,
@@ -83,10 +88,23 @@ def rotate_key(request: Request, joined: Joined, caller: Caller, id: str, form: 
     """A new key like an old one, which goes on for some hours."""
     hours = form.number("grace_hours", "hours")
     with joined.database.write() as store:
+        _check_first(store, caller, form)
         grace = GRACE_HOURS if hours is None else hours
         made = keys.rotate(store, caller.workspace, id, grace_hours=grace)
     joined.refresh_if_possible()
     return _page(request, joined, caller, made)
+
+
+def _check_first(store: Store, caller: Principal, form: Form) -> None:
+    """Raise if this very form was taken before: a page that is reloaded must make no other key."""
+    once = form.text("once")[:LONGEST_ONCE]
+    digest = hashlib.sha256(once.encode()).hexdigest()
+    if once and not store.idempotency.keep(caller.workspace, f"form {once}", digest, {}):
+        raise Conflict(
+            "sent_before",
+            "this form was sent before, and the key that it made was shown then: if that is lost, "
+            "revoke it and make another",
+        )
 
 
 def _page(
@@ -103,6 +121,7 @@ def _page(
     values = {
         "keys": sorted(listed, key=lambda one: (not one.is_valid, -one.key.created_at)),
         "made": made,
+        "once": secrets.token_urlsafe(16),
         "is_first": is_first,
         "scopes": MEANINGS,
         "longest_name": LONGEST_NAME,

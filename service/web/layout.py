@@ -18,8 +18,8 @@ from fastapi.routing import APIRoute
 
 from calibrators.errors import CalibrationError
 from service.api.guard import root_of
-from service.api.origins import SAFE_METHODS, check_form_token, wants_page
-from service.api.problems import problem_of
+from service.api.origins import SAFE_METHODS, check_form_token, page_before, wants_page
+from service.api.problems import problem_of, problem_response
 from service.core.access import Principal, Scope
 from service.errors import ServiceError
 from service.storage.database import AWAY
@@ -101,6 +101,7 @@ def page(
         "csrf": request.scope.get("form_token", ""),
         "navigation": [one for one in NAVIGATION if _may_see(caller, one)],
         "version": metadata.version("calibrd"),
+        **{f"may_{one.value}": caller is not None and caller.may(one) for one in Scope},
     }
     text = environment().get_template(template).render({**known, **(values or {})})
     return HTMLResponse(text, status, HEADERS)
@@ -109,9 +110,17 @@ def page(
 def refusal(request: Request, error: Exception) -> HTMLResponse:
     """An error as a page."""
     problem = problem_of(request.scope, error)
-    answer = page(request, "problem.html", {"problem": problem}, status=problem.status)
+    values = {"problem": problem, "back": page_before(request.scope)}
+    answer = page(request, "problem.html", values, status=problem.status)
     answer.headers.update(problem.headers)
     return answer
+
+
+async def refuse_as_page(request: Request, error: Exception) -> Response:
+    """For what no route has raised: paths that there are not."""
+    if wants_page(request.scope):
+        return refusal(request, error)
+    return problem_response(request.scope, error)
 
 
 def lead_to(request: Request, path: str) -> RedirectResponse:

@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from calibrators import all_methods
-from calibrators.registry import all_maps
+from calibrators.registry import keeps_class
 from service.api.parts import Caller, Joined, needs
 from service.core.access import Scope
 from service.core.formats import Format
@@ -75,14 +75,13 @@ def new_fit_page(
 
 def choices() -> list[Choice]:
     """All methods, those first that are chosen if nobody says otherwise."""
-    maps = all_maps()
     found = [
         Choice(
             name,
             recipe.summary,
             recipe.cost,
             recipe.reference,
-            maps[name].keeps_class if name in maps else None,
+            keeps_class(name),
             name in METHODS,
         )
         for name, recipe in all_methods().items()

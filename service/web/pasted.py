@@ -14,6 +14,7 @@ MOST_ROWS = 20
 SHOWN = 40
 
 _BETWEEN = re.compile(r"[\s,;]+")
+_EMPTY = re.compile(r"[,;]\s*[,;]|^[,;]")
 
 
 def rows_of(text: str, classes: int) -> Array:
@@ -79,6 +80,8 @@ def _has_words(text: str) -> bool:
 
 def _numbers(text: str, row: int) -> list[float]:
     found = []
+    if _EMPTY.search(text.strip()):
+        raise Invalid("empty_number", f"row {row}: there is nothing between two commas")
     for word in filter(None, _BETWEEN.split(text)):
         try:
             if "_" in word:

@@ -35,6 +35,7 @@ def environment() -> Environment:
         moment=moment,
         percent=percent,
         number=number,
+        day=day,
     )
     return made
 
@@ -87,6 +88,15 @@ def moment(seconds: float | None) -> str:
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
         at.isoformat(), at.strftime("%Y-%m-%d %H:%M:%S"), ago(time.time() - seconds)
     )
+
+
+def day(seconds: float) -> str:
+    """The day of a time, where there is no room for more.
+
+    >>> day(0.0)
+    '1970-01-01'
+    """
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
 
 
 def ago(seconds: float) -> str:

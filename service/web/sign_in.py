@@ -29,11 +29,14 @@ Next = Annotated[str, Query(max_length=LONGEST_NEXT)]
 
 
 @router.api_route(SIGN_IN, methods=["GET", "HEAD"])
-def sign_in_page(request: Request, joined: Joined, next: Next = "/") -> Response:
+def sign_in_page(
+    request: Request, joined: Joined, next: Next = "/", ended: bool = False
+) -> Response:
     """The form; where no key is needed, there is nothing to do."""
     if joined.settings.is_loopback and joined.keys.is_empty:
         return lead_to(request, local(next))
-    return page(request, TEMPLATE, {"next": local(next), "trouble": ""})
+    trouble = "Your session has ended, and nothing was changed." if ended else ""
+    return page(request, TEMPLATE, {"next": local(next), "trouble": trouble})
 
 
 @router.post(SIGN_IN)

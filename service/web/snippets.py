@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+import re
+from typing import Any, NamedTuple
 
 from fastapi import Request
 
 from service.storage.overview import PRODUCTION
 from service.storage.records import Version
 
-MOST_WRITTEN = 200  # numbers of a row; longer ones come from a file
+LONGEST_BODY = 1000
 KEY = '-H "Authorization: Bearer $CALIBRD_API_KEY"'
 
 
@@ -31,7 +32,7 @@ def snippets(
     model = f"{url}/v2/models/{name}" + ("" if ref == PRODUCTION else f"/versions/{ref}")
     return (
         Snippet("curl", _curl(predict, {version.kind: _row(version)}, needs_key)),
-        Snippet("Python", _python(url, called, version.kind)),
+        Snippet("Python", _python(url, called, version)),
         Snippet("KServe, Triton", _curl(f"{model}/infer", _inference(version), needs_key)),
     )
 
@@ -39,41 +40,61 @@ def snippets(
 def address(request: Request) -> str:
     """Where the reader's browser found the service."""
     scheme = request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip()
-    return f"{'https' if scheme == 'https' else 'http'}://{request.url.netloc}"
+    prefix = request.headers.get("x-forwarded-prefix", "").rstrip("/")
+    is_path = re.fullmatch(r"(/[\w.~-]+)*", prefix)
+    place = f"{request.url.netloc}{prefix if is_path else ''}"
+    return f"{'https' if scheme == 'https' else 'http'}://{place}"
 
 
-def _row(version: Version) -> list[list[float]] | None:
-    """One row of the width that the map takes; None if that is too long to read."""
-    if version.classes > MOST_WRITTEN:
-        return None
-    if version.kind == "probabilities":
-        others = version.classes - 1
-        rest = round(0.4 / others, 4)
-        return [[round(1 - rest * others, 4), *[rest] * others]]
-    return [[3.0, 1.0, *[0.0] * (version.classes - 2)]]
+def _row(version: Version) -> list[list[float]]:
+    """One row of the width that the map takes."""
+    others = version.classes - 1
+    if version.kind == "logits":
+        return [[3.0, 1.0, *[0.0] * (others - 1)]]
+    rest = round(0.4 / others, 6)
+    return [[round(1 - rest * others, 6), *[rest] * others]]
 
 
-def _curl(url: str, body: dict[str, object], needs_key: bool) -> str:
-    content = "@row.json" if None in body.values() else f"'{json.dumps(body)}'"
+def _curl(url: str, body: dict[str, Any], needs_key: bool) -> str:
+    content = f"'{json.dumps(body)}'"
+    if len(content) > LONGEST_BODY:  # a shell makes it
+        made = f"import json; print(json.dumps({_short(body)}))"
+        content = f"\"$(python3 -c '{made}')\""
     pieces = [f"curl -s {url}", KEY, "-H 'Content-Type: application/json'", f"-d {content}"]
     return " \\\n  ".join(one for one in pieces if needs_key or one != KEY)
 
 
-def _python(url: str, called: str, kind: str) -> str:
+def _short(value: Any) -> str:
+    """A value as Python writes it, with runs of the same number as a product."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f'"{key}": {_short(one)}' for key, one in value.items()) + "}"
+        case [float(), *_] if len(value) > 2:
+            head, rest = value[:2], value[2:]
+            return f"{head} + [{rest[0]}] * {len(rest)}"
+        case list():
+            return f"[{', '.join(map(_short, value))}]"
+    return json.dumps(value)
+
+
+def _python(url: str, called: str, version: Version) -> str:
+    kind, follows = (
+        version.kind,
+        "" if called.rpartition("@")[2].isdigit() else "follows the alias, ",
+    )
     return (
         "import calibrd\n\n"
+        f"{kind} = {_short(_row(version))}\n"
         "# the key is read from CALIBRD_API_KEY\n"
         f'client = calibrd.Client("{url}")\n'
         f'p = client.predict("{called}", {kind})\n\n'
-        "# in this process: follows the alias, goes on while the service is away\n"
+        f"# in this process: {follows}goes on while the service is away\n"
         f'calibrator = client.load("{called}")\n'
         f"p = calibrator.apply({kind})"
     )
 
 
-def _inference(version: Version) -> dict[str, object]:
-    row = _row(version)
-    if row is None:
-        return {"inputs": None}
+def _inference(version: Version) -> dict[str, Any]:
     shape = [1, version.classes]
-    return {"inputs": [{"name": version.kind, "shape": shape, "datatype": "FP64", "data": row}]}
+    tensor = {"name": version.kind, "shape": shape, "datatype": "FP64", "data": _row(version)}
+    return {"inputs": [tensor]}

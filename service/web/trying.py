@@ -102,7 +102,6 @@ def _page(
         "warnings": (),
         "trouble": "",
         "most_rows": MOST_ROWS,
-        "may_fit": caller.may(Scope.FIT),
     }
     if is_asked and served is not None:
         values |= _answered(served, form)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,7 @@ from service.api.parts import Caller, Joined, needs
 from service.core import versions
 from service.core.access import Scope
 from service.core.versions import LONGEST_DESCRIPTION
-from service.errors import Invalid
+from service.errors import Invalid, Stale
 from service.storage.records import Version
 from service.web.forms import Sent
 from service.web.layout import lead_to, page, pages
@@ -75,11 +77,11 @@ def version_page(
         "params": _escaped(tables.plain(version.params)),
         "libraries": _escaped(tables.plain(version.libraries)),
         "fit_info": _fit_info(version.fit_info),
-        "candidates": _escaped(tables.plain(version.fit_info.get("candidates"))),
+        "candidates": _candidates(version.fit_info.get("candidates")),
         "why_no_onnx": versions.why_no_onnx(version),
+        "seen": notes_digest(version),
         "tags": "\n".join(f"{key}: {value}" for key, value in version.tags.items()),
         "longest_description": LONGEST_DESCRIPTION,
-        **{f"may_{scope}": caller.may(scope) for scope in Scope},
     }
     return page(request, "version.html", values)
 
@@ -90,10 +92,21 @@ def annotate_version(
 ) -> Response:
     """Change tags and description; nothing else of a version ever changes."""
     tags = read_tags(form.text("tags"))
-    description = form.text("description").replace("\r\n", "\n")
+    description = form.text("description")
     with joined.database.write() as store:
+        there = versions.find(store, caller, name, number)
+        if form.text("seen") != notes_digest(there):
+            raise Stale(
+                "notes_have_changed", "somebody changed these notes since you opened the page"
+            )
         versions.annotate(store, caller, name, number, tags=tags, description=description)
     return lead_to(request, f"/calibrators/{name}/versions/{number}")
+
+
+def notes_digest(version: Version) -> str:
+    """Another for other notes."""
+    written = json.dumps([version.tags, version.description], sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()[:32]
 
 
 def read_tags(text: str) -> dict[str, str]:
@@ -106,7 +119,7 @@ def read_tags(text: str) -> dict[str, str]:
     for line in filter(str.strip, text.splitlines()):
         name, colon, value = (part.strip() for part in line.partition(":"))
         if not colon or name in found:
-            rule = "must be one line each" if colon else "must be written as name: value"
+            rule = "must have a name each" if colon else "must be written as name: value"
             raise Invalid("bad_tag", f"tags {rule}, got {line.strip()[:80]!r}")
         found[name] = value
     return found
@@ -130,6 +143,10 @@ def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
         for found, when in kept
         for one in (found if isinstance(found, list) else [found] if found else [])
     ]
+
+
+def _candidates(found: Any) -> Markup:
+    return _escaped(tables.plain(found)) if found else Markup("")
 
 
 def _fit_info(info: dict[str, Any]) -> Markup:

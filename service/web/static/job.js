@@ -1,21 +1,24 @@
-// Goes on from a fit to what it has made, if that comes while somebody watches; and tells those who
-// listen to the page how its status changes. live.js keeps the page as it is now.
+// Goes on from a fit to what it has made, if that comes while somebody watches, or if it was there
+// before the page was and whoever ordered it waits for it. live.js keeps the page as it is now.
 
 const job = () => document.getElementById("job");
+const ORDERED = "#ordered";
+
+function goOn() {
+  if (job().dataset.result) location.assign(job().dataset.result);
+}
 
 function follow() {
-  let status = job().dataset.status;
   const watch = new MutationObserver(() => {
-    const now = job().dataset;
-    if (now.status !== status) {
-      status = now.status;
-      document.getElementById("said").textContent = `The fit is ${status}.`;
-    }
-    if ("busy" in now) return;
+    if ("busy" in job().dataset) return;
     watch.disconnect();
-    if (now.result) location.assign(now.result);
+    goOn();
   });
   watch.observe(document.getElementById("main"), { childList: true });
 }
 
+const wasOrdered = location.hash === ORDERED;
+// so that who comes back to this page stays on it
+if (wasOrdered) history.replaceState(null, "", location.pathname);
 if ("busy" in job().dataset) follow();
+else if (wasOrdered) goOn();

@@ -9,10 +9,17 @@ const isBusy = () => document.querySelector("[data-busy]") !== null;
 // who is about to decide something must not have it taken away
 const isInUse = (part) => part.querySelector("details[open]") !== null;
 
+// for those who listen to the page
+function tell(before, now) {
+  const status = document.getElementById("said");
+  if (status && now && now !== before) status.textContent = now;
+}
+
 function replace(part, fresh) {
   if (part.outerHTML === fresh.outerHTML || isInUse(part)) return;
   const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
   part.replaceWith(document.adoptNode(fresh));
+  tell(part.dataset.said, fresh.dataset.said);
   if (focused) document.getElementById(focused)?.focus();
 }
 

@@ -23,9 +23,9 @@ const ending = (file) => /\.([^.]+)$/.exec(file.name)?.[1].toLowerCase() ?? "";
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 class Wrong extends Error {
-  constructor(title, sentence, advice = "", field = null) {
+  constructor(title, sentence, advice = "") {
     super(sentence);
-    Object.assign(this, { title, advice, field });
+    Object.assign(this, { title, advice });
   }
 }
 
@@ -71,25 +71,30 @@ async function csvSaysKind(file) {
   const [header] = (await file.slice(0, HEADER_BYTES).text()).replace(/^\s+/, "").split(/\r|\n/, 1);
   const names = header.split(",").map((one) => one.trim().replace(/^"|"$/g, "").trim().toLowerCase());
   const others = names.filter((one) => !/^labels?$/.test(one));
+  if (others.length === names.length) return true; // without labels it is no set at all: the service says so
   return others.some((one) => NUMBERED.test(one)) || (others.length === 1 && ALONE.test(others[0]));
 }
 
+let looks = 0; // of which the newest counts
+
 async function look(id) {
+  const number = ++looks;
   const files = [...part(id).files];
   part(`${id}-said`).textContent = files.map((one) => `${one.name}, ${size(one.size)}`).join("; ");
   try {
     const found = await Promise.all(WHOLE.map(chosen));
+    if (number !== looks) return;
     part("kind").hidden = found.every((one) => one === null || one.says);
     hide();
   } catch (error) {
-    show(error);
+    if (number === looks) show(error);
   }
 }
 
 function kindOf(one) {
   if (one.says) return null;
   const kind = form.querySelector("input[name=kind]:checked")?.value;
-  if (!kind) throw new Wrong(`${one.names} does not say what its values are`, "Choose logits or probabilities.", "", "kind");
+  if (!kind) throw new Wrong(`${one.names} does not say what its values are`, "Choose logits or probabilities.");
   return kind;
 }
 
@@ -118,9 +123,9 @@ function call(url, body, type, names) {
 
 async function order() {
   const methods = [...form.querySelectorAll("input[name=method]:checked")].map((one) => ({ method: one.value }));
-  if (!methods.length) throw new Wrong("No method is chosen", "A fit takes at least one.", "", "methods");
+  if (!methods.length) throw new Wrong("No method is chosen", "A fit takes at least one.");
   const [data, evaluation] = await Promise.all(WHOLE.map(chosen));
-  if (data === null) throw new Wrong("No file is chosen", "A fit needs logits and labels.", "", "data");
+  if (data === null) throw new Wrong("No file is chosen", "A fit needs logits and labels.");
   [data, evaluation].filter(Boolean).forEach(kindOf); // asked before anything is sent
   const asked = { methods, dataset: await upload(data) };
   if (evaluation) asked.evaluation = await upload(evaluation);
@@ -138,9 +143,10 @@ async function begin(event) {
   busy(true);
   try {
     const fit = await order();
-    location.assign(`${root}/jobs/${encodeURIComponent(fit.id)}`);
+    location.assign(`${root}/jobs/${encodeURIComponent(fit.id)}#ordered`);
   } catch (error) {
     busy(false);
+    if (error.problem?.code === "no_such_dataset") sent.clear(); // it was deleted since
     if (error instanceof Stopped) say("Stopped; nothing was ordered.");
     else show(error);
   }

@@ -75,7 +75,7 @@ def test_versions_are_listed_with_the_metrics_of_their_reports(local: Local) -> 
     assert (listed[1].metrics, listed[1].after, listed[1].floor) == (None, None, None)
 
 
-def test_the_last_move_of_each_alias_is_found(local: Local) -> None:
+def test_the_last_moves_of_each_alias_are_found(local: Local) -> None:
     for _ in range(2):
         local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
     for alias, version in (("b", 1), ("a", 1), ("b", 2), ("a", 2), ("a", 1)):
@@ -84,12 +84,12 @@ def test_the_last_move_of_each_alias_is_found(local: Local) -> None:
     parts = local.app.state.parts
     with parts.database.read() as store:
         calibrator = store.calibrators.named(parts.keys.anyone.workspace, "fashion")
-        found = store.aliases.last_moves(calibrator.id)
-        assert store.aliases.last_moves("cb_of_others") == []
-    assert [(one.alias, one.revision, one.reason) for one in found] == [
-        ("a", 3, "a to 1"),
-        ("b", 2, "b to 2"),
-    ]
+        found = store.aliases.moves(calibrator.id, 4)
+        assert store.aliases.moves("cb_of_others", 4) == {}
+    assert {alias: [one.reason for one in moves] for alias, moves in found.items()} == {
+        "a": ["a to 1", "a to 2", "a to 1"],
+        "b": ["b to 2"],
+    }
 
 
 def test_datasets_that_a_version_can_be_measured_on_are_found(local: Local) -> None:

@@ -8,15 +8,18 @@ from typing import Any
 
 import httpx
 import pytest
-from dashboard import Shell, check_page, csrf_of, row_of, signed_in
+from dashboard import Shell, check_page, csrf_of, make_key, row_of, signed_in
 from live_service import Local, in_process, sample
 from one_of_each import ALIAS, fitted_elsewhere
 from registering import registration
+from sqlalchemy import update
 
 from calibrators import CalibrationSet
 from calibrators.judging import fit_and_judge
 from calibrators.methods.identity import Identity
+from calibrators.methods.temperature import TemperatureMap
 from service.core.access import Scope
+from service.storage.tables import versions
 
 NAME = "fashion"
 HERE = f"/calibrators/{NAME}"
@@ -143,6 +146,34 @@ def test_forms_that_break_a_rule_are_told_in_words(
     assert place(client) == 1
 
 
+def test_a_reason_of_many_lines_is_counted_as_browsers_count_it(client: Local) -> None:
+    assert promote(client, 4, reason="a\r\n" * 499 + "a").status_code == 303
+
+
+def test_what_a_registered_map_says_of_itself_is_not_believed(service: Local) -> None:
+    fitted = TemperatureMap(k=5, temperature=2.0).with_info(winner=["identity"])
+    body = registration(fitted, report=fitted_elsewhere()["report"])
+    made = service.post("/v1/calibrators/foreign/versions", json=body, headers=bearer(service))
+    assert made.status_code == 201, made.text
+    with service.app.state.parts.database.write() as store:
+        named = update(versions).where(versions.c.map_sha256 == made.json()["map_sha256"])
+        store.session.execute(named.values(method="unheard-of"))
+    with signed_in(service, Scope.PROMOTE, name="eve") as client:
+        page = client.get("/calibrators/foreign/promote", params={"version": 1})
+    assert page.status_code == 200
+    assert "may differ from the model's" in row_of(page.text, "predicted class")
+
+
+def bearer(service: Local) -> dict[str, str]:
+    return {"Authorization": f"Bearer {make_key(service, Scope.ADMIN)}"}
+
+
+def test_an_alias_that_cannot_be_is_refused_before_a_plan_is_shown(client: Local) -> None:
+    for alias in ("Foo Bar!", "", "7"):
+        answer = client.get(f"{HERE}/promote", params={"version": 4, "alias": alias})
+        assert answer.status_code == 422
+
+
 def test_those_who_may_not_promote_see_the_history_alone(service: Local, client: Local) -> None:
     with signed_in(service, Scope.FIT, name="bob") as reader:
         assert reader.get(f"{HERE}/aliases/{ALIAS}").status_code == 200
@@ -155,6 +186,8 @@ def test_those_who_may_not_promote_see_the_history_alone(service: Local, client:
 def test_a_first_move_cannot_be_rolled_back(client: Local) -> None:
     form = {"alias": "fresh", "version": "1", "expected": "0", "csrf": csrf_of(client)}
     assert client.post(f"{HERE}/promote", data=form).status_code == 303
+    for page in (HERE, f"{HERE}/aliases/fresh"):
+        assert "aliases/fresh/rollback" not in client.get(page).text
     refused = client.get(f"{HERE}/aliases/fresh/rollback")
     assert refused.status_code == 409
     assert "has no earlier version" in Shell(refused.text).words

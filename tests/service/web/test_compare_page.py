@@ -72,7 +72,9 @@ def test_the_difference_is_that_of_a_paired_evaluation(service: Local, dataset: 
     )
     for row in expected.rows():
         words = " ".join(one for one in (row.before, row.after, row.change, row.interval) if one)
-        assert words in row_of(page, row.metric.title), row.metric.title
+        assert words.replace("-", "\N{MINUS SIGN}") in row_of(page, row.metric.title), (
+            row.metric.title
+        )
     assert (
         "version 2 is measurably better calibrated than version 1".lower() in _words(page).lower()
     )
@@ -97,8 +99,8 @@ def test_what_a_version_was_fitted_on_is_no_fair_ground(service: Local) -> None:
         seen = update(versions).where(versions.c.number == 2)
         store.session.execute(seen.values(dataset_sha256=hashlib.sha256(body).hexdigest()))
     words = _words(measured(service, a=1, b=2, dataset=id))
-    assert "version 2, temperature was fitted on these rows" in words
-    assert "version 1, identity was fitted on these rows" not in words
+    assert "Version 2, temperature was fitted on these rows" in words
+    assert "ersion 1, identity was fitted on these rows" not in words
 
 
 def test_many_rows_are_measured_on_some_of_them(
@@ -122,7 +124,7 @@ def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
         assert dataset not in page.text
         assert "a key with the scope fit can measure" in _words(page.text).lower()
         assert "improved" in row_of(page.text, "version 1, temperature")
-        assert reader.get(PATH, params={"dataset": dataset}).status_code == 404
+        assert reader.get(PATH, params={"dataset": dataset}).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,34 @@ def test_what_cannot_be_compared_is_told(
     answer = local.get(PATH, params=asked, headers=HTML)
     assert answer.status_code == status
     assert told in check_page(answer).words
+
+
+def test_who_names_one_version_is_given_another_to_compare_it_with(local: Local) -> None:
+    def shown(**asked: int) -> str:
+        words = _words(local.get(PATH, params=asked, headers=HTML).text)
+        return re.search(r"Version (\d) and version (\d)", words)[0]
+
+    local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+    alone = local.get(PATH, headers=HTML)
+    assert alone.status_code == 409
+    assert "no two versions to compare yet" in check_page(alone).words
+    for _ in range(2):
+        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+    assert shown() == "Version 2 and version 3"
+    assert shown(b=1) == "Version 2 and version 1"
+    local.put("/v1/calibrators/fashion/aliases/production", json={"version": 1})
+    assert shown() == "Version 1 and version 3"
+    assert shown(b=2) == "Version 1 and version 2"
+    assert shown(b=1) == "Version 2 and version 1"
+
+
+def test_nothing_is_measured_on_rows_that_nobody_chose(local: Local) -> None:
+    for _ in range(2):
+        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+    local.post("/v1/datasets", content=npz(*sample(600, CLASSES)), headers=NPZ)
+    page = local.get(PATH, headers=HTML).text
+    assert "choose one to measure both on" in _words(page)
+    assert "data-busy" not in page
 
 
 def test_versions_of_other_input_say_why_they_cannot_be_measured(

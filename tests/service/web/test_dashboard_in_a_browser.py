@@ -39,6 +39,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
 @pytest.fixture
 def service(locked: tuple[Running, str], tab: Tab) -> Iterator[str]:
     """Where it is; afterwards the pages have complained of nothing and asked nobody else."""
+    tab.problems.clear()
     yield locked[0].url
     assert not tab.problems
     assert all(one.startswith((locked[0].url, "data:,")) for one in tab.asked)
@@ -52,7 +53,8 @@ def look(tab: Tab, name: str) -> None:
     """Both widths, light and dark: nobody is kept out, nothing is cut off."""
     for width, dark in ((380, True), (1280, False)):
         tab.open(tab.page.url, width=width, dark=dark)
-        tab.page.wait_for_load_state("networkidle")
+        for chart in tab.page.locator("[data-chart]").all():
+            expect(chart.locator("svg").first).to_be_visible()
         tab.check_width()
         tab.check_access()
         tab.keep_picture(f"{name}-{width}")

@@ -137,7 +137,7 @@ def test_an_empty_service_teaches_the_first_step(local: Local) -> None:
     assert "Nothing is calibrated yet" in page
     assert 'action="./sample"' in page
     fit = local.post("/sample", headers=HTML).headers["location"]
-    assert re.fullmatch(r"\./jobs/fit_\w+", fit)
+    assert re.fullmatch(r"\./jobs/fit_\w+#ordered", fit)
     assert "waits for a worker" in local.get(fit[1:], headers=HTML).text
     page = local.get("/", headers=HTML).text
     assert "no version yet" in row_of(page, "sample")

@@ -57,6 +57,22 @@ def test_keys_are_made_shown_once_rotated_and_revoked(admin: Local) -> None:
     assert admin.get("/v1/runs", headers=bearer).status_code == 401
 
 
+def test_a_page_that_is_reloaded_makes_no_other_key(admin: Local) -> None:
+    def forms() -> dict[str, str]:
+        (once,) = set(re.findall(r'name="once" value="([^"]+)"', admin.get("/keys").text))
+        return {"csrf": csrf_of(admin), "once": once}
+
+    form = {**forms(), "name": "twice", "scope": "fit"}
+    first, again = (admin.post("/keys", data=form) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 409)
+    assert "the key that it made was shown then" in check_page(again).words
+    assert len(re.findall(r'<th scope="row">twice</th>', admin.get("/keys").text)) == 1
+    (id,) = re.findall(r"cal_([0-9a-f]{12})_", first.text)
+    form = forms()
+    rotated = [admin.post(f"/keys/{id}/rotate", data=form).status_code for _ in range(2)]
+    assert rotated == [201, 409]
+
+
 @pytest.mark.parametrize(
     ("form", "told"),
     [

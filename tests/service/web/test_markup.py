@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from dashboard import add_fit, check_page, csrf_of, signed_in
+from dashboard import add_fit, check_page, csrf_of, make_key, signed_in
 from every_route import PAGES
 from live_service import NPZ, Local, in_process, npz, sample, wait_until
 from one_of_each import ALIAS, CLASSES, RUN, fitted_elsewhere, run_body
@@ -15,12 +15,12 @@ from sqlalchemy import select, update
 from service.core.access import Scope
 from service.storage.records import FitStatus
 from service.storage.store import Store
-from service.storage.tables import reports, versions
+from service.storage.tables import datasets, reports, versions
 
 MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
 NAME = "fashion"
 # what these show nobody wrote but the service, or scripts bring it
-OWN_WORDS = {"/new-fit", "/runs", "/runs/{name}", "/sign-in"}
+OWN_WORDS = {"/new-fit", "/runs", "/runs/{name}", "/sign-in", "/calibrators/{name}/promote"}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     """An administrator of a service in which every text is markup."""
     with in_process(tmp_path_factory.mktemp("markup")) as service:
         _fill(service)
-        with signed_in(service, Scope.ADMIN, name=MARKUP) as made:
+        with signed_in(service, Scope.ADMIN, name="admin") as made:
             yield made
 
 
@@ -42,6 +42,7 @@ def _fill(service: Local) -> None:
         service.put(f"/v1/calibrators/{NAME}/aliases/{ALIAS}", json=move)
     service.post("/v1/datasets", content=npz(*sample(600, CLASSES)), headers=NPZ)
     service.post("/v1/runs", json={**run_body(), "description": MARKUP})
+    make_key(service, Scope.FIT, name=MARKUP)
     with service.app.state.parts.database.write() as store:
         _write_markup(store)
         store.workers.beat(MARKUP, queues=[MARKUP], device=MARKUP)
@@ -89,9 +90,17 @@ def test_every_page_shows_it_as_text(client: Local, fit: str, path: str) -> None
     _check(client.get(url), is_shown=path not in OWN_WORDS)
 
 
+def test_what_changes_for_callers_shows_it_as_text(client: Local) -> None:
+    _check(client.get(f"/calibrators/{NAME}/promote", params={"version": 1}))
+
+
 def test_a_comparison_shows_it_as_text(client: Local) -> None:
+    with client.app.state.parts.database.read() as store:
+        dataset = store.session.execute(select(datasets.c.id)).scalar_one()
+
     def measured() -> httpx.Response | None:
-        page = client.get(f"/calibrators/{NAME}/compare", params={"a": 1, "b": 2})
+        asked = {"a": 1, "b": 2, "dataset": dataset}
+        page = client.get(f"/calibrators/{NAME}/compare", params=asked)
         return None if "data-busy" in page.text else page
 
     page = wait_until(measured)
@@ -108,6 +117,11 @@ def test_what_is_asked_for_is_shown_as_text(client: Local) -> None:
     form = client.get("/sign-in", params={"next": '/"><b>'})
     assert "b" not in check_page(form).tags
     assert "&gt;&lt;b&gt;" in form.text
+
+
+def test_the_name_of_who_is_signed_in_is_shown_as_text(client: Local) -> None:
+    with signed_in(client, Scope.PREDICT, name=MARKUP) as other:
+        _check(other.get("/runs"))
 
 
 def test_what_is_written_into_forms_is_shown_as_text(client: Local) -> None:

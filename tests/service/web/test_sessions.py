@@ -261,3 +261,31 @@ def test_without_keys_nobody_signs_in(local: Local) -> None:
     assert local.post("/sample", headers=origin).status_code == 303
     assert local.post("/sample", headers={**HTML, "Origin": "null"}).status_code == 403
     assert local.get("/", headers={**HTML, "Host": "elsewhere.example"}).status_code == 403
+
+
+def test_a_form_of_an_ended_session_leads_to_sign_in_and_back(browser: Local) -> None:
+    here = f"{own(browser)}/calibrators/fashion/promote?version=2"
+    headers = {**HTML, "Referer": here}
+    answer = browser.post("/calibrators/fashion/promote", data={"version": "2"}, headers=headers)
+    assert answer.status_code == 303
+    asked = parse_qs(urlsplit(answer.headers["location"]).query)
+    assert asked == {"ended": ["1"], "next": ["/calibrators/fashion/promote?version=2"]}
+    page = browser.get("/sign-in", params={name: one[0] for name, one in asked.items()})
+    assert "Your session has ended, and nothing was changed" in page.text
+    foreign = {**HTML, "Referer": "https://elsewhere.example/keys"}
+    answer = browser.post("/calibrators/fashion/promote", headers=foreign)
+    assert answer.headers["location"].endswith("?ended=1&next=/")
+
+
+def test_paths_that_there_are_not_are_told_as_pages_to_people(admin: Local) -> None:
+    for path, status in (("/nope", 404), ("/sign-out", 405)):
+        page = admin.get(path, headers=HTML)
+        assert (page.status_code, page.headers["content-type"][:9]) == (status, "text/html")
+        assert admin.get(path).headers["content-type"] == "application/problem+json"
+
+
+def test_a_form_that_was_refused_leads_back_to_its_page(admin: Local) -> None:
+    headers = {**HTML, "Referer": f"{own(admin)}/keys"}
+    answer = admin.post("/keys", data={"csrf": csrf_of(admin), "name": "x"}, headers=headers)
+    assert answer.status_code == 422
+    assert '<a href="/keys">Back' in answer.text

@@ -69,6 +69,12 @@ def tried(client: Local, name: str, rows: str, **form: str) -> list[dict[str, tu
     return shown(answer.text)
 
 
+@pytest.mark.parametrize("text", ["1,,2,3", ",1,2,3", "1;;2", "1, ,2,3"])
+def test_a_missing_number_moves_no_class(text: str) -> None:
+    with pytest.raises(Invalid, match="nothing between two commas"):
+        rows_of(text, 3)
+
+
 def test_probabilities_are_those_of_softmax_and_of_predict(user: Local) -> None:
     rows = np.random.default_rng(3).normal(size=(4, 5)).round(3) * 4
     answer = user.post("/v1/calibrators/fashion@production/predict", json=rows.tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html import escape
 from html.parser import HTMLParser
@@ -169,6 +170,7 @@ def test_each_key_is_offered_what_it_may_do(service: Local, scope: Scope) -> Non
 
 def test_notes_are_changed_by_those_who_may_promote(promoter: Local, reader: Local) -> None:
     form = {"tags": "team: nlp\r\nurl: a:b", "description": "new\r\nlines"}
+    form["seen"] = seen_on(promoter, NO_REPORT)
     answer = promoter.post(f"{NO_REPORT}/notes", data={**form, "csrf": csrf_of(promoter)})
     assert answer.status_code == 303
     assert (
@@ -185,21 +187,31 @@ def test_notes_are_changed_by_those_who_may_promote(promoter: Local, reader: Loc
     refused = reader.post(f"{NO_REPORT}/notes", data={**form, "csrf": csrf_of(reader)})
     assert refused.status_code == 403
     cleared = {"tags": "", "description": "", "csrf": csrf_of(promoter)}
+    late = promoter.post(f"{NO_REPORT}/notes", data={**cleared, "seen": form["seen"]})
+    assert late.status_code == 412
+    assert "somebody changed these notes" in check_page(late).words
+    cleared["seen"] = seen_on(promoter, NO_REPORT)
     assert promoter.post(f"{NO_REPORT}/notes", data=cleared).status_code == 303
     assert promoter.get(f"/v1{NO_REPORT}").json()["tags"] == {}
+
+
+def seen_on(client: Local, page: str) -> str:
+    """What the form of a page says of the notes it shows."""
+    return re.search(r'name="seen" value="(\w+)"', client.get(page).text)[1]
 
 
 @pytest.mark.parametrize(
     ("tags", "said"),
     [
         ("vision", "tags must be written as name: value, got 'vision'"),
-        ("a: 1\na: 2", "tags must be one line each, got 'a: 2'"),
+        ("a: 1\na: 2", "tags must have a name each, got 'a: 2'"),
         ("Team: vision", "a tag"),
         ("\n".join(f"t{number}: x" for number in range(33)), "at most 32 tags"),
     ],
 )
 def test_tags_that_are_none_are_refused_in_words(promoter: Local, tags: str, said: str) -> None:
     form = {"tags": tags, "description": "", "csrf": csrf_of(promoter)}
+    form["seen"] = seen_on(promoter, PAGE)
     answer = promoter.post(f"{PAGE}/notes", data=form)
     assert answer.status_code == 422
     assert said in check_page(answer).words
