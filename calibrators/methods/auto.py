@@ -73,7 +73,7 @@ class Auto(Calibrator):
 
     name = "auto"
     summary = "the simplest method that measurably calibrates better, by cross-validation"
-    reference = "see its docstring for the rules that were tried"
+    reference = "docs/studies/auto.md has the rules that were tried"
     cost = "five times its dearest candidate"
 
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0

@@ -7,10 +7,9 @@ from typing import Any, Protocol
 
 from sqlalchemy import and_, func, select
 
+from service.storage.records import PRODUCTION
 from service.storage.rows import Repository
 from service.storage.tables import aliases, calibrators, reports, versions
-
-PRODUCTION = "production"
 
 
 class Judgement(Protocol):
@@ -28,11 +27,10 @@ class Judgement(Protocol):
 
 @dataclass(frozen=True)
 class VersionLine:
-    """A version in a list, with the metrics of its report before and after; None without one."""
+    """A version in a list, with its judgement and its metrics after and before."""
 
     number: int
     method: str
-    model: str | None
     dataset_sha256: str | None
     rows: int | None
     verdict: str | None

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 Kind = Literal["logits", "probabilities"]
+PRODUCTION = "production"  # the alias that is meant where none is named
 RunKind = Literal["adafocal", "monitor"]
 Decider = Literal["trainer", "service"]
 

@@ -14,8 +14,7 @@ from service.core.access import Principal, Scope
 from service.core.aliases import LONGEST_REASON
 from service.core.names import check_alias
 from service.errors import Invalid
-from service.storage.overview import PRODUCTION
-from service.storage.records import Alias, Version
+from service.storage.records import PRODUCTION, Alias, Version
 from service.storage.store import Store
 from service.web.changes import Change, changes
 from service.web.forms import Form, Sent

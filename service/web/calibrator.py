@@ -10,8 +10,8 @@ from service.api.paging import Cursor, number_place, paged
 from service.api.parts import Caller, Joined
 from service.core import versions
 from service.core.aliases import can_roll_back
-from service.storage.overview import PRODUCTION, VersionLine
-from service.storage.records import Alias, AliasMove
+from service.storage.overview import VersionLine
+from service.storage.records import PRODUCTION, Alias, AliasMove
 from service.web.ece_chart import chart_scale, ece_chart
 from service.web.layout import page, pages
 from service.web.snippets import snippets

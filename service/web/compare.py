@@ -16,8 +16,7 @@ from service.core.access import Principal, Scope
 from service.core.comparing import Comparison, Pair
 from service.core.versions import Judged
 from service.errors import Conflict, Invalid, NotFound, ServiceError
-from service.storage.overview import PRODUCTION
-from service.storage.records import CalibratorRow, Dataset, Version
+from service.storage.records import PRODUCTION, CalibratorRow, Dataset, Version
 from service.storage.store import Store
 from service.web.layout import page, pages
 

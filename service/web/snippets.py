@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from fastapi import Request
 
-from service.storage.overview import PRODUCTION
-from service.storage.records import Version
+from service.storage.records import PRODUCTION, Version
 
 LONGEST_BODY = 1000
 KEY = '-H "Authorization: Bearer $CALIBRD_API_KEY"'

@@ -20,7 +20,7 @@ from service.core.formats.layout import Array
 from service.core.predicting import predict, top_classes
 from service.core.serving import Served
 from service.errors import ServiceError
-from service.storage.overview import PRODUCTION
+from service.storage.records import PRODUCTION
 from service.storage.store import Store
 from service.web.forms import Form, Sent
 from service.web.layout import page, pages

@@ -49,12 +49,12 @@ class Judgement:
             reliability=charts.reliability(report),
             margins=charts.margin_panels(report) if report.by_margin else None,
             temperatures=charts.temperatures(report) if report.temperatures else None,
-            metrics=_escaped(tables.metrics(report)),
-            definitions=_escaped(tables.definitions(report)),
-            bins=_escaped(tables.reliability(report)),
-            cells=_escaped(tables.temperatures(report)),
-            classes=_escaped(tables.classes(report)),
-            conventions=_escaped(tables.facts(report.conventions)),
+            metrics=_trusted(tables.metrics(report)),
+            definitions=_trusted(tables.definitions(report)),
+            bins=_trusted(tables.reliability(report)),
+            cells=_trusted(tables.temperatures(report)),
+            classes=_trusted(tables.classes(report)),
+            conventions=_trusted(tables.facts(report.conventions)),
         )
 
 
@@ -74,8 +74,8 @@ def version_page(
         "meaning": _meaning(version.verdict),
         "aliases": [one.name for one in pointing if one.version == number],
         "warnings": _warnings(version, report),
-        "params": _escaped(tables.plain(version.params)),
-        "libraries": _escaped(tables.plain(version.libraries)),
+        "params": _trusted(tables.plain(version.params)),
+        "libraries": _trusted(tables.plain(version.libraries)),
         "fit_info": _fit_info(version.fit_info),
         "candidates": _candidates(version.fit_info.get("candidates")),
         "why_no_onnx": versions.why_no_onnx(version),
@@ -146,13 +146,13 @@ def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
 
 
 def _candidates(found: Any) -> Markup:
-    return _escaped(tables.plain(found)) if found else Markup("")
+    return _trusted(tables.plain(found)) if found else Markup("")
 
 
 def _fit_info(info: dict[str, Any]) -> Markup:
     kept = {name: one for name, one in info.items() if name not in SHOWN_ELSEWHERE}
-    return _escaped(tables.facts(kept)) if kept else Markup("")
+    return _trusted(tables.facts(kept)) if kept else Markup("")
 
 
-def _escaped(html: str) -> Markup:
+def _trusted(html: str) -> Markup:
     return Markup(html)  # noqa: S704 - calibrators.tables escapes every string

@@ -18,6 +18,7 @@ from service.storage.fits import Fits
 from service.storage.records import FitStatus
 from service.storage.tables import calibrators
 
+MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 FIT_FACTS: dict[str, Any] = {
     "order": {"methods": [{"method": "temperature", "params": {}}]},

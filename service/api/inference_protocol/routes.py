@@ -36,8 +36,8 @@ from service.core.access import Principal, Scope
 from service.core.serving import Served
 from service.errors import Malformed
 from service.settings import MEGABYTE
+from service.storage.records import PRODUCTION
 
-DEFAULT_ALIAS = "production"
 JSON = "application/json"
 WHOLE_NUMBER = re.compile("[0-9]{1,15}")
 
@@ -145,7 +145,7 @@ class _Protocol:
         principal: Principal = request.scope["principal"]
         check_scope(principal, Scope.PREDICT)
         name = request.path_params["name"]
-        ref = request.path_params.get("version", DEFAULT_ALIAS)
+        ref = request.path_params.get("version", PRODUCTION)
         return self.find(principal, name, ref) or await self.load(principal, name, ref)
 
 

@@ -63,7 +63,7 @@ def decode(body: Bytes) -> Table:
     for line, row in lines:
         _check_width(line, row, header)
         for place in header.classes:
-            values.append(_cell(line, header.names[place], row[place], _number))
+            values.append(_cell(line, header.names[place], row[place], float))
         labels.append(_cell(line, header.names[header.labels], row[header.labels], _label))
     return Table(
         np.array(values).reshape(len(labels), len(header.classes)),
@@ -174,17 +174,13 @@ def _cell(line: int, name: str, text: str, made: Callable[[str], Number]) -> Num
             raise ValueError(text)
         return made(text)
     except ValueError as error:
-        what = "a number" if made is _number else "a whole number, 0 for the first class"
+        what = "a number" if made is float else "a whole number, 0 for the first class"
         raise Invalid(
             "not_a_number",
             f"line {line}, column {name[:SHOWN]!r}: {text[:SHOWN]!r} is not {what}",
             line=line,
             column=name[:SHOWN],
         ) from error
-
-
-def _number(text: str) -> float:
-    return float(text)
 
 
 def _label(text: str) -> int:

@@ -1,5 +1,4 @@
-// Draws the charts of a page: every element with data-chart, which is a Vega-Lite specification or
-// the address of one. Elements that come later (live.js brings some) are drawn as they come.
+// Draws the charts of a page: every element with data-chart, which is a Vega-Lite specification. Elements that come later (live.js brings some) are drawn as they come.
 
 import { draw, whyNot } from "./drawing.js";
 
@@ -20,19 +19,12 @@ function fitted(view, room) {
   return width > room - BESIDE ? { ...view, width: room - BESIDE } : view;
 }
 
-async function specificationOf(text) {
-  if (text.startsWith("{")) return JSON.parse(text);
-  const answer = await fetch(text);
-  if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
-  return answer.json();
-}
-
 async function show(place) {
   begun.add(place);
   try {
     const trouble = whyNot();
     if (trouble) throw new Error(trouble);
-    const spec = await specificationOf(place.dataset.chart);
+    const spec = JSON.parse(place.dataset.chart);
     await draw(place, fitted(spec, place.clientWidth));
   } catch (error) {
     place.textContent = `There is no chart here. ${error.message}`;

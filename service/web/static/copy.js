@@ -4,6 +4,7 @@ for (const block of document.querySelectorAll("pre")) {
   const button = document.createElement("button");
   button.type = "button";
   button.className = "copy";
+  button.ariaLive = "polite";
   button.textContent = "Copy";
   button.addEventListener("click", async () => {
     try {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dashboard import HTML, add_fit, check_page, csrf_of, make_key, signed_in
+from dashboard import HTML, MARKUP, add_fit, check_page, csrf_of, make_key, signed_in
 from live_service import NPZ, Local, in_process, npz, sample
 from one_of_each import fitted_elsewhere
 
@@ -13,8 +13,6 @@ from service.core import keys
 from service.core.access import Scope
 from service.storage.records import FitStatus
 from service.web.advice import ADVICE
-
-MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
 
 
 @pytest.fixture(scope="module")

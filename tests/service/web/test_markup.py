@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from dashboard import add_fit, check_page, csrf_of, make_key, signed_in
+from dashboard import MARKUP, add_fit, check_page, csrf_of, make_key, signed_in
 from every_route import PAGES
 from live_service import NPZ, Local, in_process, npz, sample, wait_until
 from one_of_each import ALIAS, CLASSES, RUN, fitted_elsewhere, run_body
@@ -17,7 +17,6 @@ from service.storage.records import FitStatus
 from service.storage.store import Store
 from service.storage.tables import datasets, reports, versions
 
-MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
 NAME = "fashion"
 # what these show nobody wrote but the service, or scripts bring it
 OWN_WORDS = {"/new-fit", "/runs", "/runs/{name}", "/sign-in", "/calibrators/{name}/promote"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from dashboard import HTML, check_page, csrf_of, make_key, signed_in
+from dashboard import HTML, MARKUP, check_page, csrf_of, make_key, signed_in
 from hypothesis import given
 from hypothesis import strategies as st
 from live_service import NPZ, Local, in_process, npz, sample
@@ -19,7 +19,6 @@ from service.settings import MEGABYTE
 from service.web.advice import ADVICE
 from service.web.new_fit import PATTERN, choices
 
-MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
 # with which fits end, and which no call of the API is answered with
 OF_WORKERS = {
     "dataset_gone",

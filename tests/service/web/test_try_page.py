@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from dashboard import HTML, Shell, check_page, csrf_of, make_key, signed_in
+from dashboard import HTML, MARKUP, Shell, check_page, csrf_of, make_key, signed_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -22,7 +22,6 @@ from service.core.access import Scope
 from service.errors import Invalid
 from service.web.pasted import MOST_ROWS, example_row, rows_of
 
-MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
 WIDTHS = {"binary": 2, "fashion": 5, "letters": 26, "words": 3000}
 
 

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from dashboard import check_page, csrf_of, make_key, signed_in, statements
+from dashboard import MARKUP, check_page, csrf_of, make_key, signed_in, statements
 from live_service import Local, in_process, sample
 from one_of_each import ALIAS, fitted_elsewhere
 from registering import registration
@@ -24,7 +24,6 @@ from service.core.access import Scope
 from service.storage.tables import versions
 from service.web.version import read_tags
 
-MARKUP = "<img src=x onerror=alert(1)>'\"&amp;"
 PAGE = "/calibrators/fashion/versions/1"
 NO_REPORT = "/calibrators/fashion/versions/2"
 
