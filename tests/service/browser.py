@@ -17,6 +17,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_SECONDS = 40
 SERIOUS = ("serious", "critical")
+PICTURES = Path(__file__).parents[2] / "out/pictures"
 
 
 @dataclass
@@ -60,10 +61,9 @@ class Tab:
         assert not grave, grave
 
     def keep_picture(self, name: str) -> None:
-        """For those who want to look: a picture in the folder that CALIBRD_PICTURES names."""
-        if folder := os.environ.get("CALIBRD_PICTURES"):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+        """A picture of the whole page for those who want to look, in out/pictures."""
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
 
     def _heard(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

@@ -1,6 +1,6 @@
 """The pages of runs in a real Chromium, where one is installed: they draw, follow and keep out.
 
-With CALIBRD_PICTURES=folder, pictures of the pages are left there.
+Pictures of the pages are left in out/pictures.
 """
 
 from __future__ import annotations

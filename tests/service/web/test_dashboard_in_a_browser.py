@@ -1,6 +1,6 @@
 """The dashboard in a real Chromium: from the first sign-in to a version rolled back.
 
-With CALIBRD_PICTURES=folder, pictures of the pages are left there.
+Pictures of the pages are left in out/pictures.
 """
 
 from __future__ import annotations
