@@ -193,7 +193,7 @@ def zero_line() -> Spec:
     """Where nothing is off."""
     return {
         "data": {"values": [{}]},
-        "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 4]},
+        "mark": {"type": "rule", "aria": False, "color": MUTED, "strokeDash": [4, 4]},
         "encoding": {"y": {"datum": 0}},
     }
 

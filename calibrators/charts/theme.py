@@ -23,7 +23,6 @@ FONT = "Arial, Helvetica, sans-serif"
 CONFIG: Spec = {
     "font": FONT,
     "view": {"stroke": None},
-    "rule": {"aria": False},  # what they show, the points they belong to say
     "axis": {
         "domainColor": RULE,
         "gridColor": RULE,

@@ -119,6 +119,7 @@ def promote_page(
 def promote(request: Request, joined: Joined, caller: Caller, name: str, form: Sent) -> Response:
     """Point the alias at the version, if it is still where the page showed it."""
     with joined.database.write() as store:
+        versions.calibrator_named(store, caller, name)  # before anything is said of the form
         aliases.move(
             store,
             caller,
@@ -160,6 +161,7 @@ def roll_back(
 ) -> Response:
     """Take back the last move, if the alias is still where the page showed it."""
     with joined.database.write() as store:
+        aliases.find(store, caller, name, alias)  # before anything is said of the form
         aliases.roll_back(
             store,
             caller,

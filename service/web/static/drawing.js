@@ -22,7 +22,7 @@ export async function draw(place, spec) {
 
 // layers without marks have no name: screen readers would meet a picture of nothing
 export function hideEmpty(place) {
-  for (const layer of place.querySelectorAll(".mark-symbol, .mark-text")) {
+  for (const layer of place.querySelectorAll(".mark-symbol, .mark-rule, .mark-text")) {
     if (layer.childElementCount) layer.removeAttribute("aria-hidden");
     else layer.setAttribute("aria-hidden", "true");
   }

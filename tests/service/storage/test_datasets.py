@@ -196,7 +196,7 @@ def test_npy_alone_has_no_labels(local):
 
 
 def test_unknown_content_type_is_415(local):
-    answer = local.post("/v1/datasets", content=b"a,b", headers={"Content-Type": "text/csv"})
+    answer = local.post("/v1/datasets", content=b"a,b", headers={"Content-Type": "text/plain"})
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
     assert "application/x-npz" in answer.json()["detail"]
 
