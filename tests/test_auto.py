@@ -14,13 +14,13 @@ from calibrators.methods.temperature import TemperatureScaling
 
 
 def test_leaves_a_calibrated_model_alone() -> None:
-    chosen = [Auto().fit(draw(1500, 4, temperature=1.0, seed=s)).method for s in range(6)]
-    assert chosen.count("identity") >= 4
+    chosen = [Auto().fit(draw(1500, 4, temperature=1.0, seed=s)).method for s in range(3)]
+    assert chosen.count("identity") >= 2
 
 
 def test_takes_the_temperature_where_it_is_the_truth() -> None:
-    chosen = [Auto().fit(draw(1500, 4, temperature=2.5, seed=s)).method for s in range(6)]
-    assert chosen.count("temperature") >= 4
+    chosen = [Auto().fit(draw(1500, 4, temperature=2.5, seed=s)).method for s in range(3)]
+    assert chosen.count("temperature") >= 2
     assert "identity" not in chosen
 
 

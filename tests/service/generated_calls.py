@@ -20,7 +20,7 @@ from schemathesis import APIOperation, Case, GenerationMode, checks
 
 from service.core.formats import Format
 
-WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "400"))
+WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "250"))
 SEED = int(os.environ.get("CALIBRD_TEST_SEED", "0"))
 PER_OPERATION = 17
 PER_DRAWING = 2

@@ -137,7 +137,8 @@ def test_7_promote_says_what_changes_and_roll_back_takes_it_back(tab: Tab, servi
     for number in (1, 2):
         tab.open(f"{service}/calibrators/sample/promote?version={number}")
         expect(tab.page.get_by_text("Whoever calls")).to_be_visible()
-        look(tab, f"promote-{number}")
+        if number == 2:
+            look(tab, "promote")
         tab.page.get_by_label("Reason").fill(f"number {number} <b>is</b> better")
         tab.press(f"Point production at version {number}")
         expect_heading(tab, "sample")
