@@ -56,6 +56,7 @@ ADVICE = {
     "bad_name": "Use small letters, digits, '.', '_' and '-'.",
     "missing_scope": "Sign in with a key that has this scope.",
     "key_required": "Sign in again: the session has ended.",
+    "key_has_ended": "Sign in with another key; this page can stay open in its tab meanwhile.",
     "foreign_origin": "Reload the page: the session has changed since it was opened.",
     "dataset_gone": _AGAIN,
     "blob_missing": _AGAIN,
