@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from calibrators.blocks import Floats, Scratch, map_blocks, oriented
 from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
+from calibrators.groups import Groups
 
 Kind = Literal["logits", "probabilities"]
 Labels = NDArray[np.int64]
@@ -27,6 +28,7 @@ class CalibrationSet:
     column, (n,) or (n, 1): the logit of class 1, stored as the two columns ``[0, logit]``. Use
     :meth:`from_probabilities` for probabilities; which of the two it is, is never guessed. ``-inf``
     logits are legal except on a label. The logits given are shared, not copied, and never modified.
+    ``groups`` (n,), if given, name the segment each row belongs to.
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
     >>> data.n, data.k, data.kind
@@ -40,14 +42,19 @@ class CalibrationSet:
     labels: Labels
     row_max: Floats = field(init=False, repr=False)
     kind: Kind = field(default="logits", init=False)
+    groups: Groups | None = field(default=None, init=False)
 
-    def __init__(self, logits: ArrayLike, labels: ArrayLike) -> None:
+    def __init__(
+        self, logits: ArrayLike, labels: ArrayLike, groups: ArrayLike | None = None
+    ) -> None:
         given = _as_floats(logits, "logits")
-        self._check_in(as_logits(given), labels, "logits")
+        self._check_in(as_logits(given), labels, groups, "logits")
         warn_if_probabilities(given, stacklevel=3)
 
     @classmethod
-    def from_probabilities(cls, probabilities: ArrayLike, labels: ArrayLike) -> CalibrationSet:
+    def from_probabilities(
+        cls, probabilities: ArrayLike, labels: ArrayLike, groups: ArrayLike | None = None
+    ) -> CalibrationSet:
         """A set from probabilities: rows in [0, 1] that sum to 1, or (n,) / (n, 1) for class 1.
 
         Their logarithms serve as logits. Zeros are raised to the smallest positive normal number of
@@ -57,22 +64,29 @@ class CalibrationSet:
         2
         """
         made = cls.__new__(cls)
-        made._check_in(log_probabilities(probabilities, stacklevel=3), labels, "probabilities")
+        logits = log_probabilities(probabilities, stacklevel=3)
+        made._check_in(logits, labels, groups, "probabilities")
         return made
 
-    def _check_in(self, logits: Floats, labels: ArrayLike, kind: Kind) -> None:
+    def _check_in(
+        self, logits: Floats, labels: ArrayLike, groups: ArrayLike | None, kind: Kind
+    ) -> None:
         checked = _as_labels(labels, rows=len(logits), classes=logits.shape[1])
         maxima = row_maxima(logits)
         check_rows(maxima)
         check_labelled(logits[np.arange(len(checked)), checked])
-        self._set(logits, checked, maxima, kind)
+        segments = None if groups is None else Groups.of(groups, rows=len(logits))
+        self._set(logits, checked, maxima, kind, segments)
 
-    def _set(self, logits: Floats, labels: Labels, row_max: Floats, kind: Kind) -> None:
+    def _set(
+        self, logits: Floats, labels: Labels, row_max: Floats, kind: Kind, groups: Groups | None
+    ) -> None:
         for name, array in (("logits", logits), ("labels", labels), ("row_max", row_max)):
             view = array.view()
             view.flags.writeable = False
             object.__setattr__(self, name, view)
         object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "groups", groups)
 
     @property
     def n(self) -> int:
@@ -90,7 +104,8 @@ class CalibrationSet:
         if labels.ndim != 1 or not labels.size:
             raise DataError("empty", "rows must choose at least one row, and be one list of them")
         taken = CalibrationSet.__new__(CalibrationSet)
-        taken._set(self.logits[rows], labels, self.row_max[rows], self.kind)
+        groups = None if self.groups is None else self.groups.take(rows)
+        taken._set(self.logits[rows], labels, self.row_max[rows], self.kind, groups)
         return taken
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple[CalibrationSet, CalibrationSet]:

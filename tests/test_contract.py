@@ -228,7 +228,9 @@ def test_extreme_rows(name: str, fitted: CalibrationMap) -> None:
     with np.errstate(all="raise", under="ignore"):
         p = fitted.apply(rows)
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
-    assert p[0, 2] == 1
+    assert p[0, 2] == p[0].max()
+    if isinstance(fitted, TemperatureTypeMap):
+        assert p[0, 2] == 1
     assert p[2].tolist() == [1, 0, 0, 0, 0]
     assert (p[4, [1, 3]] == 0).all()
     if fitted.keeps_class:

@@ -1,0 +1,164 @@
+"""What the methods that recalibrate the top label's confidence share.
+
+Logits are first divided by the exact temperature of temperature scaling. A method then gives the
+predicted class a new confidence as a function of its old one; the other classes share what is left
+in their old proportions, which is one number added to their logits. The new confidence goes no
+lower than where the second class would catch up, so the predicted class stays the predicted class.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrators.base import CalibrationMap, Calibrator, FitContext, TemperatureTypeMap
+from calibrators.blocks import Floats, Scratch, map_blocks
+from calibrators.data import CalibrationSet, check_rows, row_maxima
+from calibrators.methods.temperature import (
+    TemperatureMap,
+    TemperatureScaling,
+    check_temperature,
+)
+from calibrators.onnx import DOUBLE, FLOAT, Builder
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TopLabelMap(CalibrationMap):
+    """A new confidence for the predicted class of ``softmax(logits / base_temperature)``.
+
+    Confidences are handled as log odds, ``log(c / (1 - c))``: they never saturate.
+    """
+
+    keeps_class = True
+
+    base_temperature: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_temperature(self.base_temperature)
+
+    @abstractmethod
+    def _recalibrated(self, log_odds: Floats) -> Floats:
+        """New log odds of the top label (n,) from its old, both float64; infinities are legal."""
+
+    @abstractmethod
+    def _onnx_recalibrated(self, graph: Builder, log_odds: str) -> str:
+        """The same of a column (n, 1) of doubles in an ONNX graph."""
+
+    def _transform(self, logits: Floats) -> Floats:
+        out = np.empty(logits.shape, dtype=logits.dtype)
+
+        def work(start: int, stop: int, scratch: Scratch) -> bool:
+            block = logits[start:stop]
+            largest = block.max(axis=1, keepdims=True)
+            if not np.isfinite(largest).all():
+                return False
+            target = out[start:stop]
+            with np.errstate(over="ignore", under="ignore"):
+                np.subtract(block, largest, out=target)
+                target *= logits.dtype.type(1 / self.base_temperature)
+                top = block.argmax(axis=1)[:, np.newaxis]
+                np.put_along_axis(target, top, -np.inf, axis=1)
+                second = target.max(axis=1)
+                target += self._shift(target, second)[:, np.newaxis]
+            np.put_along_axis(target, top, 0, axis=1)
+            return True
+
+        if not all(map_blocks(work, *logits.shape)):
+            check_rows(row_maxima(logits))
+        return out
+
+    def _shift(self, others: Floats, second: Floats) -> Floats:
+        """What is added to the logits of the other classes, relative to a top of 0."""
+        log_odds = -log_sum(others, second)
+        alone = np.isinf(log_odds)
+        log_odds[alone] = 0
+        shift = log_odds - self._recalibrated(log_odds)
+        shift[alone] = 0
+        return np.asarray(np.minimum(shift.astype(second.dtype), np.where(alone, 0, -second)))
+
+    def onnx_logits(self, graph: Builder, logits: str) -> str:
+        """The top at 0, the others with one number added to them."""
+        axis = graph.constant([1], np.int64)
+        largest = graph.add("ReduceMax", logits, axis, keepdims=1)
+        inverse = graph.constant(1 / self.base_temperature)
+        scaled = graph.add("Mul", graph.add("Sub", logits, largest), inverse)
+        place = graph.add("ArgMax", logits, axis=1, keepdims=1)
+        is_top = graph.add("Equal", place, graph.constant(np.arange(self.k), np.int64))
+        others = graph.add("Where", is_top, graph.constant(-np.inf), scaled)
+        second = graph.add("ReduceMax", others, axis, keepdims=1)
+        alone = graph.add("IsInf", second)
+        # of a row with a single finite logit nothing is asked: the others stay at -inf
+        reach = graph.add("Where", alone, graph.constant(0.0), second)
+        wide = graph.add("Cast", graph.add("Sub", others, reach), to=DOUBLE)
+        total = graph.add("ReduceSum", graph.add("Exp", wide), axis, keepdims=1)
+        total = graph.add("Where", alone, graph.constant(1.0, np.float64), total)
+        rest = graph.add("Add", graph.add("Log", total), graph.add("Cast", reach, to=DOUBLE))
+        log_odds = graph.add("Neg", rest)
+        shift = graph.add("Sub", log_odds, self._onnx_recalibrated(graph, log_odds))
+        shift = graph.add("Min", graph.add("Cast", shift, to=FLOAT), graph.add("Neg", reach))
+        moved = graph.add("Add", others, graph.add("Where", alone, graph.constant(0.0), shift))
+        return graph.add("Where", is_top, graph.constant(0.0), moved)
+
+
+def log_sum(others: Floats, second: Floats) -> Floats:
+    """``log sum exp`` of each row (n,) in float64, given its maximum; -inf if that is -inf."""
+    reach = np.where(np.isinf(second), 0, second)
+    total = np.exp(others - reach[:, np.newaxis]).sum(axis=1, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(total) + reach)
+
+
+def confidence_of(log_odds: Floats) -> Floats:
+    """``1 / (1 + exp(-log_odds))`` without overflow."""
+    with np.errstate(under="ignore"):
+        return np.asarray(np.exp(-np.logaddexp(0, -log_odds)))
+
+
+def log_odds_of(confidence: Floats) -> Floats:
+    """``log(c / (1 - c))``; infinite at 0 and 1."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(confidence) - np.log1p(-confidence))
+
+
+@dataclass(frozen=True)
+class TopLabelCalibrator(Calibrator):
+    """Temperature scaling, then a function of the top label's confidence.
+
+    If temperature scaling ends at its bound or finds flat logits there is nothing to build on: its
+    map is returned, with its warning.
+    """
+
+    def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
+        base = TemperatureScaling().fit_in(data, context.without_progress())
+        assert isinstance(base, TemperatureMap)  # noqa: S101
+        if base.fit_info["warnings"]:
+            context.step(1, 1)
+            return base
+        log_odds, correct = top_label(data, base)
+        return self._fit_confidence(log_odds, correct, base, context)
+
+    @abstractmethod
+    def _fit_confidence(
+        self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
+    ) -> TopLabelMap:
+        """Fit on each row's log odds of being right (float64) and whether it was (0.0 or 1.0).
+
+        ``base`` has ``k``, ``kind`` and ``temperature`` for the map. Infinite log odds, of rows
+        with a single finite logit, are among them.
+        """
+
+
+def top_label(data: CalibrationSet, base: TemperatureTypeMap) -> tuple[Floats, Floats]:
+    """Log odds of the predicted class after ``base``, and 1.0 where it is the label."""
+
+    def work(start: int, stop: int, scratch: Scratch) -> Floats:
+        scaled = base._transform(data.logits[start:stop])
+        top = data.logits[start:stop].argmax(axis=1)[:, np.newaxis]
+        np.put_along_axis(scaled, top, -np.inf, axis=1)
+        return -log_sum(scaled, scaled.max(axis=1))
+
+    log_odds = np.concatenate(map_blocks(work, data.n, data.k))
+    return log_odds, (data.logits.argmax(axis=1) == data.labels).astype(np.float64)
