@@ -48,6 +48,36 @@ def _one_number(name: Indicator, logits: Floats, temperature: float) -> Floats:
     return np.asarray(-(probabilities * logs).sum(axis=1))
 
 
+def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
+    """Gaps of ``logits / temperature`` from the largest to the next ``count``, (n, count), float64.
+
+    They rise along a row. A gap to -inf counts as the row's largest finite one, 0 if there is none.
+
+    >>> sorted_gaps(np.array([[3.0, 1.0, 0.0], [0.0, 5.0, -np.inf]]), 2, 1.0).tolist()
+    [[2.0, 3.0], [5.0, 5.0]]
+    """
+    largest = np.sort(np.partition(logits, -count - 1, axis=1)[:, -count - 1 :], axis=1)
+    largest = largest[:, ::-1].astype(np.float64)
+    gaps = (largest[:, :1] - largest[:, 1:]) / temperature
+    finite = np.where(np.isfinite(gaps), gaps, 0.0)
+    return np.asarray(np.maximum.accumulate(finite, axis=1))
+
+
+def onnx_sorted_gaps(graph: Builder, logits: str, count: int, temperature: float) -> str:
+    """Write what :func:`sorted_gaps` computes into an ONNX graph."""
+    wide = graph.add("Cast", logits, to=DOUBLE)
+    top = graph.add("TopK", wide, graph.constant([count + 1], np.int64), axis=1)
+    axis = graph.constant([1], np.int64)
+    largest = graph.add("ReduceMax", top, axis, keepdims=1)
+    others = graph.add("Slice", top, axis, graph.constant([count + 1], np.int64), axis)
+    gaps = graph.add("Sub", largest, others)
+    gaps = graph.add("Div", gaps, graph.constant(temperature, np.float64))
+    none = graph.constant(0.0, np.float64)
+    finite = graph.add("Where", graph.add("IsInf", gaps), none, gaps)
+    widest = graph.add("ReduceMax", finite, axis, keepdims=1)
+    return graph.add("Where", graph.add("IsInf", gaps), widest, gaps)
+
+
 def onnx_indicator(name: Indicator, graph: Builder, logits: str, temperature: float) -> str:
     """Write what :func:`indicate` computes into an ONNX graph."""
     wide = graph.add("Cast", logits, to=DOUBLE)

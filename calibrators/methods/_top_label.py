@@ -13,14 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrators.base import CalibrationMap, Calibrator, FitContext, TemperatureTypeMap
+from calibrators.base import CalibrationMap, FitContext, TemperatureTypeMap
 from calibrators.blocks import Floats, Scratch, map_blocks
 from calibrators.data import CalibrationSet, check_rows, row_maxima
-from calibrators.methods.temperature import (
-    TemperatureMap,
-    TemperatureScaling,
-    check_temperature,
-)
+from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.onnx import DOUBLE, FLOAT, Builder
 
 
@@ -124,19 +121,12 @@ def log_odds_of(confidence: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class TopLabelCalibrator(Calibrator):
-    """Temperature scaling, then a function of the top label's confidence.
+class TopLabelCalibrator(AfterTemperature):
+    """Temperature scaling, then a function of the top label's confidence."""
 
-    If temperature scaling ends at its bound or finds flat logits there is nothing to build on: its
-    map is returned, with its warning.
-    """
-
-    def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
-        base = TemperatureScaling().fit_in(data, context.without_progress())
-        assert isinstance(base, TemperatureMap)  # noqa: S101
-        if base.fit_info["warnings"]:
-            context.step(1, 1)
-            return base
+    def _fit_scaled(
+        self, data: CalibrationSet, base: TemperatureMap, context: FitContext
+    ) -> CalibrationMap:
         log_odds, correct = top_label(data, base)
         return self._fit_confidence(log_odds, correct, base, context)
 

@@ -10,18 +10,15 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from calibrators.adam import Adam
-from calibrators.base import Calibrator, FitContext, TemperatureTypeMap
+from calibrators.base import FitContext, TemperatureTypeMap
 from calibrators.blocks import Floats
 from calibrators.curves import observe
 from calibrators.data import CalibrationSet
 from calibrators.devices import torch_device, torch_threads
 from calibrators.errors import FitError, NotConverged, ParameterError
 from calibrators.indicators import Indicator, indicate, onnx_indicator
-from calibrators.methods.temperature import (
-    TemperatureMap,
-    TemperatureScaling,
-    check_temperature,
-)
+from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.objectives import Objective, ObjectiveName, make_objective
 from calibrators.onnx import FLOAT, Builder
 
@@ -89,7 +86,7 @@ class SmartMap(TemperatureTypeMap):
 
 
 @dataclass(frozen=True)
-class Smart(Calibrator):
+class Smart(AfterTemperature):
     """Sample Margin-Aware Recalibration of Temperature: ``p = softmax(z / T(margin))``.
 
     The margin, largest minus second largest logit, says how sure the model is of each sample; a
@@ -102,8 +99,6 @@ class Smart(Calibrator):
     (``objective="pointwise"``) is minimised by confidences of 0 and 1.
 
     ``indicator`` and ``objective`` offer the alternatives the paper compares (its Tables 3 and 4).
-    If temperature scaling ends at its bound or finds flat logits there is nothing to build on: its
-    map is returned, with its warning.
 
     Needs torch (``pip install calibrd[train]``).
 
@@ -132,13 +127,10 @@ class Smart(Calibrator):
     lam: Annotated[float, Gt(0)] = 200.0
     delta: Annotated[float, Ge(0)] = 1e-3
 
-    def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureTypeMap:
+    def _fit_scaled(
+        self, data: CalibrationSet, base: TemperatureMap, context: FitContext
+    ) -> SmartMap:
         device = torch_device(context.device)
-        base = TemperatureScaling().fit_in(data, context.without_progress())
-        assert isinstance(base, TemperatureMap)  # noqa: S101
-        if base.fit_info["warnings"]:
-            context.step(self.steps, self.steps)
-            return base
         signal = indicate(self.indicator, data.logits, base.temperature)
         centre, spread = signal.mean(axis=0), signal.std(axis=0)
         spread[spread == 0] = 1.0
