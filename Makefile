@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-faults check format demo wheel fuzz bench study-auto study-adafocal study-losses screenshots clean
+.PHONY: help serve browser test test-faults check format demo wheel fuzz bench study-posthoc study-auto study-adafocal study-losses screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,10 +62,13 @@ fuzz: .venv/base  ## 5,000 generated calls on the running service: no 5xx
 bench: .venv/bench  ## time and memory against other libraries, side by side
 	$(BIN)/python -m benchmarks
 
-study-auto: .venv/run  ## the tables of docs/studies/auto.md (LOGITS=folder with the study sets)
+study-posthoc: .venv/run  ## the tables of docs/studies/posthoc.md, every method (LOGITS=folder with the study sets)
+	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-posthoc LOGITS=folder"; exit 2; }
+	OMP_NUM_THREADS=1 $(BIN)/python studies/posthoc.py $(LOGITS)
+
+study-auto: .venv/run  ## the table of docs/studies/auto.md, the rules auto could choose by (LOGITS=folder)
 	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-auto LOGITS=folder"; exit 2; }
-	$(BIN)/python studies/auto.py $(LOGITS)
-	$(BIN)/python studies/gates.py $(LOGITS)
+	OMP_NUM_THREADS=1 $(BIN)/python studies/gates.py $(LOGITS)
 
 study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/adafocal.py $(if $(FASHION),--data $(FASHION))

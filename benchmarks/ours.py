@@ -37,6 +37,13 @@ def fit_smart(sample: Sample, seed: int = 0) -> Any:
     return Smart(seed=seed).fit(CalibrationSet(sample.logits, sample.labels))
 
 
+def fit_method(name: str, sample: Sample) -> Any:
+    """Any method with its usual parameters."""
+    from calibrators import CalibrationSet, all_methods
+
+    return all_methods()[name]().fit(CalibrationSet(sample.logits, sample.labels))
+
+
 def ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
     from calibrators.metrics import ece as measure
 

@@ -6,6 +6,9 @@
     header    JSON: method, k, kind, parameters, fit_info, library versions, arrays by name
     arrays    little-endian, C order, one after the other by name
 
+A map inside a map, its field ``base``, is the parameter ``base`` with a method and parameters of
+its own; its arrays are named ``base.array``. Such a map holds no other.
+
 The same map gives the same bytes as long as the libraries' versions are the same.
 """
 
@@ -17,7 +20,7 @@ import platform
 import struct
 from dataclasses import fields
 from importlib import metadata
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +43,7 @@ def dump(fitted: CalibrationMap) -> bytes:
     >>> load(dump(TemperatureMap(k=3, temperature=1.5))).temperature
     1.5
     """
-    parameters: dict[str, Any] = {}
-    arrays: dict[str, NDArray[Any]] = {}
-    for field in fields(fitted):
-        value = getattr(fitted, field.name)
-        target = arrays if isinstance(value, np.ndarray) else parameters
-        target[field.name] = value
+    parameters, arrays = _parts(fitted)
     packed = {
         name: np.ascontiguousarray(one, one.dtype.newbyteorder("<"))
         for name, one in sorted(arrays.items())
@@ -64,14 +62,58 @@ def dump(fitted: CalibrationMap) -> bytes:
 def load(data: bytes) -> CalibrationMap:
     """The map in these bytes; an ArchiveError that says what is wrong if there is none."""
     header, payload = _open(bytes(data))
-    kind = all_maps().get(header["method"])
+    arrays = _arrays(header["arrays"], payload)
+    return _made(header["method"], header["parameters"], arrays)
+
+
+def describe(data: bytes) -> dict[str, Any]:
+    """The header of an intact archive: method, parameters, arrays, libraries and its sha256."""
+    header, _ = _open(data)
+    return {**header, "format": FORMAT, "sha256": data[8:40].hex()}
+
+
+def _parts(fitted: CalibrationMap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The parameters and the arrays of a map, and of the map inside it if there is one."""
+    parameters: dict[str, Any] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    for field in fields(fitted):
+        value = getattr(fitted, field.name)
+        if isinstance(value, np.ndarray):
+            arrays[field.name] = value
+        elif isinstance(value, CalibrationMap):
+            inner, inside = _parts(value)
+            parameters[field.name] = {"method": value.method, "parameters": inner}
+            arrays |= {f"{field.name}.{name}": array for name, array in inside.items()}
+        else:
+            parameters[field.name] = value
+    return parameters, arrays
+
+
+def _made(
+    method: str,
+    parameters: dict[str, Any],
+    arrays: dict[str, NDArray[Any]],
+    *,
+    is_inside: bool = False,
+) -> CalibrationMap:
+    """The map of these parts, each checked against its field."""
+    kind = all_maps().get(method)
     if kind is None:
-        raise ArchiveError("unknown_method", f"the method {header['method']!r} is not known here")
-    values = {**header["parameters"], **_arrays(header["arrays"], payload)}
+        raise ArchiveError("unknown_method", f"the method {method!r} is not known here")
     hints = field_hints(kind)
+    if is_inside and CalibrationMap in hints.values():
+        raise ArchiveError("wrong_fields", "a map inside a map must not hold another")
+    values = {**parameters, **arrays}
+    for name, hint in hints.items():
+        if hint is CalibrationMap:
+            inside = {key: values.pop(key) for key in arrays if key.startswith(f"{name}.")}
+            named = {key.removeprefix(f"{name}."): array for key, array in inside.items()}
+            values[name] = _inner(name, values.get(name), named)
+        elif get_origin(hint) is tuple and isinstance(values.get(name), list):
+            values[name] = tuple(values[name])
     if set(values) != set(hints):
         odd = sorted(set(values) ^ set(hints))
-        raise ArchiveError("wrong_fields", f"missing or unknown fields of {kind.method!r}: {odd}")
+        raise ArchiveError("wrong_fields", f"missing or unknown fields of {method!r}: {odd}")
     for name, hint in hints.items():
         rule = broken_rule(hint, values[name])
         if rule is not None:
@@ -82,10 +124,12 @@ def load(data: bytes) -> CalibrationMap:
         raise ArchiveError("wrong_fields", str(error)) from error
 
 
-def describe(data: bytes) -> dict[str, Any]:
-    """The header of an intact archive: method, parameters, arrays, libraries and its sha256."""
-    header, _ = _open(data)
-    return {**header, "format": FORMAT, "sha256": data[8:40].hex()}
+def _inner(name: str, described: Any, arrays: dict[str, NDArray[Any]]) -> CalibrationMap:
+    """The map in a field of another."""
+    match described:
+        case {"method": str() as method, "parameters": dict() as parameters, **rest} if not rest:
+            return _made(method, parameters, arrays, is_inside=True)
+    raise ArchiveError("wrong_fields", f"the field {name!r} must be a map")
 
 
 def _open(data: bytes) -> tuple[dict[str, Any], bytes]:

@@ -7,18 +7,17 @@ follow from the fields.
 
 from __future__ import annotations
 
-import re
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrators.blocks import Floats
 from calibrators.constraints import check_fields
+from calibrators.context import FitContext, Progress
 from calibrators.data import (
     CalibrationSet,
     Kind,
@@ -27,69 +26,12 @@ from calibrators.data import (
     log_probabilities,
     row_maxima,
 )
-from calibrators.errors import (
-    CalibrationWarning,
-    DataError,
-    ExportError,
-    FitCancelled,
-    FitError,
-    ParameterError,
-)
+from calibrators.errors import DataError, ExportError, FitError, ParameterError
+from calibrators.groups import Groups
 from calibrators.softmax import scaled_logits, softmax
 
 if TYPE_CHECKING:
     from calibrators.onnx import Builder
-
-
-class Progress(Protocol):
-    """Called as a fit goes on: the step just done, of how many, and the loss if there is one."""
-
-    def __call__(self, step: int, total: int, loss: float | None) -> None: ...
-
-
-class FitContext:
-    """What a running fit knows of its caller: the device, whom to tell, when to stop."""
-
-    def __init__(
-        self,
-        device: str = "cpu",
-        progress: Progress | None = None,
-        cancel: Callable[[], bool] | None = None,
-    ) -> None:
-        self.device = device
-        self.warned: list[tuple[type[CalibrationWarning], str]] = []
-        self._progress = progress
-        self._cancel = cancel
-
-    def step(self, step: int, total: int, loss: float | None = None) -> None:
-        """Report a finished step; raises FitCancelled if the caller wants no more."""
-        self.cancelled()
-        if self._progress is not None:
-            self._progress(step, total, loss)
-
-    def cancelled(self) -> None:
-        """Raise FitCancelled if the caller wants no more."""
-        if self._cancel is not None and self._cancel():
-            raise FitCancelled
-
-    def inner(self) -> FitContext:
-        """For a fit inside this one: can be cancelled, keeps its own warnings, is silent."""
-        return FitContext(self.device, None, self._cancel)
-
-    def without_progress(self) -> FitContext:
-        """For a part of this fit that has steps of its own: the same warnings, no progress."""
-        part = self.inner()
-        part.warned = self.warned
-        return part
-
-    def warn(self, category: type[CalibrationWarning], message: str) -> None:
-        """Keep a warning for the map's ``fit_info``; ``Calibrator.fit`` issues it at its end."""
-        self.warned.append((category, message))
-
-    @property
-    def warnings(self) -> list[dict[str, str]]:
-        """The warnings so far as plain JSON."""
-        return [{"code": category.code, "message": message} for category, message in self.warned]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,11 +39,13 @@ class CalibrationMap(ABC):
     """A fitted calibration: immutable, applied with numpy alone.
 
     ``k`` classes and the ``kind`` of input it was fitted on; other input is refused. ``fit_info``
-    is plain JSON: how the fit went, with its warnings.
+    is plain JSON: how the fit went, with its warnings. ``keeps_class`` says whether the predicted
+    class always keeps the largest probability; of a class of maps it is None if that depends on the
+    map.
     """
 
     method: ClassVar[str]
-    keeps_class: ClassVar[bool]
+    keeps_class: ClassVar[bool | None]
 
     k: int
     kind: Kind = "logits"
@@ -114,21 +58,29 @@ class CalibrationMap(ABC):
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
-    def apply(self, values: ArrayLike) -> Floats:
+    def apply(self, values: ArrayLike, groups: ArrayLike | None = None) -> Floats:
         """Calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
 
         float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
-        answers (n, 2).
+        answers (n, 2). ``groups`` (n,) name the segment of each row, for a map that has segments.
         """
-        return self._apply(self._logits_of(values))
+        logits = self._logits_of(values)
+        if groups is None:
+            return self._apply(logits)
+        scales = self._segment_scales(Groups.of(groups, rows=len(logits)))
+        return softmax(self._transform(logits), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
         """Calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
         return self._apply(self._logits_of_set(data))
 
-    def transform(self, values: ArrayLike) -> Floats:
+    def transform(self, values: ArrayLike, groups: ArrayLike | None = None) -> Floats:
         """Calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
-        return self._transform(self._logits_of(values))
+        logits = self._logits_of(values)
+        if groups is None:
+            return self._transform(logits)
+        scales = self._segment_scales(Groups.of(groups, rows=len(logits)))
+        return scaled_logits(self._transform(logits), scales)
 
     def with_info(self, **info: Any) -> Self:
         """The same map with more in its ``fit_info``."""
@@ -160,6 +112,14 @@ class CalibrationMap(ABC):
 
     def _apply(self, logits: Floats) -> Floats:
         return softmax(self._transform(logits))
+
+    def _segment_scales(self, groups: Groups) -> Floats:
+        """What the calibrated logits of each row are multiplied by in its segment, (n,)."""
+        raise DataError(
+            "no_segments",
+            f"this map of the method {self.method!r} has no segments: leave groups out, or fit "
+            "the method 'segmented'",
+        )
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """Write the transform of the tensor ``logits`` into an ONNX graph; its output's name."""
@@ -216,6 +176,7 @@ class Calibrator(ABC):
     summary: ClassVar[str]
     reference: ClassVar[str]
     cost: ClassVar[str]
+    needs_groups: ClassVar[bool] = False
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -235,24 +196,25 @@ class Calibrator(ABC):
         total, loss)`` is called as the fit goes on; when ``cancel()`` answers True it stops with
         FitCancelled. Warnings are issued and kept in the map's ``fit_info``.
         """
+        context = FitContext(device, progress, cancel)
+        fitted = self.fit_in(data, context)
+        context.issue_warnings()
+        return fitted
+
+    def fit_in(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
+        """Fit inside a running fit's context."""
         if not isinstance(data, CalibrationSet):
             raise FitError(
                 "not_a_calibration_set",
                 f"fit takes a CalibrationSet, got {type(data).__name__}: "
                 "make one with CalibrationSet(logits, labels)",
             )
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
+        if self.needs_groups and data.groups is None:
             raise FitError(
-                "device_unavailable", f"device must be cpu, cuda or cuda:N, got {device!r}"
+                "no_groups",
+                f"the method {self.name!r} needs the segment of each row: make the set with "
+                "CalibrationSet(logits, labels, groups)",
             )
-        context = FitContext(device, progress, cancel)
-        fitted = self.fit_in(data, context)
-        for category, message in context.warned:
-            warnings.warn(message, category, stacklevel=2)
-        return fitted
-
-    def fit_in(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
-        """Fit inside a running fit's context."""
         fitted = self._fit(data, context)
         return fitted.with_info(rows=data.n, warnings=context.warnings)
 

@@ -98,6 +98,13 @@ class CalibrationSet:
         """Number of classes."""
         return int(self.logits.shape[1])
 
+    def with_groups(self, groups: ArrayLike) -> CalibrationSet:
+        """The same rows, each in the segment that is named for it."""
+        made = CalibrationSet.__new__(CalibrationSet)
+        named = Groups.of(groups, rows=self.n)
+        made._set(self.logits, self.labels, self.row_max, self.kind, named)
+        return made
+
     def take(self, rows: NDArray[np.intp]) -> CalibrationSet:
         """The chosen rows as a set of their own."""
         labels = self.labels[rows]

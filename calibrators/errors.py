@@ -13,8 +13,9 @@ CalibrationWarning     (UserWarning)
 ├── ClippedProbabilities             zeros were raised to the smallest positive number
 ├── BoundarySolution                 the best temperature lies at or beyond the stated bound
 ├── FlatLogits                       nothing in the logits tells the classes apart
-├── NotConverged                     a fit ended with a worse objective than it began with
-└── SmallSample                      too few rows for the method asked for
+├── NotConverged                     a fit ended with a worse objective, or short of its tolerance
+├── SmallSample                      too few rows for the method asked for
+└── OutOfTime                        a search ended at its time budget, with candidates left out
 
 Every error and every warning has a stable ``code`` for programs beside its sentence for people.
 """
@@ -101,7 +102,7 @@ class FlatLogits(CalibrationWarning):
 
 
 class NotConverged(CalibrationWarning):
-    """A fit ended with a worse objective than it began with."""
+    """A fit ended with a worse objective than it began with, or short of its tolerance."""
 
     code = "not_converged"
 
@@ -110,3 +111,9 @@ class SmallSample(CalibrationWarning):
     """Too few rows for the method asked for."""
 
     code = "small_sample"
+
+
+class OutOfTime(CalibrationWarning):
+    """A search ended at its time budget, with candidates left out."""
+
+    code = "out_of_time"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +13,9 @@ from calibrators.errors import DataError
 
 MOST_GROUPS = 1000
 LONGEST_NAME = 200
+SHOWN_NAME = 60
+NO_VALUES = ("NAType", "NaTType")  # of pandas, which is not loaded for it
+NAME_RULE = f"the name of a group must be 1 to {LONGEST_NAME} printable characters, not all spaces"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +38,7 @@ class Groups:
             raise DataError(
                 "groups_length", f"logits have {rows} rows but groups have {len(array)}"
             )
-        names, codes = np.unique(array, return_inverse=True)
+        names, codes = _numbered(array)
         if len(names) > MOST_GROUPS:
             raise DataError(
                 "too_many_groups",
@@ -41,8 +46,8 @@ class Groups:
                 "is this a column of identifiers?",
             )
         for name in names:
-            _check_name(str(name), array)
-        return cls._made(tuple(map(str, names)), codes)
+            _check_name(name, array)
+        return cls._made(names, codes)
 
     @classmethod
     def _made(cls, names: tuple[str, ...], codes: NDArray[np.intp]) -> Groups:
@@ -65,36 +70,102 @@ class Groups:
         return Groups._made(tuple(self.names[place] for place in used), codes)
 
 
-def _as_names(values: ArrayLike) -> NDArray[np.str_]:
+def check_cells(cells: Sequence[Any], name: str = "groups") -> type[str] | type[int]:
+    """Raise unless all cells are text, or all are integers; which of the two they are.
+
+    >>> check_cells(["web", "app"]), check_cells([3, 12])
+    (<class 'str'>, <class 'int'>)
+    """
+    kinds = set(map(type, cells))
+    texts = {kind for kind in kinds if issubclass(kind, str)}
+    whole = {kind for kind in kinds if issubclass(kind, int | np.integer) and kind is not bool}
+    if texts == kinds:
+        return str
+    if whole == kinds:
+        return int
+    rule = f"{name} must be text, or all integers"
+    wrong = np.array([_is_missing(one) for one in cells], dtype=bool)
+    others = {type(one) for one, is_missing in zip(cells, wrong, strict=True) if not is_missing}
+    if wrong.any() and (others <= texts or others <= whole):
+        rule += ", with a name such as 'other' for rows that have no segment"
+    else:
+        wrong = np.array([type(one) not in (texts or whole) for one in cells], dtype=bool)
+    raise DataError(
+        "bad_groups",
+        rule,
+        rows=int(wrong.sum()),
+        first=int(wrong.argmax()),
+    )
+
+
+def _is_missing(cell: Any) -> bool:
+    """Whether a cell is None, NaN, or what pandas puts in their place."""
+    if isinstance(cell, float | np.floating):
+        return bool(np.isnan(cell))
+    return cell is None or type(cell).__name__ in NO_VALUES
+
+
+def _as_names(values: ArrayLike) -> NDArray[Any]:
+    """Names (n,), as numpy's text or as Python's."""
     try:
-        array = np.asanyarray(values)
-    except (ValueError, TypeError) as error:
+        # numpy would make text of a list with anything beside text in it
+        array = np.asanyarray(values, None if hasattr(values, "__array__") else object)
+    except (ValueError, TypeError, RuntimeError) as error:
         raise DataError("bad_groups", f"groups cannot be read as an array: {error}") from error
+    if np.ma.is_masked(array):
+        raise DataError("masked", "groups must not be masked: drop those rows first")
+    array = np.asarray(array)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
         raise DataError("bad_groups", f"groups must have shape (n,), got {array.shape}")
-    if array.dtype.kind == "O":
-        odd = np.array([not isinstance(one, str) for one in array], dtype=bool)
-        if odd.any():
-            raise DataError(
-                "bad_groups",
-                "groups must be text, or all integers",
-                rows=int(odd.sum()),
-                first=int(odd.argmax()),
-            )
-    elif array.dtype.kind not in "Uiu":
+    if array.dtype.kind in "OT":
+        return _of_cells(array.tolist())
+    if array.dtype.kind not in "Uiu":
         raise DataError("bad_groups", f"groups must be text or integers, got {array.dtype}")
     return array.astype(np.str_)
 
 
-def _check_name(name: str, array: NDArray[np.str_]) -> None:
-    if name.strip() and name.isprintable() and len(name) <= LONGEST_NAME:
+def _of_cells(cells: list[Any]) -> NDArray[np.object_]:
+    # numpy's text would drop a NUL at the end, and an enum's str() is not its text
+    is_text = check_cells(cells) is str
+    names = [str.__str__(one) if is_text else str(int(one)) for one in cells]
+    return np.array(names, dtype=object)
+
+
+def _numbered(array: NDArray[Any]) -> tuple[tuple[str, ...], NDArray[np.intp]]:
+    """The different names in order, and the place of each row's among them."""
+    if array.dtype.kind == "U":
+        found, codes = np.unique(array, return_inverse=True)
+        return tuple(map(str, found)), codes
+    cells = array.tolist()
+    names = tuple(sorted(set(cells)))
+    places = {name: place for place, name in enumerate(names)}
+    return names, np.fromiter(map(places.__getitem__, cells), np.intp, len(cells))
+
+
+def is_name(name: str) -> bool:
+    """Whether a group may be called so."""
+    return bool(name.strip()) and name.isprintable() and len(name) <= LONGEST_NAME
+
+
+def name_rule(name: str) -> str:
+    """What the name of a group must be, and this one that is not so, with all of it visible.
+
+    >>> name_rule("web\\n").partition(", got ")[2]
+    "'web\\\\n'"
+    """
+    more = f"... of {len(name)} characters" if len(name) > SHOWN_NAME else ""
+    return f"{NAME_RULE}, got {name[:SHOWN_NAME]!r}{more}"
+
+
+def _check_name(name: str, array: NDArray[Any]) -> None:
+    if is_name(name):
         return
-    broken = array == name
+    broken = np.array([one == name for one in array.tolist()])
     raise DataError(
         "bad_group_name",
-        f"the name of a group must be 1 to {LONGEST_NAME} printable characters, not all spaces",
+        name_rule(name),
         rows=int(broken.sum()),
         first=int(broken.argmax()),
     )

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrators.base import CalibrationMap, Calibrator, FitContext, Progress
+from calibrators.base import CalibrationMap, Calibrator
 from calibrators.blocks import Floats
+from calibrators.context import FitContext, Progress
 from calibrators.data import CalibrationSet
 from calibrators.errors import DataError, FitCancelled, FitError
 from calibrators.report import Report, evaluate
@@ -69,6 +70,11 @@ def fit_and_judge(
     job = _Job(recipe, device, progress, cancel)
     if evaluation is not None:
         _check_alike(data, evaluation)
+        if recipe.needs_groups and evaluation.groups is None:
+            raise DataError(
+                "evaluation_differs",
+                f"evaluation must name the segment of each row, as {recipe.name!r} needs it",
+            )
         fitted = job.fit(data, 0.0, 1.0)
         words = f"a separate evaluation set of {evaluation.n:,} rows; fitted on {data.n:,} others"
         return Judged(fitted, job.report(evaluation, fitted.apply_set(evaluation), words, fitted))
@@ -158,6 +164,7 @@ class _Job:
         self._progress = progress
         self._cancel = cancel
         self._hushed: dict[str, dict[str, Any]] = {}
+        self._seconds: dict[str, float] = {}
 
     def fit(
         self, data: CalibrationSet, start: float, end: float, *, judged: bool = False
@@ -169,11 +176,12 @@ class _Job:
         def step(step: int, total: int, loss: float | None) -> None:
             self._advance(start + (end - start) * min(1.0, step / max(1, total)), loss)
 
+        context = FitContext(self._device, step, self._cancel)
+        fitted = self.recipe.fit_in(data, context)
         if not judged:
-            fitted = self.recipe.fit(data, device=self._device, progress=step, cancel=self._cancel)
+            context.issue_warnings(stacklevel=3)
+            self._seconds = context.seconds
         else:
-            context = FitContext(self._device, step, self._cancel)
-            fitted = self.recipe.fit_in(data, context)
             for warning in context.warnings:
                 kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
                 kept["times"] += 1
@@ -194,12 +202,15 @@ class _Job:
             rows.labels,
             before=softmax(rows.logits),
             margin=margins(rows.logits),
+            groups=rows.groups,
             judged_on=words,
             folds=folds,
         )
         said: dict[str, Any] = {"method": self.recipe.name, "parameters": asdict(self.recipe)}
         if self._hushed:
             said["warnings_while_judging"] = list(self._hushed.values())
+        if self._seconds:
+            said["seconds"] = {name: round(taken, 3) for name, taken in self._seconds.items()}
         found = replace(found, temperatures=temperatures_of(fitted, rows))
         return found.with_fit(**said, **fitted.fit_info)
 

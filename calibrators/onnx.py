@@ -17,6 +17,8 @@ from calibrators.errors import ExportError
 OPSET = 18
 FLOAT, DOUBLE = 1, 11
 TOLERANCE = 1e-6
+# runtimes add up a row's float32 weights one by one, which over many classes loses 1e-6
+MANY_CLASSES = 64
 
 
 class Builder(Protocol):
@@ -69,7 +71,7 @@ def export(fitted: CalibrationMap) -> bytes:
         raise ExportError("onnx_missing", "pip install 'calibrd[onnx]' to export maps") from error
     graph = Graph()
     start: str = fitted.kind
-    graph.add("Softmax", calibrated_logits(fitted, graph, start), output="calibrated", axis=1)
+    _write_softmax(graph, calibrated_logits(fitted, graph, start), fitted.k)
     shape: list[str | int | None] = ["n", fitted.k]
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
@@ -87,6 +89,15 @@ def export(fitted: CalibrationMap) -> bytes:
     data = bytes(model.SerializeToString())
     prove(fitted, data)
     return data
+
+
+def _write_softmax(graph: Builder, logits: str, k: int) -> None:
+    """The model's output, in doubles on the way if there are many classes."""
+    if k < MANY_CLASSES:
+        graph.add("Softmax", logits, output="calibrated", axis=1)
+        return
+    wide = graph.add("Softmax", graph.add("Cast", logits, to=DOUBLE), axis=1)
+    graph.add("Cast", wide, output="calibrated", to=FLOAT)
 
 
 def calibrated_logits(fitted: CalibrationMap, graph: Builder, start: str) -> str:

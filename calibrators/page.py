@@ -81,6 +81,8 @@ def render(report: Report, *, title: str = "Calibration report") -> str:
     if report.temperatures:
         curve = drawn("temperatures", [charts.temperatures(report)])
         sections.append(("Temperature by margin", curve + tables.temperatures(report)))
+    if report.by_group:
+        sections.append(("By segment", tables.segments(report)))
     sections += [
         ("By class", tables.classes(report)),
         ("Conventions", tables.facts(report.conventions)),

@@ -35,7 +35,7 @@ def all_maps() -> dict[str, type[CalibrationMap]]:
 
 
 def keeps_class(method: str) -> bool | None:
-    """Whether maps of a method never change the predicted class; None if it has none of its own.
+    """Whether maps of a method never change the predicted class; None if that depends on the map.
 
     >>> keeps_class("temperature"), keeps_class("auto")
     (True, None)

@@ -16,6 +16,7 @@ from calibrators.catalogue import METRICS, Metric
 from calibrators.caution import cautious
 from calibrators.classes import ClassRow, by_class
 from calibrators.errors import DataError, ExportError
+from calibrators.groups import Groups
 from calibrators.measurement import (
     MarginThird,
     Measurement,
@@ -26,6 +27,7 @@ from calibrators.measurement import (
 )
 from calibrators.metrics import Compared, Interval, calibration_intervals, compared_intervals
 from calibrators.plain import from_plain, to_plain
+from calibrators.segments import GroupRow, by_group
 from calibrators.temperatures import TemperatureCell
 from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate
 
@@ -51,9 +53,10 @@ class Report(Measurement):
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
     intervals of after minus before, and ``verdict`` what they amount to; without ``before`` these
     are None and empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
-    tells of the classes that are calibrated worst (at most 50, worst first), ``temperatures`` what
-    a map of temperature type does to the rows of each margin, ``conventions`` states in words how
-    everything is counted, ``fit`` is plain JSON on the map that was judged.
+    tells of the classes that are calibrated worst (at most 50, worst first), ``by_group`` of the
+    segments of the most rows (at most 100 of the ``groups`` there are, worst first),
+    ``temperatures`` what a map of temperature type does to the rows of each margin, ``conventions``
+    states in words how everything is counted, ``fit`` is plain JSON on the map that was judged.
     """
 
     n: int
@@ -68,6 +71,8 @@ class Report(Measurement):
     verdict: Verdict | None = None
     by_margin: tuple[MarginThird, ...] = ()
     by_class: tuple[ClassRow, ...] = ()
+    groups: int = 0
+    by_group: tuple[GroupRow, ...] = ()
     temperatures: tuple[TemperatureCell, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
@@ -199,6 +204,7 @@ def evaluate(
     *,
     before: ArrayLike | None = None,
     margin: ArrayLike | None = None,
+    groups: ArrayLike | Groups | None = None,
     bins: int = 15,
     draws: int = 1000,
     level: float = 0.95,
@@ -211,8 +217,9 @@ def evaluate(
     ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
     the paired change of each metric and (from 100 draws on) a verdict. ``margin`` (n,) is the
     largest minus the second largest logit, if it is known better than from the (uncalibrated)
-    probabilities. ``draws`` and ``level`` are those of the bootstrap, ``judged_on`` says in words
-    which rows these are. If the probabilities are out-of-fold, ``folds`` says of how many fits. How
+    probabilities. ``groups`` (n,) name the segment of each row, for a table of the segments.
+    ``draws`` and ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these
+    are. If the probabilities are out-of-fold, ``folds`` says of how many fits. How
     everything is counted is in ``report.conventions``.
 
     >>> rng = np.random.default_rng(0)
@@ -230,6 +237,7 @@ def evaluate(
     shape, first = new.probabilities.shape, (old or new).probabilities
     if first.shape != shape:
         raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")
+    segments = _segments(groups, shape[0])
     margins = margins_of(first) if margin is None else np.asarray(margin, dtype=np.float64)
     if old is None:
         found = Compared({}, calibration_intervals(new.rows, **options), {})
@@ -239,7 +247,8 @@ def evaluate(
     if change:
         change["nll"] = change["nll"].widened(_fold_factor(folds))
     if change and draws >= LEAST_DRAWS:
-        verdict = decide(shape[0], change["debiased_squared_error"], change["nll"])
+        verdict = decide(shape[0], change)
+    tops = new.rows.top, None if old is None else old.rows.top
     return Report(
         **vars(measure(new, truth, found.after, options)),
         **options,
@@ -249,10 +258,25 @@ def evaluate(
         before=None if old is None else measure(old, truth, found.before, options),
         change=change,
         verdict=verdict,
-        by_margin=by_margin(margins, new.rows.top, None if old is None else old.rows.top, options),
+        by_margin=by_margin(margins, *tops, options),
         by_class=by_class(new.classes, None if old is None else old.classes),
+        groups=0 if segments is None else len(segments.names),
+        by_group=() if segments is None else by_group(segments, *tops, options),
         conventions=wording.conventions(bins, draws, level),
     )
+
+
+def _segments(groups: ArrayLike | Groups | None, rows: int) -> Groups | None:
+    if groups is None:
+        return None
+    if not isinstance(groups, Groups):
+        return Groups.of(groups, rows=rows)
+    if len(groups.codes) != rows:
+        raise DataError(
+            "groups_length",
+            f"probabilities have {rows} rows but groups have {len(groups.codes)}",
+        )
+    return groups
 
 
 def _fold_factor(folds: int) -> float:

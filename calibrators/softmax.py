@@ -10,14 +10,15 @@ import numpy as np
 from calibrators.blocks import Floats, Scratch, map_blocks, oriented
 from calibrators.data import check_rows, row_maxima
 
-InverseTemperature = Callable[[Floats], Floats | float]
+InverseTemperature = Callable[[Floats], Floats | float] | Floats
 
 
 def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = None) -> Floats:
     """Row-wise ``softmax(logits * inverse_temperature(logits))``; checks rows as it goes.
 
-    The largest logit is subtracted before anything is multiplied, so margins of 1e4 and -inf are
-    exact and the largest logit always has the largest probability.
+    ``inverse_temperature`` may also be an array with a number for each row (n,). The largest logit
+    is subtracted before anything is multiplied, so margins of 1e4 and -inf are exact and the
+    largest logit always has the largest probability.
 
     >>> softmax(np.array([[0.0, -np.inf], [1e4, 0.0], [3.0, 3.0]])).tolist()
     [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]
@@ -51,7 +52,7 @@ def _scaled(
         with np.errstate(over="ignore", under="ignore"):
             np.subtract(turned, maxima, out=target)
             if inverse_temperature is not None:
-                beta = np.asarray(inverse_temperature(block), dtype=logits.dtype)
+                beta = _of_rows(inverse_temperature, block, start, stop)
                 target *= beta if beta.ndim == 0 else np.expand_dims(beta, axis)
             if normalise:
                 np.exp(target, out=target)
@@ -65,6 +66,12 @@ def _scaled(
     return out
 
 
+def _of_rows(inverse: InverseTemperature, block: Floats, start: int, stop: int) -> Floats:
+    """1/T of the rows from ``start`` to ``stop``, in their type."""
+    found = inverse(block) if callable(inverse) else inverse[start:stop]
+    return np.asarray(found, dtype=block.dtype)
+
+
 def _scaled_row(
     logits: Floats, inverse_temperature: InverseTemperature | None, *, normalise: bool
 ) -> Floats:
@@ -76,7 +83,7 @@ def _scaled_row(
     with np.errstate(over="ignore", under="ignore"):
         target: Floats = np.subtract(row, largest)
         if inverse_temperature is not None:
-            target *= np.asarray(inverse_temperature(logits), dtype=row.dtype)
+            target *= _of_rows(inverse_temperature, logits, 0, 1)
         if normalise:
             np.exp(target, out=target)
             target /= target.sum()

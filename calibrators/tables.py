@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from calibrators.measurement import Bin
     from calibrators.metrics import Interval, NoiseFloor
     from calibrators.report import Report
+    from calibrators.segments import GroupRow, GroupSide
     from calibrators.temperatures import TemperatureCell
 
 WORST = 10
@@ -92,6 +93,43 @@ def _class_cells(row: ClassRow) -> list[str]:
     shares = (row.frequency, *(side.probability for side in sides), *(side.ece for side in sides))
     figures = [f"{100 * share:.3f} %" for share in shares]
     return [str(row.label), f"{row.rows:,}", " \N{RIGHTWARDS ARROW} ".join(predicted), *figures]
+
+
+def segments(report: Report) -> str:
+    """The segments of the most rows, those calibrated worst first; empty if there are none."""
+    if not report.by_group:
+        return ""
+    shown, more = report.by_group[:WORST], report.by_group[WORST:]
+    words = (
+        f"all {report.groups:,} segments"
+        if len(shown) == report.groups
+        else f"{len(shown)} of {report.groups:,} segments"
+    )
+    found = _segment_table(
+        shown, f"{words}, the ECE farthest above the 95 % quantile of its floor first"
+    )
+    found += _folded(f"the next {len(more)}", _segment_table(more)) if more else ""
+    left_out = report.groups - len(report.by_group)
+    return found + (f"<p>{left_out:,} more have fewer rows than these.</p>" if left_out else "")
+
+
+def _segment_table(rows: Sequence[GroupRow], caption: str = "") -> str:
+    sides = [", before", ", after"] if rows[0].before else [""]
+    figures = [f"{one}{side}" for one in ("accuracy", "mean confidence", "ECE") for side in sides]
+    return _table(["segment", "rows", *figures], (_segment_cells(row) for row in rows), caption)
+
+
+def _segment_cells(row: GroupRow) -> list[str]:
+    sides = [side for side in (row.before, row.after) if side is not None]
+    shares = [side.accuracy for side in sides] + [side.confidence for side in sides]
+    errors = [_error_and_floor(side) for side in sides]
+    return [escape(row.name), f"{row.rows:,}", *(f"{100 * one:.2f} %" for one in shares), *errors]
+
+
+def _error_and_floor(side: GroupSide) -> str:
+    floor = side.noise_floor
+    bounds = f"{100 * floor.mean:.2f} %, up to {100 * floor.quantile95:.2f} %"
+    return f"{100 * side.ece:.2f} %<small>floor {bounds}</small>"
 
 
 def temperatures(report: Report) -> str:

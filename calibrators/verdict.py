@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Self
 
@@ -29,20 +30,24 @@ class Verdict(_Meant):
 
     "Better" and "worse" mean that the whole interval of the change lies on that side of 0.
 
-    >>> Verdict("trade_off").meaning
-    'calibration is better, but the NLL is worse: choose by what the probabilities are for'
+    >>> Verdict("improved").meaning
+    'calibration is better, and neither the NLL nor the accuracy is worse'
     """
 
-    IMPROVED = "improved", "calibration is better and the NLL is not worse"
+    IMPROVED = "improved", "calibration is better, and neither the NLL nor the accuracy is worse"
     TRADE_OFF = (
         "trade_off",
-        "calibration is better, but the NLL is worse: choose by what the probabilities are for",
+        "calibration is better, but the NLL or the accuracy is worse: choose by what the "
+        "probabilities are for",
     )
     NO_MEASURABLE_CHANGE = (
         "no_measurable_change",
         "these rows cannot tell the two apart: neither is measurably better",
     )
-    WORSE = "worse", "calibration is worse, or the NLL is worse and nothing is gained for it"
+    WORSE = (
+        "worse",
+        "calibration is worse, or the NLL or the accuracy is worse and nothing is gained for it",
+    )
     INSUFFICIENT_DATA = (
         "insufficient_data",
         f"fewer than {LEAST_ROWS} rows were judged: too few to say anything",
@@ -64,24 +69,27 @@ class Gate(_Meant):
     )
 
 
-def decide(n: int, calibration_change: Interval, nll_change: Interval) -> Verdict:
+def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
     """The verdict on ``n`` judged rows from the paired changes (after minus before).
 
-    ``calibration_change`` is that of the debiased squared calibration error, not of the ECE, whose
-    own noise is much of what it measures. Bounds that touch 0, or are NaN, are on neither side.
+    Calibration is judged by the debiased squared calibration error, not by the ECE, whose own noise
+    is much of what it measures; beside it the NLL and the accuracy count, which a method that may
+    change the predicted class can lose. Bounds that touch 0, or are NaN, are on neither side.
 
-    >>> better, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.1, 0.1, 0.95)
-    >>> [str(decide(n, change, same)) for n, change in ((1000, better), (1000, same), (99, better))]
-    ['improved', 'no_measurable_change', 'insufficient_data']
+    >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.1, 0.1, 0.95)
+    >>> good = {"debiased_squared_error": fell, "nll": same, "accuracy": same}
+    >>> str(decide(1000, good)), str(decide(99, good)), str(decide(1000, good | {"accuracy": fell}))
+    ('improved', 'insufficient_data', 'trade_off')
     """
     if n < LEAST_ROWS:
         return Verdict.INSUFFICIENT_DATA
-    better, worse = calibration_change.high < 0, calibration_change.low > 0
-    nll_worse = nll_change.low > 0
-    if worse or (nll_worse and not better):
+    error = change["debiased_squared_error"]
+    better, worse = error.high < 0, error.low > 0
+    something_lost = change["nll"].low > 0 or change["accuracy"].high < 0
+    if worse or (something_lost and not better):
         return Verdict.WORSE
     if better:
-        return Verdict.TRADE_OFF if nll_worse else Verdict.IMPROVED
+        return Verdict.TRADE_OFF if something_lost else Verdict.IMPROVED
     return Verdict.NO_MEASURABLE_CHANGE
 
 

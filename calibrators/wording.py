@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from calibrators.classes import MOST_CLASSES
 from calibrators.measurement import FLOOR_DRAWS
+from calibrators.segments import MOST_SEGMENTS
 from calibrators.temperatures import CELLS, SHOWN
 from calibrators.verdict import LEAST_ROWS
 
@@ -55,6 +56,10 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "bins of that probability, each weighted by its rows. The mean of this error over all "
         f"classes is the class-wise ECE. At most {MOST_CLASSES} classes are kept, the worst of "
         "the after side.",
+        "segments": "Of each segment: its rows, the accuracy and mean confidence of its "
+        "predictions, the ECE of equally wide bins over its rows alone, and the noise floor of "
+        f"that ECE. At most {MOST_SEGMENTS} segments are kept, those of the most rows; the one "
+        "whose ECE after lies farthest above the 95 % quantile of its noise floor is the first.",
         "temperatures": "What a map of temperature type, fitted on all rows, divides the logits of "
         f"the judged rows by, in {CELLS} equal cells of the margin from 0 to its "
         f"{100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of the rows.",
@@ -85,6 +90,13 @@ def summary(report: Report) -> str:
     if report.before is not None:
         floors = f"before {floor(report.before.noise_floor)}, after {floors}"
     lines = [heading(report), "", *table, "", f"noise floor of the ECE: {floors}"]
+    if report.by_group:
+        worst = report.by_group[0]
+        figures = f"ECE {100 * worst.after.ece:.2f} %, noise floor {floor(worst.after.noise_floor)}"
+        looked_at = f"{report.groups:,} segments"
+        if report.groups > len(report.by_group):
+            looked_at = f"the {len(report.by_group)} largest of {looked_at}"
+        lines.append(f"farthest off of {looked_at}: {worst.name} ({figures})")
     if report.verdict is not None:
         lines.append(f"verdict: {report.verdict} ({report.verdict.meaning})")
     return "\n".join(lines)

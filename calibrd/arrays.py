@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators import CalibrationSet, DataError
-from calibrators.data import Kind
+from calibrators import DataError
 
 Array = NDArray[Any]
 UNREADABLE = (TypeError, ValueError, RuntimeError, BufferError)
@@ -43,16 +42,6 @@ def as_array(values: Any, name: str = "values") -> Array:
     if array.dtype.kind in NOT_NUMBERS and array.size:
         raise _not_numbers(array.reshape(-1)[0], name)
     return array
-
-
-def checked_set(values: Any, labels: Any, kind: Kind) -> CalibrationSet:
-    """Logits or probabilities of any library, and labels, as a checked set."""
-    array, truth = as_array(values, kind), as_array(labels, "labels")
-    if kind == "logits":
-        return CalibrationSet(array, truth)
-    if kind == "probabilities":
-        return CalibrationSet.from_probabilities(array, truth)
-    raise ValueError(f"kind must be 'logits' or 'probabilities', got {kind!r}")
 
 
 def _read(values: Any, name: str) -> Array:

@@ -17,9 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import CalibrationMap, DataError
+from calibrators.groups import Groups
+from calibrators.methods.segmented import SegmentedMap
 from calibrd.arrays import as_array
+from calibrd.files import groups_among
 from calibrd.local_map import LocalMap
 from calibrd.progress import Progress
+from calibrd.sets import as_groups, rows_in_segments
 from calibrd.streams import (
     check_ending,
     check_folder,
@@ -37,11 +41,15 @@ PREDICTIONS = ("prediction", "confidence")
 
 
 class Applied(NamedTuple):
-    """What ``apply_file`` did."""
+    """What ``apply_file`` did.
+
+    ``in_segments`` is how many rows are in a segment of the map, None if it has no segments.
+    """
 
     target: Path
     rows: int
     classes: int
+    in_segments: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class BatchApply:
 
     That is what Ray Data's ``map_batches(..., batch_format="numpy")`` gives and takes. ``columns``
     is one column of rows, or several of numbers: by default ``logits``, or ``probabilities`` for a
-    map that takes those. The answer is ``output``, or with ``one_column_each`` the columns
+    map that takes those. ``groups`` is the column with the segment of each row, for a map that has
+    segments. The answer is ``output``, or with ``one_column_each`` the columns
     ``probabilities_0`` and so on; with ``predictions``, the columns ``prediction`` and
     ``confidence`` come along. No column that is there is replaced.
     """
@@ -61,6 +70,7 @@ class BatchApply:
     dtype: Literal["float32", "float64"] | None = None
     predictions: bool = False
     one_column_each: bool = False
+    groups: str | None = None
 
     def __post_init__(self) -> None:
         if self.columns is not None and not isinstance(self.columns, str):
@@ -78,13 +88,15 @@ class BatchApply:
             values = as_array(batch[columns], columns)
         else:
             values = np.column_stack([as_array(batch[one], one) for one in columns])
-        added = self.added(self.probabilities(values))
+        names = None if self.groups is None else as_groups(batch[self.groups])
+        added = self.added(self.probabilities(values, names))
         refuse_taken(added, batch)
         return {**batch, **added}
 
-    def probabilities(self, values: Array) -> Array:
+    def probabilities(self, values: Array, groups: Array | None = None) -> Array:
         """Those of some rows."""
-        return self.fitted.apply(values if self.dtype is None else values.astype(self.dtype))
+        given = values if self.dtype is None else values.astype(self.dtype)
+        return self.fitted.apply(given, groups)
 
     def added(self, found: Array) -> dict[str, Array]:
         """The columns that are added for these probabilities."""
@@ -113,6 +125,7 @@ def apply_file(
     predictions: bool = False,
     one_column_each: bool = False,
     drop_inputs: bool = False,
+    groups: str | None = None,
     force: bool = False,
     progress: bool = True,
 ) -> Applied:
@@ -124,7 +137,9 @@ def apply_file(
     ``drop_inputs`` the numbers that were read are left out; from one form to another, and in an
     npy, there are the probabilities alone. The other options are those of BatchApply; an npy and an
     npz take no ``predictions`` and no ``one_column_each``, and an npy has no name for ``output``.
-    The target appears when it is whole, and replaces another only with ``force``.
+    A map that has segments takes them from ``groups``, by default the array or column ``groups`` or
+    ``group`` if there is one. The target appears when it is whole, and replaces another only with
+    ``force``.
     """
     start, end = Path(source), Path(target)
     steady = steady_map(fitted)  # a file is of one version
@@ -141,8 +156,13 @@ def apply_file(
         one_column_each=one_column_each,
     )
     chosen = [columns] if isinstance(columns, str) else columns
-    done = classes = 0
-    with open_source(start, steady.kind, chosen) as opened:
+    done = classes = in_segments = 0
+
+    def segments(names: Sequence[str]) -> str | None:
+        is_used = groups is not None or isinstance(steady, SegmentedMap)
+        return groups_among(start, names, groups) if is_used else None
+
+    with open_source(start, steady.kind, chosen, segments) as opened:
         if not opened.rows:
             raise DataError("empty", f"{start} holds no rows")
         kept = opened.kept(end, drop_inputs=drop_inputs)
@@ -153,10 +173,12 @@ def apply_file(
         ):
             for block in opened.blocks:
                 with errors_of(start, done):
-                    found = apply.probabilities(block.values)
+                    found = apply.probabilities(block.values, block.groups)
+                if isinstance(steady, SegmentedMap) and block.groups is not None:
+                    in_segments += rows_in_segments(steady, Groups.of(block.groups))
                 added = apply.added(found)
                 refuse_taken(added, kept)
                 write(block, added)
                 done, classes = done + len(found), found.shape[1]
                 bar.add(len(found))
-    return Applied(end, done, classes)
+    return Applied(end, done, classes, in_segments if isinstance(steady, SegmentedMap) else None)

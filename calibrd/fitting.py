@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from calibrators import CalibrationSet, fit_and_judge
+from calibrators import CalibrationSet, FitError, fit_and_judge
 from calibrators.data import Kind
 from calibrators.judging import TICKS, Judged
 from calibrators.registry import make_recipe
-from calibrd.arrays import checked_set
 from calibrd.progress import Progress
+from calibrd.sets import checked_set
 
 BAR = "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
 
@@ -25,7 +25,8 @@ def fit_local(
     params: Mapping[str, Any] | None = None,
     seed: int = 0,
     kind: Kind = "logits",
-    evaluation: CalibrationSet | tuple[Any, Any] | None = None,
+    groups: Any = None,
+    evaluation: CalibrationSet | tuple[Any, ...] | None = None,
     held_out: float | None = None,
     device: str = "cpu",
     progress: bool = True,
@@ -33,8 +34,9 @@ def fit_local(
     """Fit a map here as the service would, and judge it: gives ``(map, report)``.
 
     Only the map and the report go to the service, with ``client.register(name, *fitted)``. ``kind``
-    says whether "logits" or "probabilities" are given; ``evaluation`` are the ``(logits, labels)``
-    to judge it on, and ``held_out`` the share of the rows to keep for that; without both, see
+    says whether "logits" or "probabilities" are given, ``groups`` name the segment of each row;
+    ``evaluation`` are the ``(logits, labels)`` or ``(logits, labels, groups)`` to judge it on, and
+    ``held_out`` the share of the rows to keep for that; without both, see
     ``calibrators.fit_and_judge``. SMART (and so auto) needs ``pip install 'calibrd[train]'``.
 
     >>> fitted = fit_local([[3.0, 0.0]] * 80 + [[0.0, 3.0]] * 80, [0] * 60 + [1] * 80 + [0] * 20,
@@ -43,9 +45,15 @@ def fit_local(
     (2.7, 'improved')
     """
     recipe = make_recipe(method, params or {}, seed=seed)
-    data = checked_set(logits, labels, kind)
+    data = checked_set(logits, labels, kind, groups)
+    if recipe.needs_groups and data.groups is None:
+        raise FitError(
+            "no_groups",
+            f"the method {method!r} needs the segment of each row: give them as groups=",
+        )
     if evaluation is not None and not isinstance(evaluation, CalibrationSet):
-        evaluation = checked_set(*evaluation, kind)
+        values, truth, *names = evaluation
+        evaluation = checked_set(values, truth, kind, *names)
     with Progress(TICKS, f"fit {method}", shown=progress, bar_format=BAR) as bar:
 
         def step(step: int, total: int, loss: float | None) -> None:

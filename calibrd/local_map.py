@@ -20,6 +20,7 @@ from calibrd.following import Follower, begin_anew_after_fork
 from calibrd.loading import Loading, Wanted
 from calibrd.map_memory import LoadedMap
 from calibrd.references import Reference
+from calibrd.sets import as_groups
 
 if TYPE_CHECKING:
     from calibrd.client import Client
@@ -87,21 +88,22 @@ class LocalMap:
         if refresh is not None and reference.number is None:
             self._follower = Follower(self, refresh)
 
-    def apply(self, values: Any) -> Floats:
+    def apply(self, values: Any, groups: Any = None) -> Floats:
         """Calibrated probabilities (n, k) of logits, or of probabilities for maps of those.
 
         A map of two classes also takes one number for each row, (n,) or (n, 1); one row of more
-        classes is ``[row]``.
+        classes is ``[row]``. ``groups`` (n,) name the segment of each row, for a map that has
+        segments; rows of one that it does not know get what all rows together have.
         """
         if type(values) is not np.ndarray:
             values = as_array(values)
-        return self._now.map.apply(values)
+        return self._now.map.apply(values, None if groups is None else as_groups(groups))
 
-    def transform(self, values: Any) -> Floats:
-        """Calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
+    def transform(self, values: Any, groups: Any = None) -> Floats:
+        """Calibrated logits (n, k): ``softmax(transform(x, g)) == apply(x, g)``."""
         if type(values) is not np.ndarray:
             values = as_array(values)
-        return self._now.map.transform(values)
+        return self._now.map.transform(values, None if groups is None else as_groups(groups))
 
     @property
     def current(self) -> LoadedMap:

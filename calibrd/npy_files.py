@@ -38,15 +38,20 @@ class Rows:
             raise DataError("not_an_array", f"{name} is no array of numpy: {error}") from error
         if self.dtype.hasobject:
             raise DataError(
-                "pickled", f"{name} holds pickled objects, which are never loaded: save numbers"
+                "pickled",
+                f"{name} holds pickled objects, which are never loaded: save numbers, or for "
+                "segments text: groups.astype(str)",
             )
         if len(self.shape) not in (1, 2):
             raise DataError("bad_shape", f"{name} must have shape (n, k) or (n,), got {self.shape}")
 
-    def blocks(self, values: int) -> Iterator[Array]:
-        """Blocks of about so many values."""
+    def rows_of(self, values: int) -> int:
+        """How many rows have about so many values."""
+        return max(1, values // max(1, math.prod(self.shape[1:])))
+
+    def blocks(self, rows: int) -> Iterator[Array]:
+        """Blocks of so many rows."""
         width = math.prod(self.shape[1:])
-        rows = max(1, values // max(1, width))
         if self.columnwise and len(self.shape) > 1:
             yield from self._mapped(rows)
             return

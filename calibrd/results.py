@@ -22,7 +22,7 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Logits or probabilities with labels, as the service has them."""
+    """Logits or probabilities with labels, as the service has them; ``groups`` are segments."""
 
     id: str
     status: str
@@ -34,6 +34,7 @@ class Dataset:
     delete_after_fit: bool
     expires_at: datetime | None
     created_at: datetime | None
+    groups: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,13 +172,17 @@ class Version:
 
 @dataclass(frozen=True)
 class Method:
-    """A method that the service can fit, with a JSON schema of its parameters."""
+    """A method that the service can fit, with a JSON schema of its parameters.
+
+    One that ``needs_groups`` is fitted on rows that name their segments.
+    """
 
     name: str
     summary: str
     reference: str
     cost: str
     keeps_class: bool | None
+    needs_groups: bool
     parameters: dict[str, Any]
 
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from calibrators import DataError
 from calibrd import npy_files, tables
+from calibrd.sets import as_groups
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,10 +27,11 @@ BLOCK_VALUES = 1 << 20
 
 
 class Block(NamedTuple):
-    """Some rows: their numbers, and all their columns if they have such."""
+    """Some rows: their numbers, all their columns if they have such, and their segments."""
 
     values: Array
     batch: pa.RecordBatch | None
+    groups: Array | None = None
 
 
 class Source(NamedTuple):
@@ -88,28 +90,52 @@ def check_folder(target: Path) -> None:
 
 
 @contextmanager
-def open_source(path: Path, kind: str, columns: Sequence[str] | None) -> Iterator[Source]:
-    """A file to read; what holds the numbers is called as their ``kind``, or is ``columns``."""
+def open_source(
+    path: Path,
+    kind: str,
+    columns: Sequence[str] | None,
+    groups: Callable[[Sequence[str]], str | None] = lambda names: None,
+) -> Iterator[Source]:
+    """A file to read; what holds the numbers is called as their ``kind``, or is ``columns``.
+
+    ``groups`` says which of its arrays or columns names segments, if one does.
+    """
     if path.suffix.lower() not in NUMPY:
         with tables.open_table(path) as table:
             chosen = table.chosen(columns or [kind])
-            blocks = _blocks_of_table(table, chosen)
+            blocks = _blocks_of_table(table, chosen, groups(table.schema.names))
             yield Source(path, table.rows, table.schema.names, chosen, blocks)
         return
     if columns is not None:
         raise DataError("no_columns", f"{path} has no columns to choose from")
     names = npy_files.names_in(path) if path.suffix.lower() == ".npz" else []
-    with npy_files.open_rows(path, kind) as rows:
-        found = (Block(values, None) for values in rows.blocks(BLOCK_VALUES))
+    segments = groups(names)
+    with ExitStack() as opened:
+        rows = opened.enter_context(npy_files.open_rows(path, kind))
+        step = rows.rows_of(BLOCK_VALUES)
+        if segments is None:
+            found = (Block(values, None) for values in rows.blocks(step))
+        else:
+            named = opened.enter_context(npy_files.open_rows(path, segments))
+            if named.shape[0] != rows.shape[0]:
+                raise DataError(
+                    "groups_length",
+                    f"{path}: {kind} have {rows.shape[0]} rows but {segments} {named.shape[0]}",
+                )
+            pairs = zip(rows.blocks(step), named.blocks(step), strict=True)
+            found = (Block(values, None, names) for values, names in pairs)
         yield Source(path, rows.shape[0], names, [kind], found)
 
 
-def _blocks_of_table(table: tables.Table, columns: Sequence[str]) -> Iterator[Block]:
+def _blocks_of_table(
+    table: tables.Table, columns: Sequence[str], groups: str | None
+) -> Iterator[Block]:
     seen = 0
     for batch in table.batches(BLOCK_VALUES):
         with tables.errors_of(table.path, seen):
             values = tables.numbers_of(batch, columns)
-        yield Block(values, batch)
+            names = None if groups is None else as_groups(batch.column(groups))
+        yield Block(values, batch, names)
         seen += len(batch)
 
 

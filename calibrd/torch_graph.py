@@ -56,17 +56,33 @@ def _cast(tensors: list[Tensor], numbers: list[Any], attributes: dict[str, Any])
     return tensors[0].to(attributes["to"])
 
 
+def _largest_at(tensors: list[Tensor], numbers: list[Any], attributes: dict[str, Any]) -> Tensor:
+    keepdim = bool(attributes.get("keepdims", 1))
+    return torch.argmax(tensors[0], dim=attributes.get("axis", 0), keepdim=keepdim)
+
+
+def _part(tensors: list[Tensor], numbers: list[Any], attributes: dict[str, Any]) -> Tensor:
+    (start,), (end,), (axis,) = numbers
+    return tensors[0].narrow(axis, start, end - start)
+
+
 OPERATIONS: dict[str, Operation] = {
     "Abs": _plain(torch.abs),
     "Add": _plain(torch.add),
+    "ArgMax": Operation(_largest_at),
     "Cast": Operation(_cast),
     "Clip": _plain(torch.clamp),
     "Div": _plain(torch.div),
+    "Equal": _plain(torch.eq),
     "Exp": _plain(torch.exp),
+    "Gather": _plain(lambda table, places: table[places]),
+    "Greater": _plain(torch.gt),
     "IsInf": _plain(torch.isinf),
+    "Less": _plain(torch.lt),
     "Log": _plain(torch.log),
     "MatMul": _plain(torch.matmul),
     "Max": _folded(torch.maximum),
+    "Min": _folded(torch.minimum),
     "Mul": _plain(torch.mul),
     "Neg": _plain(torch.neg),
     "Not": _plain(torch.logical_not),
@@ -75,6 +91,7 @@ OPERATIONS: dict[str, Operation] = {
     "ReduceMin": _reduced(torch.amin),
     "ReduceSum": _reduced(torch.sum),
     "Relu": _plain(torch.relu),
+    "Slice": Operation(_part, tensors=1),
     "Softmax": Operation(_softmax),
     "Sub": _plain(torch.sub),
     "TopK": Operation(_top, tensors=1),

@@ -16,7 +16,7 @@ from calibrd.cache import Cache, Entry
 from calibrd.connection import given
 from calibrd.errors import Conflict, Invalid, NoPresignedUploads, NoSuchDataset, StoreAway
 from calibrd.flows import Flow, Together, Work
-from calibrd.payload import MEDIA_TYPE, Payload
+from calibrd.payload import Payload
 from calibrd.progress import Progress
 from calibrd.results import Dataset, Part
 
@@ -88,7 +88,7 @@ class Upload:
                 "datasets",
                 content=content,
                 query=self.keeping.query,
-                headers={"Content-Type": MEDIA_TYPE},
+                headers={"Content-Type": self.payload.media_type},
                 repeatable=True,  # equal bytes are kept once
             )
         )
@@ -126,7 +126,7 @@ class Upload:
                 self._sending(id, number, size, there, bar) for number in range(1, count + 1)
             ]
             yield Together(sending, at_once=AT_ONCE)
-        body = {"parts": count, "sha256": sha256, "content_type": MEDIA_TYPE}
+        body = {"parts": count, "sha256": sha256, "content_type": self.payload.media_type}
         place = ("datasets", id, "commit")
         timeout = self.client.connection.timeout + self.payload.bytes / JOINED_A_SECOND
         return (

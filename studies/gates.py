@@ -1,142 +1,207 @@
-"""Rules by which `auto` could choose between TS and SMART, on real logits.
+"""Rules by which `auto` could choose among the methods that keep the class, on real logits.
 
     python studies/gates.py FOLDER
 
-Each rule sees only out-of-fold scores inside the fit half (4 folds), and is paid by ECE-15 minus
-noise floor on the test half: mean over the same-distribution sets of their mean over splits.
-Candidates are the model itself, TS, SMART, and temperatures between the last two,
-log T = (1 - a) log T_TS + a log T_SMART. Protocol as in studies/auto.py.
+Each rule sees only out-of-fold scores inside the fit rows (4 folds), and is paid by ECE-15 minus
+noise floor on the test rows: mean over the same-distribution sets of their mean over splits, which
+are those of logit_sets.py. The table of docs/studies/auto.md is written into --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from auto import splits
+from kept import Found, put_between, run_all
+from logit_sets import is_shifted, set_names, split, split_numbers
 
-from calibrators import CalibrationSet
-from calibrators.methods.smart import Smart
+from calibrators import CalibrationSet, CalibrationWarning
+from calibrators.context import FitContext
+from calibrators.methods._contest import SIMPLE, Contest
+from calibrators.methods.auto import base_of
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import RowScores, noise_floor, paired_intervals, row_scores
-from calibrators.softmax import softmax
+from calibrators.registry import all_methods, keeps_class, make_recipe
 
 FOLDS = 4
-BETWEEN = (0.0, 0.25, 0.5, 0.75, 1.0)
-NONE = "none"
-THREE = (NONE, 0.0, 1.0)
-Key = str | float
+DRAWS = 200
+DEBIASED = "debiased_squared_error"
+
+
+def candidates() -> tuple[str, ...]:
+    """The methods that keep the predicted class."""
+    return tuple(name for name in sorted(all_methods()) if keeps_class(name))
 
 
 @dataclass(frozen=True)
-class Split:
-    """What a rule may see of each candidate (out-of-fold scores), and what it is paid."""
+class Plan:
+    """One split of one set, with all candidates."""
 
-    seen: dict[Key, RowScores]
-    paid: dict[Key, float]
+    data: str
+    split: int
+    candidates: tuple[str, ...]
 
-    def change(self, base: Key, other: Key, score: str, deviations: float) -> float:
-        """Out-of-fold change from base to other plus so many standard deviations of it."""
-        interval = paired_intervals(self.seen[base], self.seen[other], draws=200, level=0.6827)[
-            score
-        ]
-        return interval.value + deviations * (interval.high - interval.low) / 2
-
-    def score(self, key: Key) -> float:
-        return self.seen[key].top.equal_mass(15).debiased_squared()
+    @property
+    def file(self) -> str:
+        return f"{self.data}-{self.split}"
 
 
-def betas(data: CalibrationSet, other: CalibrationSet) -> tuple[np.ndarray, np.ndarray]:
-    """1/T of TS and of SMART, fitted on ``data``, for every row of ``other``."""
-    scaled, smart = TemperatureScaling().fit(data), Smart().fit(data)
-    return tuple(1 / one.temperatures(other.logits) for one in (scaled, smart))
+@dataclass(frozen=True)
+class Seen:
+    """What a rule may see: auto's base, and each candidate's out-of-fold scores."""
+
+    base: str
+    scores: dict[str, RowScores]
+    changes: dict[tuple[str, str], dict[str, tuple[float, float]]] = field(default_factory=dict)
+
+    def change(self, base: str, other: str, score: str) -> tuple[float, float]:
+        """Out-of-fold change of a score from base to other, and one standard deviation of it."""
+        if (base, other) not in self.changes:
+            pair = self.scores[base], self.scores[other]
+            found = paired_intervals(*pair, draws=DRAWS, level=0.6827)
+            self.changes[base, other] = {
+                name: (one.value, (one.high - one.low) / 2) for name, one in found.items()
+            }
+        return self.changes[base, other][score]
+
+    def error(self, name: str) -> float:
+        return self.scores[name].top.equal_mass(15).debiased_squared()
+
+    @property
+    def challengers(self) -> list[str]:
+        return [name for name in self.scores if name not in SIMPLE]
 
 
-def scores(data: CalibrationSet, beta: np.ndarray) -> RowScores:
-    z = data.logits.astype(np.float64)
-    return row_scores(softmax((z - z.max(axis=1, keepdims=True)) * beta[:, None]), data.labels)
+def always(name: str, seen: Seen) -> str:
+    return name
 
 
-def prepare(fit: CalibrationSet, test: CalibrationSet) -> Split:
-    fold = fit.folds(FOLDS)
-    inside = np.empty((2, fit.n))
-    for number in range(FOLDS):
-        rows = np.flatnonzero(fold == number)
-        inside[:, rows] = betas(fit.take(np.flatnonzero(fold != number)), fit.take(rows))
-    outside = np.array(betas(fit, test))
-    seen, paid = {NONE: scores(fit, np.ones(fit.n))}, {}
-    judged = {NONE: scores(test, np.ones(test.n))}
-    for a in BETWEEN:
-        seen[a] = scores(fit, inside[0] ** (1 - a) * inside[1] ** a)
-        judged[a] = scores(test, outside[0] ** (1 - a) * outside[1] ** a)
-    for key, rows in judged.items():
-        floor = noise_floor(rows.top.confidence, draws=100).mean
-        paid[key] = 100 * (rows.top.equal_width(15).ece() - floor)
-    return Split(seen, paid)
+def smallest(seen: Seen) -> str:
+    """The smallest out-of-fold debiased error, whoever has it."""
+    return min(seen.scores, key=seen.error)
 
 
-def smallest(keys: tuple[Key, ...]) -> Callable[[Split], Key]:
-    return lambda split: min(keys, key=split.score)
+def gate(score: str, deviations: float, names: tuple[str, ...], clearest: bool, seen: Seen) -> str:
+    """Leave the base for the best of those better than it by so many standard deviations."""
+    base, better = seen.base, {}
+    for name in names or seen.challengers:
+        value, deviation = seen.change(base, name, score)
+        if value + deviations * deviation < 0:
+            better[name] = value / deviation if clearest else value
+    return min(better, key=lambda name: better[name]) if better else base
 
 
-def simplest(keys: tuple[Key, ...]) -> Callable[[Split], Key]:
-    """The first candidate that the best one does not beat by a standard deviation."""
+def rules() -> dict[str, Callable[[Seen], str]]:
+    """The rules by what they do."""
+    return {
+        **{f"always {name}": partial(always, name) for name in candidates()},
+        "smallest debiased error": smallest,
+        "leave the base for SMART if better by 1 deviation": partial(
+            gate, DEBIASED, 1.0, ("smart",), False
+        ),
+        **{
+            f"leave the base for the best that is better by {d:g} deviations": partial(
+                gate, DEBIASED, d, (), False
+            )
+            for d in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+        },
+        **{
+            f"leave the base for the most clearly better, by {d:g} deviations": partial(
+                gate, DEBIASED, d, (), True
+            )
+            for d in (1.0, 2.0)
+        },
+        **{
+            f"leave the base for the best by {title} if better by 1 deviation": partial(
+                gate, score, 1.0, (), False
+            )
+            for score, title in (("ece", "ECE"), ("brier", "Brier"), ("nll", "NLL"))
+        },
+    }
 
-    def rule(split: Split) -> Key:
-        best = min(keys, key=split.score)
-        within = (k for k in keys if k == best or split.change(k, best, DEBIASED, 1.0) >= 0)
-        return next(within)
 
-    return rule
+def run(plan: Plan, folder: Path) -> Found:
+    """What each rule chose and was paid on one split."""
+    start = time.monotonic()
+    fit, test = split(folder, plan.data, plan.split)
+    recipes = {name: make_recipe(name, {}) for name in plan.candidates}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        contest = Contest(fit, FitContext(), folds=FOLDS, seed=0, budget=math.inf)
+        base, _ = base_of(fit, TemperatureScaling().fit(fit))
+        seen = Seen(base, {name: one.scores for name, one in contest.held(recipes).items()})
+        paid = {name: _paid(recipe.fit(fit), test) for name, recipe in recipes.items()}
+    chosen = {title: rule(seen) for title, rule in rules().items()}
+    return {"chosen": chosen, "paid": paid, "seconds": time.monotonic() - start}
 
 
-def gate(score: str, deviations: float) -> Callable[[Split], Key]:
-    """Leave TS for SMART only if it is better by so many standard deviations."""
-    return lambda split: 1.0 if split.change(0.0, 1.0, score, deviations) < 0 else 0.0
+def _paid(fitted: Any, test: CalibrationSet) -> dict[str, float]:
+    rows = row_scores(fitted.apply_set(test), test.labels)
+    floor = noise_floor(rows.top.confidence, draws=100).mean
+    return {
+        "above": 100 * (rows.top.equal_width(15).ece() - floor),
+        "nll": float(rows.nll.mean()),
+    }
 
 
-DEBIASED = "debiased_squared_error"
-RULES: dict[str, Callable[[Split], Key]] = {
-    "the model itself": lambda split: NONE,
-    "always TS": lambda split: 0.0,
-    "always SMART": lambda split: 1.0,
-    "always half-way between TS and SMART": lambda split: 0.5,
-    "best of the three in hindsight": lambda split: min(THREE, key=split.paid.__getitem__),
-    "smallest debiased error of the three": smallest(THREE),
-    "smallest debiased error of TS to SMART in quarters": smallest(BETWEEN),
-    "simplest of the three within one deviation": simplest(THREE),
-    "simplest of TS, half-way, SMART within one deviation": simplest((0.0, 0.5, 1.0)),
-    "leave TS if ECE is smaller": gate("ece", 0.0),
-    "leave TS if Brier is better by 1 deviation": gate("brier", 1.0),
-    "leave TS if NLL is better by 1 deviation": gate("nll", 1.0),
-    **{
-        f"leave TS if debiased error is better by {d:g} deviations": gate(DEBIASED, d)
-        for d in (0.0, 0.5, 1.0, 1.5, 2.0)
-    },
-}
+def table(found: Sequence[Found]) -> str:
+    """A row for each rule: what it is paid, its NLL, and the set on which it loses most to TS."""
+    sets = sorted({one["plan"]["data"] for one in found})
+    splits = {name: [one for one in found if one["plan"]["data"] == name] for name in sets}
+
+    def means(choose: Callable[[Found], str], figure: str) -> dict[str, float]:
+        return {
+            name: float(np.mean([one["paid"][choose(one)][figure] for one in ones]))
+            for name, ones in splits.items()
+        }
+
+    def hindsight(one: Found) -> str:
+        return min(one["paid"], key=lambda name: one["paid"][name]["above"])
+
+    scaled = means(lambda _: "temperature", "above")
+    choices = {title: partial(_chosen, title) for title in found[0]["chosen"]}
+    lines = ["| rule | ECE-15 minus floor | NLL | worst set, rule minus TS |"]
+    lines.append("|---|---:|---:|---|")
+    for title, choose in {**choices, "best in hindsight": hindsight}.items():
+        above, loss = means(choose, "above"), means(choose, "nll")
+        worst = max(sets, key=lambda name: above[name] - scaled[name])
+        lines.append(
+            f"| {title} | {np.mean(list(above.values())):.3f} | "
+            f"{np.mean(list(loss.values())):.4f} | {above[worst] - scaled[worst]:+.2f} ({worst}) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(title: str, one: Found) -> str:
+    return str(one["chosen"][title])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    names = sorted(path.stem for path in folder.glob("*.npz"))
-    names = [n for n in names if not n.endswith(("__cal", "_noise")) and "__shift_" not in n]
-    prepared = {}
-    for name in names:
-        prepared[name] = [prepare(fit, test) for fit, test in splits(folder, name)]
-        sys.stderr.write(f"{name} done\n")
-    sys.stdout.write("| rule | ECE-15 minus floor | worst set, rule minus TS |\n|---|---|---|\n")
-    for title, rule in RULES.items():
-        paid = {n: [s.paid[rule(s)] for s in prepared[n]] for n in names}
-        mean = np.mean([np.mean(paid[n]) for n in names])
-        lost = {n: np.mean(paid[n]) - np.mean([s.paid[0.0] for s in prepared[n]]) for n in names}
-        worst = max(lost, key=lost.__getitem__)
-        sys.stdout.write(f"| {title} | {mean:.3f} | {lost[worst]:+.2f} ({worst}) |\n")
+    parser.add_argument("--processes", type=int, default=2, help="splits at a time, a core each")
+    parser.add_argument("--kept", type=Path, default=Path("out/study-auto"))
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    options = parser.parse_args()
+    names = [name for name in set_names(options.folder) if not is_shifted(name)]
+    if not names:
+        parser.error(f"no .npz files in {options.folder}")
+    plans = [
+        Plan(n, number, candidates()) for n in names for number in split_numbers(options.folder, n)
+    ]
+    found = run_all(plans, run, options.folder, options.kept, options.processes)
+    text = table(found)
+    sys.stdout.write(text)
+    put_between(options.out / "auto.md", "rules", text)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
 
 from calibrators import CalibrationSet
+from calibrators.methods._ties import share_reach
+from calibrators.methods.temperature import TemperatureScaling
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
 
@@ -20,6 +24,45 @@ def draw(
     true_logits[np.arange(n), rng.integers(k, size=n)] += rng.gamma(2.0, 1.5, size=n)
     labels = (true_logits + rng.gumbel(size=(n, k))).argmax(axis=1)
     return CalibrationSet((true_logits * temperature).astype(dtype), labels)
+
+
+def draw_apart(n: int, k: int, *, seed: int = 0) -> CalibrationSet:
+    """``n`` rows in float64 no two of which have confidences that count as equal in a fit.
+
+    Implementations of others pool only what is equal to the last digit.
+    """
+    data = draw(2 * n, k, seed=seed, dtype=np.float64)
+    pool = np.arange(2 * n)
+    while True:
+        chosen = data.take(pool[:n])
+        confidence, _ = confidence_and_hits(chosen, TemperatureScaling().fit(chosen).temperature)
+        order = np.argsort(confidence)
+        gaps, ties = np.diff(confidence[order]), share_reach(confidence) - confidence
+        close = order[1:][gaps <= 2 * ties[order[:-1]]]
+        if not close.size:
+            return chosen
+        pool = np.delete(pool, close)
+
+
+def in_segments(data: CalibrationSet, count: int = 3) -> CalibrationSet:
+    """The same rows, dealt out to a few segments."""
+    return data.with_groups([f"segment {place % count}" for place in range(data.n)])
+
+
+def distorted(n: int, k: int, *, seed: int = 0, spread: float = 0.3) -> CalibrationSet:
+    """Logits that a weight and a bias for each class and a little mixing have spoilt."""
+    data = draw(n, k, seed=seed, dtype=np.float64)
+    rng = np.random.default_rng(seed + 1)
+    mixing = np.diag(np.exp(spread * rng.normal(size=k))) + spread / 5 * rng.normal(size=(k, k))
+    return CalibrationSet(data.logits @ mixing + 2 * spread * rng.normal(size=k), data.labels)
+
+
+def confidence_and_hits(
+    data: CalibrationSet, temperature: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each row the largest of softmax(logits / temperature), and 1.0 where it is the label's."""
+    p = softmax(data.logits.astype(np.float64) / temperature, axis=1)
+    return p.max(axis=1), (p.argmax(axis=1) == data.labels).astype(np.float64)
 
 
 def sample(name: str) -> CalibrationSet:

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import re
+import time
+import warnings
+
 import numpy as np
 import pytest
 from samples import draw
 from test_smart import two_regimes
 
-from calibrators import CalibrationSet, ParameterError
-from calibrators.errors import SmallSample
+from calibrators import CalibrationSet, FitCancelled, ParameterError, all_methods, fit_and_judge
+from calibrators.errors import OutOfTime, SmallSample
 from calibrators.methods.auto import Auto
+from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling
+from calibrators.registry import keeps_class
+
+# all that keep the class but SMART, which takes ten times as long
+QUICK = tuple(name for name in all_methods() if keeps_class(name) and name != "smart")
 
 
 def test_leaves_a_calibrated_model_alone() -> None:
-    chosen = [Auto().fit(draw(1500, 4, temperature=1.0, seed=s)).method for s in range(3)]
-    assert chosen.count("identity") >= 2
+    recipe = Auto(candidates=QUICK)
+    chosen = [recipe.fit(draw(1500, 4, temperature=1.0, seed=s)).method for s in range(5)]
+    assert set(chosen) <= {"identity", "temperature"}
+    assert chosen.count("identity") >= 3
 
 
 def test_takes_the_temperature_where_it_is_the_truth() -> None:
-    chosen = [Auto().fit(draw(1500, 4, temperature=2.5, seed=s)).method for s in range(3)]
-    assert chosen.count("temperature") >= 2
+    recipe = Auto(candidates=QUICK)
+    chosen = [recipe.fit(draw(1500, 4, temperature=2.5, seed=s)).method for s in range(5)]
+    assert chosen.count("temperature") >= 4
     assert "identity" not in chosen
 
 
 def test_takes_smart_where_one_temperature_cannot_do() -> None:
-    fitted = Auto().fit(two_regimes(6000, 0)[0])
-    assert fitted.method == "smart"
+    one_or_other = Auto(candidates=("temperature", "smart"))
+    assert one_or_other.fit(two_regimes(6000, 0)[0]).method == "smart"
+    several = Auto(candidates=QUICK)
+    assert several.fit(two_regimes(6000, 0)[0]).method not in ("identity", "temperature")
 
 
 def test_says_what_was_tried_and_why() -> None:
     fitted = Auto().fit(two_regimes(3000, 0)[0])
     tried = {one["method"]: one for one in fitted.fit_info["candidates"]}
-    assert set(tried) == {"identity", "temperature", "smart"}
+    assert set(tried) == {name for name in all_methods() if keeps_class(name)}
     assert fitted.fit_info["base"] == "temperature"
     assert tried["temperature"]["change"] is None
     for one in tried.values():
@@ -65,14 +79,15 @@ def test_candidates_can_be_named() -> None:
     tried = [one["method"] for one in fitted.fit_info["candidates"]]
     assert tried == ["identity", "temperature"]
     with pytest.raises(ParameterError, match="must not name 'auto'"):
-        Auto(candidates=("auto",)).fit(data)
+        Auto(candidates=("auto",))
     with pytest.raises(ParameterError, match="did you mean 'smart'"):
-        Auto(candidates=("smrt",)).fit(data)
+        Auto(candidates=("smrt",))
 
 
 def test_progress_counts_folds() -> None:
     seen: list[int] = []
-    Auto().fit(draw(400, 3), progress=lambda step, total, loss: seen.append(total - step))
+    recipe = Auto(candidates=("temperature", "isotonic"))
+    recipe.fit(draw(400, 3), progress=lambda step, total, loss: seen.append(total - step))
     assert seen == sorted(seen, reverse=True)
     assert seen[-1] == 0
     assert np.unique(seen).size == len(seen) == 14
@@ -86,3 +101,63 @@ def test_any_scale_of_many_classes(factor: float) -> None:
     assert fitted.method == "temperature"
     assert fitted.fit_info["winner"] == "temperature"
     assert fitted.temperature == pytest.approx(2 * factor, rel=0.3)
+
+
+def test_methods_that_change_the_class_are_asked_for() -> None:
+    data = draw(600, 3)
+    with pytest.raises(ParameterError, match="'vector', which may change the predicted class"):
+        Auto(candidates=("vector",))
+    fitted = Auto(candidates=("vector",), allow_class_change=True).fit(data)
+    assert [one["method"] for one in fitted.fit_info["candidates"]] == ["identity", "vector"]
+
+
+def test_takes_a_method_that_changes_the_class_where_that_is_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    truth = draw(4000, 4, temperature=1.0)
+    bias = np.array([3.0, 0.0, -1.0, 0.0])
+    data = CalibrationSet(truth.logits + bias, truth.labels)
+    fitted = Auto(candidates=("temperature", "vector"), allow_class_change=True).fit(data)
+    assert fitted.method == "vector"
+    unseen = draw(4000, 4, temperature=1.0, seed=int(rng.integers(1, 99)))
+    right = fitted.apply(unseen.logits + bias).argmax(axis=1) == unseen.labels
+    own = (unseen.logits + bias).argmax(axis=1) == unseen.labels
+    assert right.mean() > own.mean() + 0.05
+
+
+def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
+    data = draw(3000, 5)
+    Smart(steps=5).fit(two_regimes(500, 0)[0])  # torch is loaded before the clock starts
+    start = time.monotonic()
+    with pytest.warns(OutOfTime, match=r"the budget of 0\.2 seconds left these out: .*smart"):
+        fitted = Auto(budget=0.2, candidates=("temperature", "isotonic", "smart")).fit(data)
+    assert time.monotonic() - start < 5  # a fit of SMART alone has 300 steps in each of 4 folds
+    left_out = {one["method"]: one["why"] for one in fitted.fit_info["left_out"]}
+    assert "smart" in left_out
+    assert "temperature" not in left_out
+    assert re.search(r"stopped after|needs about", left_out["smart"])
+    assert fitted.fit_info["budget_seconds"] == 0.2
+    assert "smart" not in [one["method"] for one in fitted.fit_info["candidates"]]
+
+
+@pytest.mark.parametrize("budget", [1e-6, 0.01, 0.05, 0.1])
+def test_a_budget_may_end_anywhere(budget: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutOfTime)
+        fitted = Auto(budget=budget, candidates=("isotonic", "spline", "pts")).fit(draw(2000, 5))
+    info = fitted.fit_info
+    names = [one["method"] for one in (*info["candidates"], *info["left_out"])]
+    assert sorted(names) == ["identity", "isotonic", "pts", "spline"]
+
+
+def test_a_user_who_cancels_is_not_taken_for_the_budget() -> None:
+    calls = iter(range(10**6))
+    with pytest.raises(FitCancelled):
+        Auto(candidates=("smart",)).fit(draw(600, 3), cancel=lambda: next(calls) > 40)
+
+
+def test_the_report_says_how_long_each_candidate_took() -> None:
+    recipe = Auto(candidates=("temperature", "isotonic"))
+    fitted, report = fit_and_judge(recipe, draw(1200, 3))
+    assert set(report.fit["seconds"]) == {"identity", "temperature", "isotonic"}
+    assert all(0 < taken < 60 for taken in report.fit["seconds"].values())
+    assert "seconds" not in fitted.fit_info

@@ -23,7 +23,7 @@ def method_rows() -> list[str]:
     for name, recipe in all_methods().items():
         parameters = ", ".join(f"`{field.name}`" for field in fields(recipe)) or "none"
         kept = "the winner's" if name not in all_maps() else all_maps()[name].keeps_class
-        text = {True: "yes", False: "no"}.get(kept, str(kept))
+        text = {True: "yes", False: "no", None: "its base's"}.get(kept, str(kept))
         rows.append(f"| `{name}` | {recipe.summary} | {parameters} | {text} | {recipe.cost} |")
     return rows
 
@@ -62,7 +62,7 @@ def test_links_and_figures_are_there() -> None:
     assert not re.search(r"\b(RESULT|SUMMARY|METHODS|VERDICTS)\b", README)
 
 
-@pytest.mark.parametrize("name", ["deploying", "reports", "scaling", "sdk", "training"])
+@pytest.mark.parametrize("name", ["deploying", "reports", "scaling", "sdk", "segments", "training"])
 def test_guides_name_files_and_metrics_that_exist(name: str) -> None:
     guide = (ROOT / f"docs/{name}.md").read_text()
     for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", guide):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from samples import draw
 
@@ -19,6 +21,10 @@ from calibrators.groups import LONGEST_NAME, MOST_GROUPS, Groups
         (np.array(["b", "a", "b"], dtype=object), ("a", "b")),
         ([[3], [1], [3]], ("1", "3")),
         (np.array([10, 9, 10], dtype=np.uint8), ("10", "9")),
+        (np.array([10, np.int8(9), 10], dtype=object), ("10", "9")),
+        ([-1, 2**63, -1], ("-1", "9223372036854775808")),
+        (np.array(["b", "a", "b"], dtype=np.dtypes.StringDType()), ("a", "b")),
+        (np.ma.array(["b", "a", "b"]), ("a", "b")),
     ],
 )
 def test_names_and_integers_are_taken(values: Any, names: tuple[str, ...]) -> None:
@@ -35,6 +41,17 @@ def test_names_and_integers_are_taken(values: Any, names: tuple[str, ...]) -> No
         ([True, False], "bad_groups"),
         ([["a", "b"], ["c", "d"]], "bad_groups"),
         (np.array(["a", None], dtype=object), "bad_groups"),
+        (["a", 1], "bad_groups"),
+        (["a", float("nan")], "bad_groups"),
+        ([True, "x"], "bad_groups"),
+        ([[1], ["x"]], "bad_groups"),
+        (np.array([1, True], dtype=object), "bad_groups"),
+        (np.array(["a", None], dtype=np.dtypes.StringDType(na_object=None)), "bad_groups"),
+        (np.ma.array(["a", "b"], mask=[False, True]), "masked"),
+        (np.ma.array([1, 2], mask=[False, True]), "masked"),
+        (["a", "a\0"], "bad_group_name"),
+        (np.array(["a", "a\0"], dtype=np.dtypes.StringDType()), "bad_group_name"),
+        ([], "groups_length"),
         (["a", ""], "bad_group_name"),
         (["a", "  "], "bad_group_name"),
         (["a", "b\n"], "bad_group_name"),
@@ -46,6 +63,61 @@ def test_what_is_no_group_is_refused(values: Any, code: str) -> None:
     with pytest.raises(DataError) as caught:
         CalibrationSet([[1.0, 0.0], [0.0, 2.0]], [0, 1], values)
     assert caught.value.code == code
+
+
+def test_cells_of_another_kind_are_counted() -> None:
+    with pytest.raises(DataError, match="groups must be text, or all integers") as caught:
+        Groups.of([1, "web", None, "app"])
+    assert (caught.value.rows, caught.value.first) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows", "first"),
+    [
+        (["web", None, "app"], 1, 1),
+        (["web", "app", float("nan")], 1, 2),
+        ([3, np.float32("nan"), None], 2, 1),
+        ([pd.NA, "web", pd.NaT], 2, 0),
+        ([None, None], 2, 0),
+    ],
+)
+def test_rows_without_a_segment_are_to_be_named(cells: list[Any], rows: int, first: int) -> None:
+    with pytest.raises(DataError, match="a name such as 'other' for rows that have no") as caught:
+        Groups.of(cells)
+    assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_groups", rows, first)
+
+
+def test_what_is_of_another_kind_is_not_called_missing() -> None:
+    for cells in (["web", 1], [1.5, 2.5], ["web", 1, None]):
+        with pytest.raises(DataError) as caught:
+            Groups.of(cells)
+        assert "no segment" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("", "got ''"),
+        ("web\n", r"got 'web\n'"),
+        ("a\u200b", r"got 'a\u200b'"),
+        ("x" * 201, f"got '{'x' * 60}'... of 201 characters"),
+    ],
+)
+def test_a_bad_name_is_shown(name: str, shown: str) -> None:
+    with pytest.raises(DataError) as caught:
+        Groups.of(["web", name])
+    assert caught.value.rule.endswith(shown)
+
+
+def test_no_rows_have_no_groups() -> None:
+    assert Groups.of([]).names == ()
+
+
+def test_a_member_of_an_enum_goes_by_its_text() -> None:
+    class Channel(str, enum.Enum):  # noqa: UP042 - str() of a StrEnum is its text already
+        WEB = "web"
+
+    assert Groups.of([Channel.WEB, "web"]).names == ("web",)
 
 
 def test_identifiers_are_no_groups() -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators.base import CalibrationMap, Calibrator, FitContext, TemperatureTypeMap
+from calibrators.base import CalibrationMap, Calibrator, TemperatureTypeMap
 from calibrators.blocks import Floats
+from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, DataError, FitCancelled, FitError
 from calibrators.judging import fit_and_judge

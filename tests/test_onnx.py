@@ -10,6 +10,7 @@ from samples import draw, sample
 from calibrators import CalibrationSet, ExportError, onnx
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureMap
+from calibrators.registry import make_recipe
 from calibrators.softmax import softmax
 
 
@@ -21,6 +22,18 @@ def test_real_and_extreme_rows(k: int) -> None:
     rows = np.concatenate([data.logits, data.logits * 1e3, onnx.trial_rows(fitted)])
     (given,) = session.run(None, {"logits": rows})
     assert np.abs(given - fitted.apply(rows)).max() <= 1e-6
+    assert given.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["ets", "histogram_one_vs_rest", "isotonic_one_vs_rest"])
+def test_sums_over_a_thousand_classes(name: str) -> None:
+    rng = np.random.default_rng(0)
+    z = (rng.normal(size=(3000, 1000)) * 3).astype(np.float32)
+    labels = (z / 1.5 + rng.gumbel(size=z.shape)).argmax(axis=1)
+    fitted = make_recipe(name, {}).fit(CalibrationSet(z, labels))
+    session = onnxruntime.InferenceSession(onnx.export(fitted))
+    (given,) = session.run(None, {"logits": z[:300]})
+    assert np.abs(given - fitted.apply(z[:300])).max() <= 1e-6
     assert given.dtype == np.float32
 
 

@@ -9,7 +9,7 @@ from samples import draw, sample
 from scipy.optimize import least_squares
 
 from calibrators import CalibrationSet, ParameterError, onnx
-from calibrators.base import FitContext
+from calibrators.context import FitContext
 from calibrators.curves import observe
 from calibrators.indicators import sorted_gaps
 from calibrators.methods.pts import Network, ParametrizedTemperature, Problem

@@ -42,30 +42,36 @@ def change(low: float, high: float) -> Interval:
     return Interval((low + high) / 2, low, high, 0.95)
 
 
-BETTER, SAME, WORSE = change(-0.2, -0.1), change(-0.1, 0.1), change(0.1, 0.2)
+BELOW, SAME, ABOVE = change(-0.2, -0.1), change(-0.1, 0.1), change(0.1, 0.2)
 
 
 @pytest.mark.parametrize(
-    ("calibration", "nll", "expected"),
+    ("calibration", "nll", "accuracy", "expected"),
     [
-        (BETTER, BETTER, Verdict.IMPROVED),
-        (BETTER, SAME, Verdict.IMPROVED),
-        (BETTER, WORSE, Verdict.TRADE_OFF),
-        (SAME, BETTER, Verdict.NO_MEASURABLE_CHANGE),
-        (SAME, SAME, Verdict.NO_MEASURABLE_CHANGE),
-        (SAME, WORSE, Verdict.WORSE),
-        (WORSE, BETTER, Verdict.WORSE),
-        (WORSE, SAME, Verdict.WORSE),
-        (WORSE, WORSE, Verdict.WORSE),
-        (change(-0.1, 0.0), SAME, Verdict.NO_MEASURABLE_CHANGE),
-        (change(np.nan, np.nan), SAME, Verdict.NO_MEASURABLE_CHANGE),
+        (BELOW, BELOW, SAME, Verdict.IMPROVED),
+        (BELOW, SAME, SAME, Verdict.IMPROVED),
+        (BELOW, SAME, ABOVE, Verdict.IMPROVED),
+        (BELOW, SAME, BELOW, Verdict.TRADE_OFF),
+        (BELOW, ABOVE, SAME, Verdict.TRADE_OFF),
+        (SAME, BELOW, SAME, Verdict.NO_MEASURABLE_CHANGE),
+        (SAME, SAME, SAME, Verdict.NO_MEASURABLE_CHANGE),
+        (SAME, SAME, ABOVE, Verdict.NO_MEASURABLE_CHANGE),
+        (SAME, SAME, BELOW, Verdict.WORSE),
+        (SAME, ABOVE, SAME, Verdict.WORSE),
+        (ABOVE, BELOW, ABOVE, Verdict.WORSE),
+        (ABOVE, SAME, SAME, Verdict.WORSE),
+        (ABOVE, ABOVE, SAME, Verdict.WORSE),
+        (change(-0.1, 0.0), SAME, SAME, Verdict.NO_MEASURABLE_CHANGE),
+        (change(np.nan, np.nan), SAME, SAME, Verdict.NO_MEASURABLE_CHANGE),
+        (BELOW, SAME, change(np.nan, np.nan), Verdict.IMPROVED),
     ],
 )
-def test_every_verdict_of_the_two_intervals(
-    calibration: Interval, nll: Interval, expected: Verdict
+def test_every_verdict_of_the_three_intervals(
+    calibration: Interval, nll: Interval, accuracy: Interval, expected: Verdict
 ) -> None:
-    assert decide(100, calibration, nll) is expected
-    assert decide(99, calibration, nll) is Verdict.INSUFFICIENT_DATA
+    found = {"debiased_squared_error": calibration, "nll": nll, "accuracy": accuracy}
+    assert decide(100, found) is expected
+    assert decide(99, found) is Verdict.INSUFFICIENT_DATA
     assert expected.meaning
     assert json.dumps(expected) == f'"{expected.value}"'
 

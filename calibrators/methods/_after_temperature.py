@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from calibrators.base import CalibrationMap, Calibrator, FitContext
+from calibrators.base import CalibrationMap, Calibrator
+from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 

@@ -3,7 +3,8 @@
 Logits are first divided by the exact temperature of temperature scaling. A method then gives the
 predicted class a new confidence as a function of its old one; the other classes share what is left
 in their old proportions, which is one number added to their logits. The new confidence goes no
-lower than where the second class would catch up, so the predicted class stays the predicted class.
+lower than where the second class would catch up (to one part in ten thousand, so that the largest
+entry of a row is still its only one), so the predicted class stays the predicted class.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrators.base import CalibrationMap, FitContext, TemperatureTypeMap
+from calibrators.base import CalibrationMap, TemperatureTypeMap
 from calibrators.blocks import Floats, Scratch, map_blocks
+from calibrators.context import FitContext
 from calibrators.data import CalibrationSet, check_rows, row_maxima
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.onnx import DOUBLE, FLOAT, Builder
+
+AHEAD = 1e-4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,7 +78,8 @@ class TopLabelMap(CalibrationMap):
         log_odds[alone] = 0
         shift = log_odds - self._recalibrated(log_odds)
         shift[alone] = 0
-        return np.asarray(np.minimum(shift.astype(second.dtype), np.where(alone, 0, -second)))
+        limit = np.maximum(-np.where(alone, 0, second) - AHEAD, 0)
+        return np.asarray(np.minimum(shift, limit).astype(second.dtype))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """The top at 0, the others with one number added to them."""
@@ -95,7 +100,9 @@ class TopLabelMap(CalibrationMap):
         rest = graph.add("Add", graph.add("Log", total), graph.add("Cast", reach, to=DOUBLE))
         log_odds = graph.add("Neg", rest)
         shift = graph.add("Sub", log_odds, self._onnx_recalibrated(graph, log_odds))
-        shift = graph.add("Min", graph.add("Cast", shift, to=FLOAT), graph.add("Neg", reach))
+        limit = graph.add("Sub", graph.add("Neg", reach), graph.constant(AHEAD))
+        limit = graph.add("Relu", limit)
+        shift = graph.add("Min", graph.add("Cast", shift, to=FLOAT), limit)
         moved = graph.add("Add", others, graph.add("Where", alone, graph.constant(0.0), shift))
         return graph.add("Where", is_top, graph.constant(0.0), moved)
 
@@ -103,7 +110,7 @@ class TopLabelMap(CalibrationMap):
 def log_sum(others: Floats, second: Floats) -> Floats:
     """``log sum exp`` of each row (n,) in float64, given its maximum; -inf if that is -inf."""
     reach = np.where(np.isinf(second), 0, second)
-    total = np.exp(others - reach[:, np.newaxis]).sum(axis=1, dtype=np.float64)
+    total = np.exp(others - reach[:, np.newaxis], dtype=np.float64).sum(axis=1)
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(total) + reach)
 
@@ -128,7 +135,8 @@ class TopLabelCalibrator(AfterTemperature):
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
         log_odds, correct = top_label(data, base)
-        return self._fit_confidence(log_odds, correct, base, context)
+        told = np.isfinite(log_odds)
+        return self._fit_confidence(log_odds[told], correct[told], base, context)
 
     @abstractmethod
     def _fit_confidence(
@@ -136,8 +144,8 @@ class TopLabelCalibrator(AfterTemperature):
     ) -> TopLabelMap:
         """Fit on each row's log odds of being right (float64) and whether it was (0.0 or 1.0).
 
-        ``base`` has ``k``, ``kind`` and ``temperature`` for the map. Infinite log odds, of rows
-        with a single finite logit, are among them.
+        ``base`` has ``k``, ``kind`` and ``temperature`` for the map. Rows with a single finite
+        logit, whose log odds are infinite, are left out: they are certain whatever the map says.
         """
 
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from calibrators.base import FitContext, TemperatureTypeMap
+from calibrators.base import TemperatureTypeMap
 from calibrators.blocks import Floats
+from calibrators.context import FitContext
 from calibrators.curves import Samples, observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
@@ -19,7 +20,7 @@ from calibrators.metrics.bins import bin_index
 from calibrators.onnx import Builder
 
 POINTS_PER_OCTAVE = 16
-OCTAVES = 2
+OCTAVES = 3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,14 +51,14 @@ class ClassTemperatureMap(TemperatureTypeMap):
 class ClassTemperature(AfterTemperature):
     """A temperature for each class that the model may predict, minimising ECE on the fit set.
 
-    ``p = softmax(z / T[argmax z])``, so the order of the classes never changes. The search starts
-    at the exact temperature of temperature scaling and looks at 65 temperatures from a quarter to
-    four times that. What the samples predicted as class k add to the bins of the ECE at each of
-    these is tabulated once, from the confidence curve (calibrators.curves): after that a change of
-    one class's temperature costs a handful of additions, whatever n is, and sweeps over the classes
-    go on until none can lower the ECE any more (a coordinate-wise minimum on the grid). Classes
-    with most predictions go first; equal values keep the temperature nearest to that of TS; classes
-    never predicted keep it.
+    ``p = softmax(z / T[argmax z])``, so the order of the classes never changes. The search looks at
+    97 temperatures from an eighth to eight times that of temperature scaling, and starts twice:
+    there, and at the one that is best for all classes together; the lower end counts. What the
+    samples predicted as class k add to the bins of the ECE at each temperature is tabulated once,
+    from the confidence curve (calibrators.curves): after that a change of one class's temperature
+    costs a handful of additions, whatever n is, and sweeps over the classes go on until none can
+    lower the ECE any more (a coordinate-wise minimum on the grid). Classes with most predictions go
+    first; equal values keep the temperature nearest to the start; classes never predicted keep it.
 
     The published procedure is the same greedy search, with all probabilities computed anew at every
     grid point of every class. Public code of it divides the logit of *every* class by that class's
@@ -80,7 +81,7 @@ class ClassTemperature(AfterTemperature):
     name = "cts"
     summary = "a temperature for each predicted class, by coordinate search on the ECE"
     reference = "Frenkel and Goldberger, EUSIPCO 2021"
-    cost = "temperature scaling and 65 passes over the confidences"
+    cost = "temperature scaling and 97 passes over the confidences"
 
     bins: Annotated[int, Ge(2), Le(1000)] = 15
 
@@ -93,7 +94,10 @@ class ClassTemperature(AfterTemperature):
         table = self._tabulate(
             observe(data, 1 / base.temperature), predicted, data.k, factors, context
         )
-        chosen, sweeps, total = _search(table, _most_predicted_first(table, predicted), context)
+        order = _most_predicted_first(table, predicted)
+        best_for_all = int(np.abs(table.sum(axis=0)).sum(axis=1).argmin())
+        searches = [_search(table, order, at, context) for at in (len(factors) // 2, best_for_all)]
+        total, sweeps, chosen = min(searches, key=lambda found: found[0])
         context.step(len(factors) + 1, len(factors) + 1, total / data.n)
         return ClassTemperatureMap(
             k=data.k,
@@ -128,10 +132,11 @@ def _most_predicted_first(table: Floats, predicted: Floats) -> Floats:
     return np.asarray(order[: np.count_nonzero(counts)])
 
 
-def _search(table: Floats, order: Floats, context: FitContext) -> tuple[Floats, int, float]:
-    """The chosen temperature of each class, the sweeps made, and n times the ECE reached."""
-    middle = table.shape[1] // 2
-    nearest = np.argsort(np.abs(np.arange(table.shape[1]) - middle), kind="stable")
+def _search(
+    table: Floats, order: Floats, start: int, context: FitContext
+) -> tuple[float, int, Floats]:
+    """n times the ECE reached, the sweeps made, and the chosen temperature of each class."""
+    nearest = np.argsort(np.abs(np.arange(table.shape[1]) - start), kind="stable")
     table = table[:, nearest]
     chosen = np.zeros(len(table), dtype=np.int64)
     gaps = table[:, 0].sum(axis=0)
@@ -145,4 +150,4 @@ def _search(table: Floats, order: Floats, context: FitContext) -> tuple[Floats, 
             if values.min() < values[chosen[place]] - 1e-9:
                 chosen[place] = values.argmin()
             gaps = others + table[place, chosen[place]]
-    return nearest[chosen], sweeps, float(np.abs(gaps).sum())
+    return float(np.abs(gaps).sum()), sweeps, nearest[chosen]

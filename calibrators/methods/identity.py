@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibrators.base import Calibrator, FitContext, TemperatureTypeMap
+from calibrators.base import Calibrator, TemperatureTypeMap
 from calibrators.blocks import Floats
+from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.onnx import Builder
 

@@ -9,8 +9,9 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from calibrators.base import FitContext, TemperatureTypeMap
+from calibrators.base import TemperatureTypeMap
 from calibrators.blocks import Floats
+from calibrators.context import FitContext
 from calibrators.curves import Samples, observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
@@ -46,13 +47,29 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
     def __post_init__(self) -> None:
         super().__post_init__()
         inputs, hidden = len(self.centre), len(self.b1)
-        shapes = [one.shape for one in (self.spread, self.w1, self.w2, self.b2, self.w3)]
-        expected = [(inputs,), (inputs, hidden), (hidden, hidden), (hidden,), (hidden,)]
-        if shapes != expected or not 1 <= inputs < self.k:
-            raise ParameterError("bad_parameter", "the arrays of a PTS map do not fit together")
+        if not 1 <= inputs < self.k:
+            raise ParameterError(
+                "bad_parameter",
+                f"centre must have 1 to {self.k - 1} numbers for {self.k} classes, got {inputs}",
+            )
+        expected = {
+            "spread": (inputs,),
+            "w1": (inputs, hidden),
+            "w2": (hidden, hidden),
+            "b2": (hidden,),
+            "w3": (hidden,),
+        }
+        for name, shape in expected.items():
+            found = getattr(self, name).shape
+            if found != shape:
+                raise ParameterError(
+                    "bad_parameter", f"{name} must have shape {shape}, got {found}"
+                )
         check_temperature(self.base_temperature)
         if not (self.spread > 0).all():
-            raise ParameterError("bad_parameter", "a PTS map's spread must be positive")
+            raise ParameterError(
+                "bad_parameter", f"spread must be positive, got {self.spread.min():g}"
+            )
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
         gaps = sorted_gaps(logits, len(self.centre), self.base_temperature)
@@ -103,12 +120,13 @@ class Network:
     def start(cls, inputs: int, hidden: int, seed: int) -> Network:
         """Hidden layers uniform in +-1/sqrt(inputs) from the seed; the output 0 everywhere."""
         rng = np.random.default_rng(seed)
-        sizes = [(inputs, hidden), (hidden,), (hidden, hidden), (hidden,)]
-        widths = [inputs, inputs, hidden, hidden]
-        drawn = [
-            rng.uniform(-1, 1, size) / math.sqrt(w) for size, w in zip(sizes, widths, strict=True)
-        ]
-        return cls(*drawn, np.zeros(hidden), np.zeros(()))
+
+        def drawn(wide: int, *size: int) -> Floats:
+            return rng.uniform(-1, 1, size) / math.sqrt(wide)
+
+        first = drawn(inputs, inputs, hidden), drawn(inputs, hidden)
+        second = drawn(hidden, hidden, hidden), drawn(hidden, hidden)
+        return cls(*first, *second, np.zeros(hidden), np.zeros(()))
 
     @property
     def parts(self) -> tuple[Floats, ...]:
@@ -173,7 +191,7 @@ class ParametrizedTemperature(AfterTemperature):
     """
 
     name = "pts"
-    summary = "a temperature for each sample from its ten largest logits (86 parameters)"
+    summary = "a temperature for each sample from its largest logits (by default 10; 86 parameters)"
     reference = "Tomani et al., ECCV 2022"
     cost = "less than a second at 10,000 samples"
 

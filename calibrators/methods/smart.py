@@ -10,8 +10,9 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from calibrators.adam import Adam
-from calibrators.base import FitContext, TemperatureTypeMap
+from calibrators.base import TemperatureTypeMap
 from calibrators.blocks import Floats
+from calibrators.context import FitContext
 from calibrators.curves import observe
 from calibrators.data import CalibrationSet
 from calibrators.devices import torch_device, torch_threads

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from calibrators.base import Calibrator, FitContext, TemperatureTypeMap
+from calibrators.base import Calibrator, TemperatureTypeMap
 from calibrators.blocks import Floats
+from calibrators.context import FitContext
 from calibrators.curves import Samples, mean_gaps, observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, FitError, FlatLogits, ParameterError

@@ -40,6 +40,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         seed: int = 0,
         model: str | None = None,
         kind: Kind = "logits",
+        groups: Any = None,
         held_out: float | None = None,
         evaluation: str | Dataset | None = None,
         device: str = "auto",
@@ -51,7 +52,8 @@ class FitCalls(DatasetCalls, VersionCalls):
     ) -> Flow[Version]:
         """Fit a calibrator on the service and give the version it made, with its report.
 
-        On ``logits`` and ``labels``, which are uploaded, or on a ``dataset`` that is there.
+        On ``logits`` and ``labels`` (and ``groups``, the segment of each row, for the method
+        "segmented"), which are uploaded, or on a ``dataset`` that is there.
         ``model`` is the fingerprint of the model whose logits these are. After ``timeout`` seconds
         WaitedTooLong is raised; the fit goes on, and ``wait`` waits for it.
         """
@@ -65,6 +67,7 @@ class FitCalls(DatasetCalls, VersionCalls):
             seed=seed,
             model=model,
             kind=kind,
+            groups=groups,
             held_out=held_out,
             evaluation=evaluation,
             device=device,
@@ -88,6 +91,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         seed: int = 0,
         model: str | None = None,
         kind: Kind = "logits",
+        groups: Any = None,
         held_out: float | None = None,
         evaluation: str | Dataset | None = None,
         device: str = "auto",
@@ -102,8 +106,10 @@ class FitCalls(DatasetCalls, VersionCalls):
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
             raise TypeError("a fit takes logits and labels, or dataset=, and not both")
-        if dataset is not None and (delete_after_fit or kind != "logits"):
-            raise TypeError("delete_after_fit= and kind= are for logits that are uploaded here")
+        if dataset is not None and (delete_after_fit or kind != "logits" or groups is not None):
+            raise TypeError(
+                "delete_after_fit=, kind= and groups= are for logits that are uploaded here"
+            )
         checked_name(name)
         if dataset is None:
             dataset = yield from DatasetCalls.upload.flow(
@@ -111,6 +117,7 @@ class FitCalls(DatasetCalls, VersionCalls):
                 logits,
                 labels,
                 kind=kind,
+                groups=groups,
                 delete_after_fit=delete_after_fit,
                 progress=progress,
             )

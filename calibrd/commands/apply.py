@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calibrd.batch import apply_file
-from calibrd.commands.asked import Asked, Verb, add_map_flags, add_rows_flags
+from calibrd.commands.asked import Asked, Verb, add_map_flags, add_rows_flags, note_segments
 
 
 def add_to(verb: Verb) -> None:
@@ -50,9 +50,12 @@ def apply(asked: Asked) -> None:
         predictions=flags.predictions,
         one_column_each=flags.columns_out,
         drop_inputs=flags.drop_inputs,
+        groups=flags.groups_column,
         force=flags.force,
         progress=asked.output.bars,
     )
+    if done.in_segments is not None:
+        note_segments(asked, done.in_segments, done.rows)
     document = {
         "file": str(done.target),
         "rows": done.rows,

@@ -57,6 +57,7 @@ class Asked:
             path,
             columns=self.columns,
             labels_column=self.get("labels_column") or "labels",
+            groups_column=self.get("groups_column"),
             kind=self.get("kind"),
         )
 
@@ -119,6 +120,15 @@ def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) ->
         )
 
 
+def note_segments(asked: Asked, known: int, rows: int) -> None:
+    """Tell how many rows are in a segment of the map, if not all are."""
+    if known < rows:
+        asked.output.note(
+            f"{known:,} of {rows:,} rows are in a segment of this map; the others get what holds "
+            "for all"
+        )
+
+
 def add_limit_flag(parser: argparse.ArgumentParser) -> None:
     """The flag that shortens a list."""
     parser.add_argument("--limit", type=_count, metavar="N", help="at most so many")
@@ -145,6 +155,11 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
     group.add_argument("--columns", metavar="A,B,...", help="with a number for each class")
     group.add_argument(
         "--logits-column", metavar="NAME", help="with a list for each row [its kind]"
+    )
+    group.add_argument(
+        "--groups-column",
+        metavar="NAME",
+        help="with the segment of each row [groups or group, if it is there]",
     )
     if labelled:
         group.add_argument("--labels-column", metavar="NAME", help="with the labels [labels]")

@@ -61,7 +61,8 @@ def demo(asked: Asked) -> None:
     say("An ECE at its floor is as small as a perfectly calibrated model would measure.\n")
     say(_aligned("method", HEAD, "verdict"))
     rows, left_out = [], []
-    for name in sorted(all_methods(), key=lambda one: (one == CHOSEN[0], one != "identity", one)):
+    methods = [name for name, recipe in all_methods().items() if not recipe.needs_groups]
+    for name in sorted(methods, key=lambda one: (one == CHOSEN[0], one != "identity", one)):
         row = _fitted(name, cal, test)
         if row is None:
             left_out.append(name)

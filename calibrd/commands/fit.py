@@ -10,7 +10,7 @@ from typing import Any
 
 from calibrators import archive
 from calibrators.judging import Judged
-from calibrators.registry import make_recipe
+from calibrators.registry import all_methods, make_recipe
 from calibrd.client import Client
 from calibrd.commands.asked import MAP_ENDING, Asked, Verb, add_rows_flags
 from calibrd.commands.output import AfterVersion, CommandError
@@ -28,7 +28,10 @@ def add_to(verb: Verb) -> None:
     """Add the command."""
     fitting = verb("fit", fit, "fit a map, judge it on rows the fit never saw, make a version")
     fitting.add_argument(
-        "data", metavar="DATA", help=".npz with logits (or probabilities) and labels; .parquet"
+        "data",
+        metavar="DATA",
+        help=".npz with logits (or probabilities), labels and, if rows have segments, groups; "
+        ".parquet",
     )
     fitting.add_argument("--name", help="of the calibrator on the service")
     fitting.add_argument("--method", default="auto", help="auto, temperature, smart, ... [auto]")
@@ -103,7 +106,7 @@ def _check(flags: argparse.Namespace) -> None:
 
 def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
     flags, bars = asked.flags, asked.output.bars
-    data = asked.set_file(flags.data)
+    data = _rows(asked, flags.data)
     other = None if flags.evaluation is None else _evaluation(asked, data)
     dataset = _uploaded(asked, client, data)
     judging = None if other is None else _uploaded(asked, client, other)
@@ -126,9 +129,24 @@ def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
     return client.get_version(f"{flags.name}@{done.versions[0]}")
 
 
+def _rows(asked: Asked, path: str) -> SetFile:
+    """A file's rows, with their segments if the method needs them."""
+    recipe = all_methods().get(asked.flags.method)  # a service may know more than this library
+    needed = recipe is not None and recipe.needs_groups
+    found = asked.set_file(path).for_segments(needed)
+    if needed and found.groups is None:
+        raise CommandError(
+            "no_groups",
+            f"the method {asked.flags.method!r} needs the segment of each row, and {path} has no "
+            "'groups' or 'group'",
+            "name the array or column that holds them with --groups-column",
+        )
+    return found
+
+
 def _evaluation(asked: Asked, data: SetFile) -> SetFile:
     """The rows that judge, which must be such as the fit sees."""
-    found = asked.set_file(asked.flags.evaluation)
+    found = _rows(asked, asked.flags.evaluation)
     checked, classes = found.checked(), data.values.shape[1:]
     if (checked.kind, (checked.k,)) != (data.kind, classes):
         raise CommandError(
@@ -142,7 +160,13 @@ def _evaluation(asked: Asked, data: SetFile) -> SetFile:
 def _uploaded(asked: Asked, client: Client, data: SetFile) -> Dataset:
     asked.output.note(f"{data.path}: {len(data.labels):,} rows to {client.url}")
     with errors_of(data.path, 0):
-        return client.upload(data.values, data.labels, kind=data.kind, progress=asked.output.bars)
+        return client.upload(
+            data.values,
+            data.labels,
+            kind=data.kind,
+            groups=data.groups,
+            progress=asked.output.bars,
+        )
 
 
 def _fit_here(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
@@ -174,8 +198,8 @@ def _fit_to_file(asked: Asked, params: dict[str, Any]) -> None:
 def _judged(asked: Asked, params: dict[str, Any]) -> Judged:
     flags = asked.flags
     make_recipe(flags.method, params, seed=flags.seed)  # before anything is read
-    data = asked.set_file(flags.data)
-    judging = None if flags.evaluation is None else asked.set_file(flags.evaluation).checked()
+    data = _rows(asked, flags.data)
+    judging = None if flags.evaluation is None else _rows(asked, flags.evaluation).checked()
     asked.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted here")
     with errors_of(data.path, 0):
         return fit_local(
@@ -185,6 +209,7 @@ def _judged(asked: Asked, params: dict[str, Any]) -> Judged:
             params=params,
             seed=flags.seed,
             kind=data.kind,
+            groups=data.groups,
             evaluation=judging,
             held_out=flags.held_out,
             progress=asked.output.bars,

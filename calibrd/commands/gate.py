@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrators import Report, evaluate
+from calibrators.methods.segmented import SegmentedMap
 from calibrators.verdict import LEAST_ROWS, Gate
 from calibrd.commands.asked import (
     Asked,
@@ -15,8 +16,10 @@ from calibrd.commands.asked import (
     add_map_flags,
     add_rows_flags,
     check_same_kind,
+    note_segments,
 )
 from calibrd.commands.output import CommandError
+from calibrd.sets import rows_in_segments
 
 EXIT_CODES = {Gate.PASS: 0, Gate.FAIL: 1, Gate.INSUFFICIENT_DATA: 2}
 MARKS = {Gate.PASS: "✅", Gate.FAIL: "❌", Gate.INSUFFICIENT_DATA: "⚠️"}
@@ -54,9 +57,13 @@ def add_to(verb: Verb) -> None:
 def gate(asked: Asked) -> int:
     """Decide, explain, and say it by the exit code."""
     flags = asked.flags
-    data = asked.set_file(flags.data).checked()
+    rows = asked.set_file(flags.data)
+    data = rows.checked()
     used = asked.map(confirmed=True)
+    rows.for_segments(isinstance(used.fitted, SegmentedMap))
     check_same_kind(used.fitted, data, Path(flags.data))
+    if isinstance(used.fitted, SegmentedMap):
+        note_segments(asked, rows_in_segments(used.fitted, data.groups), data.n)
     report = evaluate(used.fitted.apply_set(data), data.labels, judged_on=flags.data)
     decided = report.gate(flags.max_ece)
     words = paragraph(report, decided, flags.max_ece, used, flags.data)

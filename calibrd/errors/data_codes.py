@@ -111,6 +111,38 @@ class AmbiguousRow(Invalid):
     hint = "give rows: [[a, b]], or [[a], [b]] for single logits"
 
 
+class BadGroups(Invalid):
+    """groups are neither text nor integers, or no list of them."""
+
+    hint = "give the name of each row's segment, or a whole number for it"
+
+
+class BadGroupName(Invalid):
+    """The name of a segment is empty, too long or not printable."""
+
+
+class GroupsLength(Invalid):
+    """There are not as many groups as rows."""
+
+
+class TooManyGroups(Invalid):
+    """groups name more segments than are taken."""
+
+    hint = "is it a column of identifiers? Name something that many rows share"
+
+
+class NoGroups(Invalid):
+    """The method needs the segment of each row, and the dataset has none."""
+
+    hint = "upload the data with groups=, or name its column with --groups-column"
+
+
+class NoSegments(Invalid):
+    """groups were given to a map that has no segments."""
+
+    hint = "leave groups= out, or fit the method 'segmented'"
+
+
 class NoSuchDataset(NotFound):
     """There is no such dataset; it may have been deleted."""
 

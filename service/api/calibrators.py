@@ -45,6 +45,7 @@ def list_methods() -> list[MethodOut]:
             reference=recipe.reference,
             cost=recipe.cost,
             keeps_class=keeps_class(name),
+            needs_groups=recipe.needs_groups,
             parameters=TypeAdapter(recipe).json_schema(),
         )
         for name, recipe in sorted(all_methods().items())
@@ -180,9 +181,8 @@ def get_onnx(
         found = versions.find(store, caller, name, number)
     sha256 = found.onnx_sha256
     if sha256 is None:
-        raise NotFound(
-            "no_onnx", f"version {number} of {name} has no ONNX form: use its map, or fit it here"
-        )
+        why = versions.why_no_onnx(found)
+        raise NotFound("no_onnx", f"version {number} of {name} has no ONNX form: {why}")
     return _blob(joined, onnx_key(caller.workspace, found.id, sha256), sha256, if_none_match)
 
 

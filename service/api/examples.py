@@ -34,7 +34,13 @@ NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"ty
 ARRAYS = {
     "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
     "probabilities": {**NUMBERS, "description": "the same; one of the two"},
+    "values": {**NUMBERS, "description": "the same, if `kind` says which they are"},
     "labels": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    "groups": {
+        "type": "array",
+        "items": {"type": ["string", "integer"]},
+        "description": "(n,), the segment of each row, for methods that calibrate by segments",
+    },
 }
 ARRAYS_SCHEMA = {
     "type": "object",
@@ -43,6 +49,7 @@ ARRAYS_SCHEMA = {
     "additionalProperties": False,
 }
 ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
+ROWS_OF_SEGMENTS = {**ROWS, "groups": ["web", "app"]}
 
 CSV_BODY = {
     Format.CSV.media_type: {
@@ -77,11 +84,17 @@ def _known_file(media_type: str, description: str) -> Answers:
 DATASET_BODY = {
     "requestBody": {
         "content": {
-            "application/json": {"schema": ARRAYS_SCHEMA, "example": ROWS},
+            "application/json": {
+                "schema": ARRAYS_SCHEMA,
+                "examples": {
+                    "logits": {"value": ROWS},
+                    "with segments": {"value": ROWS_OF_SEGMENTS},
+                },
+            },
             **_binary_bodies(Format.NPZ, Format.SAFETENSORS),
             **CSV_BODY,
         },
-        "description": "arrays `logits` or `probabilities`, and `labels`",
+        "description": "arrays `logits` or `probabilities`, `labels`, and `groups` if rows have",
     }
 }
 DATASET_ANSWERS: Answers = {

@@ -20,7 +20,7 @@ from service.core.landing import Landing
 from service.errors import Invalid, Malformed
 
 JSON = "application/json"
-ARRAYS = ("logits", "probabilities", "labels")
+ARRAYS = ("logits", "probabilities", "values", "labels", "groups")
 OF_THE_ARRAYS = ("kind", "delete_after_fit")
 TEXTS = ("model", "device", "description", "evaluation")
 NUMBERS = {"seed": int, "held_out": float}

@@ -21,6 +21,7 @@ DATASET = {
     "bytes": 412_310,
     "rows": 10_000,
     "classes": 10,
+    "groups": None,
     "delete_after_fit": False,
     "expires_at": None,
     "created_at": BEFORE,
@@ -103,6 +104,7 @@ METHOD = {
     "reference": "Guo et al. 2017",
     "cost": "milliseconds",
     "keeps_class": True,
+    "needs_groups": False,
     "parameters": {"type": "object", "properties": {}},
 }
 READY = {"status": "ok", "database": "ok", "blobs": "ok", "workers": "ok"}

@@ -245,11 +245,15 @@ class RegisterIn(Asked):
 
 
 class MethodOut(BaseModel):
-    """A method, its parameters as a JSON schema, and whether it can change the class."""
+    """A method, its parameters as a JSON schema, and whether it can change the class.
+
+    One that `needs_groups` is fitted on rows that name their segments.
+    """
 
     name: str
     summary: str
     reference: str
     cost: str
     keeps_class: bool | None
+    needs_groups: bool
     parameters: dict[str, Any]

@@ -109,6 +109,7 @@ class Comparisons:
                 data.labels,
                 before=first,
                 margin=margins(data.logits),
+                groups=data.groups,
                 judged_on=f"{data.n:,} rows of the dataset {dataset.id}",
             )
         return Comparison(report, rows)

@@ -116,6 +116,7 @@ class Datasets:
             "bytes": arrived.bytes,
             "rows": found.rows,
             "classes": found.classes,
+            "groups": found.groups,
         }
 
     def known(

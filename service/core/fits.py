@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
-from calibrators.registry import make_recipe
+from calibrators.registry import get_method, make_recipe
 from service.core import idempotency
 from service.core.access import Principal
 from service.core.datasets import find_ready
@@ -109,6 +109,7 @@ def submit(
     if request.evaluation is not None:
         other = find_ready(store, principal, request.evaluation)
         _check_alike(data, other)
+    _check_groups(request.order, data, other)
     name = request.calibrator
     fit = store.fits.add(
         principal.workspace,
@@ -155,6 +156,20 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
             f"the evaluation dataset must hold {data.kind} of {data.classes} classes like the "
             f"dataset, got {evaluation.kind} of {evaluation.classes}",
         )
+
+
+def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
+    """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
+    for one in order.methods:
+        if not get_method(one.method).needs_groups:
+            continue
+        for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):
+            if dataset is not None and dataset.groups is None:
+                raise Invalid(
+                    "no_groups",
+                    f"the method {one.method!r} needs the segment of each row, and the {name} "
+                    "names none: send it with groups",
+                )
 
 
 def _queue_for(store: Store, device: Device) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrators import CalibrationMap, CalibrationSet, evaluate
+from calibrators.methods.segmented import SegmentedMap
 from service.core.formats import Arrays, raised_zeros
 from service.core.formats.layout import Array
 from service.core.serving import Served
@@ -31,8 +32,10 @@ def predict(
 ) -> Prediction:
     """Calibrated probabilities of the values sent, calculated in float64 if ``dtype`` is.
 
-    One list of numbers (k,) is one row. For a map of two classes, which takes rows of one number
-    (the logit or probability of class 1) as well as of two, it could mean either and is refused.
+    With groups each row is calibrated as its segment is; a map without segments takes them only
+    with labels, to be evaluated by segments. One list of numbers (k,) is one row. For a map of two
+    classes, which takes rows of one number (the logit or probability of class 1) as well as of two,
+    it could mean either and is refused.
     """
     if arrays.declared not in (None, fitted.kind):
         raise Invalid(
@@ -42,11 +45,14 @@ def predict(
             got=arrays.declared,
         )
     values = _rows(arrays.values, fitted.k)
+    groups = arrays.groups
+    if arrays.labels is not None and not isinstance(fitted, SegmentedMap):
+        groups = None
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
     if fitted.kind == "probabilities":
-        return _from_probabilities(fitted, values)
-    return Prediction(fitted.apply(values))
+        return _from_probabilities(fitted, values, groups)
+    return Prediction(fitted.apply(values, groups))
 
 
 def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
@@ -60,8 +66,8 @@ def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
     return classes, np.take_along_axis(probabilities, classes, axis=1)
 
 
-def evaluation(probabilities: Array, labels: Array) -> dict[str, Any]:
-    """The report of calibrators on the answer, as plain JSON."""
+def evaluation(probabilities: Array, labels: Array, groups: Array | None = None) -> dict[str, Any]:
+    """The report of calibrators on the answer, as plain JSON; of segments too, with groups."""
     if len(probabilities) > EVALUATED_ROWS:
         raise TooLarge(
             "too_many_rows",
@@ -69,8 +75,9 @@ def evaluation(probabilities: Array, labels: Array) -> dict[str, Any]:
             "send fewer, or leave the labels out",
             limit=EVALUATED_ROWS,
         )
-    checked = CalibrationSet.from_probabilities(raised_zeros(probabilities)[0], labels)
-    return evaluate(probabilities, checked.labels, draws=DRAWS).to_dict()
+    checked = CalibrationSet.from_probabilities(raised_zeros(probabilities)[0], labels, groups)
+    report = evaluate(probabilities, checked.labels, groups=checked.groups, draws=DRAWS)
+    return report.to_dict()
 
 
 def model_mismatch(served: Served, model: str) -> str | None:
@@ -110,10 +117,10 @@ def _rows(values: Array, classes: int) -> Array:
     return values
 
 
-def _from_probabilities(fitted: CalibrationMap, values: Array) -> Prediction:
+def _from_probabilities(fitted: CalibrationMap, values: Array, groups: Array | None) -> Prediction:
     """Zeros are raised here, since calibrators could only warn of them."""
     if not values.size or values.dtype.kind not in "fiu":
-        return Prediction(fitted.apply(values))
+        return Prediction(fitted.apply(values, groups))
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float32 if values.dtype == np.float16 else np.float64)
     if values.shape[1] == 1:
@@ -121,4 +128,4 @@ def _from_probabilities(fitted: CalibrationMap, values: Array) -> Prediction:
         values = np.concatenate([1 - sure, sure], axis=1)
     raised, zeros = raised_zeros(values)
     warnings = (f"clipped_probabilities; {zeros} zeros were raised to the smallest number",)
-    return Prediction(fitted.apply(raised), warnings if zeros else ())
+    return Prediction(fitted.apply(raised, groups), warnings if zeros else ())

@@ -162,8 +162,7 @@ def _report(report: dict[str, Any]) -> Report:
 
 def _check_verdict(report: Report) -> None:
     """A verdict opens the way to production, so it must follow from the report's own intervals."""
-    change = report.change
-    if report.verdict != decide(report.n, change["debiased_squared_error"], change["nll"]):
+    if report.verdict != decide(report.n, report.change):
         raise Invalid("bad_report", "the report's verdict does not follow from its intervals")
 
 

@@ -29,7 +29,8 @@ class Datasets(Repository):
     ) -> Dataset | None:
         """A new dataset, None if equal bytes came first.
 
-        ``facts`` are kind, sha256, format, bytes, rows and classes, as far as they are known.
+        ``facts`` are kind, sha256, format, bytes, rows, classes and groups, as far as they are
+        known.
         """
         values = {
             "id": id,

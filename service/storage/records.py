@@ -56,7 +56,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Logits or probabilities with labels; without ``sha256`` while its parts are uploaded."""
+    """Logits or probabilities with labels; without ``sha256`` while its parts are uploaded.
+
+    ``groups`` is how many segments its rows are of, None if nothing names them.
+    """
 
     id: str
     workspace: str
@@ -66,6 +69,7 @@ class Dataset:
     bytes: int | None
     rows: int | None
     classes: int | None
+    groups: int | None
     delete_after_fit: bool
     expires_at: float | None
     created_at: float

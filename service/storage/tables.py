@@ -81,6 +81,7 @@ datasets = Table(
     Column("bytes", BigInteger),
     Column("rows", BigInteger),
     Column("classes", Integer),
+    Column("groups", Integer),
     Column("delete_after_fit", Boolean, nullable=False),
     Column("expires_at", Float),
     Column("created_at", Float, nullable=False),

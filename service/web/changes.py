@@ -56,10 +56,11 @@ def _classes(version: Version | None) -> str:
 
 
 def _keeps_class(version: Version) -> bool:
-    """Whether a map never changes the predicted class; of ``auto``, that of its winner."""
+    """Whether a map never changes the predicted class; that of auto's winner, of segments' base."""
     kept = keeps_class(version.method)
     if kept is None:  # what a map that was registered says of itself may be anything
-        kept = keeps_class(str(version.fit_info.get("winner")))
+        info = version.fit_info
+        kept = keeps_class(str(info.get("winner", info.get("base"))))
     return kept is True
 
 

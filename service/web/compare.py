@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
+from markupsafe import Markup
 
-from calibrators import charts
+from calibrators import charts, tables
 from service.api.parts import Caller, Joined, Parts, check_scope
 from service.core import versions
 from service.core.access import Principal, Scope
@@ -83,6 +84,7 @@ def compare_page(
         "dataset": data,
         "measured": measured,
         "chart": _chart(measured.comparison, first, second),
+        "segments": _segments(measured.comparison),
     }
     return page(request, "compare.html", values)
 
@@ -145,3 +147,9 @@ def _chart(comparison: Comparison | None, first: Judged, second: Judged) -> dict
         return None
     titles = {"before": first.title, "after": second.title}
     return charts.reliability(comparison.report, titles=titles)
+
+
+def _segments(comparison: Comparison | None) -> Markup:
+    """The table of the segments, which escapes their names."""
+    found = "" if comparison is None else tables.segments(comparison.report)
+    return Markup(found)  # noqa: S704

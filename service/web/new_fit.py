@@ -42,6 +42,7 @@ class Choice:
     cost: str
     reference: str
     keeps_class: bool | None
+    needs_groups: bool
     is_chosen: bool
 
 
@@ -82,6 +83,7 @@ def choices() -> list[Choice]:
             recipe.cost,
             recipe.reference,
             keeps_class(name),
+            recipe.needs_groups,
             name in METHODS,
         )
         for name, recipe in all_methods().items()

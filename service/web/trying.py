@@ -12,6 +12,7 @@ from fastapi import Query, Request, Response
 
 from calibrators.errors import CalibrationError
 from calibrators.methods.identity import IdentityMap
+from calibrators.methods.segmented import SegmentedMap
 from service.api.parts import Caller, Joined, Parts, needs
 from service.core import versions
 from service.core.access import Principal, Scope
@@ -97,6 +98,8 @@ def _page(
         "ref": ref,
         "references": references,
         "served": served,
+        "segments": _segments(served),
+        "segment": form.text("segment"),
         "written": form.text("rows"),
         "tried": (),
         "warnings": (),
@@ -115,17 +118,19 @@ def _answered(served: Served, form: Form) -> dict[str, Any]:
     if form.text("example"):
         written = example_row(served.map.k, served.map.kind)
     try:
-        rows, warnings = tried(served, written)
+        rows, warnings = tried(served, written, form.text("segment"))
     except (ServiceError, CalibrationError) as error:
         return {"written": written, "trouble": str(error)}
     return {"written": written, "tried": rows, "warnings": warnings}
 
 
-def tried(served: Served, text: str) -> tuple[list[Tried], tuple[str, ...]]:
+def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tuple[str, ...]]:
     """The rows of a text before and after, and what is to be known of them."""
     fitted = served.map
     arrays = Arrays(rows_of(text, fitted.k), declared=fitted.kind)
     before = predict(IdentityMap(k=fitted.k, kind=fitted.kind), arrays).probabilities
+    if segment in _segments(served):
+        arrays = arrays._replace(groups=np.full(len(arrays.values), segment))
     found = predict(fitted, arrays)
     rows = zip(before, found.probabilities, strict=True)
     return [_tried(*one) for one in rows], found.warnings
@@ -145,6 +150,13 @@ def _tried(before: Array, after: Array) -> Tried:
         _bar(before.argmax(), before, after),
         _bar(after.argmax(), before, after),
     )
+
+
+def _segments(served: Served | None) -> tuple[str, ...]:
+    """The segments that a map tells apart."""
+    if served is None or not isinstance(served.map, SegmentedMap):
+        return ()
+    return served.map.segments
 
 
 def _bar(number: np.intp, before: Array, after: Array) -> Bar:

@@ -39,6 +39,7 @@ class Judgement:
     definitions: Markup
     bins: Markup
     cells: Markup
+    segments: Markup
     classes: Markup
     conventions: Markup
 
@@ -53,6 +54,7 @@ class Judgement:
             definitions=_trusted(tables.definitions(report)),
             bins=_trusted(tables.reliability(report)),
             cells=_trusted(tables.temperatures(report)),
+            segments=_trusted(tables.segments(report)),
             classes=_trusted(tables.classes(report)),
             conventions=_trusted(tables.facts(report.conventions)),
         )

@@ -70,7 +70,7 @@ def read(path: Path) -> Any:
 @pytest.mark.parametrize("start", ["in.npy", "turned.npy", "in.npz", "in.parquet", "in.arrow"])
 def test_every_format_gives_what_the_map_gives(folder: Path, start: str, end: str) -> None:
     done = apply_file(FITTED, folder / start, folder / f"out{end}", progress=False)
-    assert done == (folder / f"out{end}", 600, 5)
+    assert done == (folder / f"out{end}", 600, 5, None)
     np.testing.assert_array_equal(read(done.target), RIGHT)
     assert not [path for path in folder.iterdir() if path.suffix == ".part"]
 
@@ -159,10 +159,10 @@ def broken_rows(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nan.npy", "logits must not be NaN, as row 301 "),
-        ("nan.parquet", "logits must not be NaN, as row 301 "),
-        ("null.parquet", "missing values, as row 402 "),
-        ("inner.parquet", "missing values, as row 402 "),
+        ("nan.npy", "logits must not be NaN; row 301 .* breaks this rule"),
+        ("nan.parquet", "logits must not be NaN; row 301 .* breaks this rule"),
+        ("null.parquet", "missing values; row 402 .* breaks this rule"),
+        ("inner.parquet", "missing values; row 402 .* breaks this rule"),
         ("ragged.parquet", "equally many numbers in every row"),
         ("text.parquet", "must be numbers, got text such as 'text'"),
         ("empty.parquet", "holds no rows"),

@@ -43,6 +43,7 @@ LIBRARY = (
     "base",
     "constraints",
     "data",
+    "groups",
     "registry",
 )
 LIBRARY_ERRORS = ("ArchiveError", "DataError", "ParameterError")

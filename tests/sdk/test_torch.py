@@ -31,6 +31,7 @@ from calibrd.torch import CalibratedModule, MapModule, collect_logits, fingerpri
 LOGITS, LABELS = sample()
 DATA = CalibrationSet(LOGITS, LABELS)
 INDICATORS = get_args(Indicator)
+METHODS = {name: one for name, one in all_methods().items() if not one.needs_groups}
 
 
 def probabilities() -> CalibrationSet:
@@ -43,14 +44,14 @@ def maps() -> dict[str, CalibrationMap]:
     """A map of every method, of every indicator, of two classes, and on probabilities."""
     quick = {"steps": 20}
     less = {"smart": quick, "auto": {"candidates": ("temperature",)}}
-    made = {name: method(**less.get(name, {})).fit(DATA) for name, method in all_methods().items()}
+    made = {name: method(**less.get(name, {})).fit(DATA) for name, method in METHODS.items()}
     made |= {f"smart {one}": Smart(indicator=one, **quick).fit(DATA) for one in INDICATORS}
     made["probabilities"] = Smart(**quick).fit(probabilities())
     made["binary"] = Smart(**quick).fit(CalibrationSet(LOGITS[:, :2], LABELS % 2))
     return made
 
 
-NAMES = [*all_methods(), *(f"smart {one}" for one in INDICATORS), "probabilities", "binary"]
+NAMES = [*METHODS, *(f"smart {one}" for one in INDICATORS), "probabilities", "binary"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,6 +68,12 @@ def test_it_gives_what_the_map_gives(maps: dict[str, CalibrationMap], name: str)
     assert given.dtype == torch.float64
     assert np.abs(given.numpy() - fitted.apply(rows)).max() <= 1e-12
     assert torch.allclose(torch.softmax(module.logits(torch.from_numpy(rows)), 1), given)
+
+
+def test_a_map_with_segments_is_refused() -> None:
+    segmented = all_methods()["segmented"]().fit(CalibrationSet(LOGITS, LABELS, LABELS % 2))
+    with pytest.raises(ExportError, match="needs the segment of each row"):
+        MapModule(segmented)
 
 
 def test_one_column_of_a_binary_model() -> None:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from calibrators import CalibrationMap, DataError
+from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
 from service.api.predict import predict_route
 from service.core.access import Principal, Scope
@@ -32,6 +33,9 @@ MAPS: dict[str, CalibrationMap] = {
     "shares": TemperatureMap(k=3, temperature=1.5, kind="probabilities"),
     "two-shares": TemperatureMap(k=2, temperature=2.0, kind="probabilities"),
     "wide": TemperatureMap(k=1000, temperature=1.5),
+    "segments": SegmentedMap(
+        k=3, base=THREE, segments=("app", "web"), temperatures=np.array([0.5, 2.0])
+    ),
 }
 STATUSES = {"Malformed": 400, "Forbidden": 403, "NotFound": 404, "NotAcceptable": 406}
 STATUSES |= {"Conflict": 409, "TooLarge": 413, "Unsupported": 415, "Invalid": 422, "DataError": 422}

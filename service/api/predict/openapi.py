@@ -17,6 +17,11 @@ ROW: Plain = {"type": "array", "items": {"type": "number"}}
 ROWS: Plain = {"type": "array", "items": ROW}
 VALUES: Plain = {"anyOf": [ROWS, ROW], "description": "(n, k), or one row (k,) if k > 2"}
 LABELS: Plain = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+GROUPS: Plain = {
+    "type": "array",
+    "items": {"type": ["string", "integer"]},
+    "description": "The segment of each row, for a map that has segments",
+}
 
 ERRORS = {
     "400": "The body, a header or the query cannot be read",
@@ -141,18 +146,15 @@ BODY: Plain = {
         Format.JSON.media_type: {
             "schema": {
                 "anyOf": [
-                    {
-                        "type": "object",
-                        "properties": {"logits": VALUES, "labels": LABELS},
-                        "required": ["logits"],
-                        "additionalProperties": False,
-                    },
-                    {
-                        "type": "object",
-                        "properties": {"probabilities": VALUES, "labels": LABELS},
-                        "required": ["probabilities"],
-                        "additionalProperties": False,
-                    },
+                    *(
+                        {
+                            "type": "object",
+                            "properties": {name: VALUES, "labels": LABELS, "groups": GROUPS},
+                            "required": [name],
+                            "additionalProperties": False,
+                        }
+                        for name in ("logits", "probabilities", "values")
+                    ),
                     ROWS,
                     ROW,
                 ]
@@ -160,6 +162,7 @@ BODY: Plain = {
             "examples": {
                 "logits": {"value": {"logits": [[2.1, 0.3, -1.0]]}},
                 "with labels": {"value": {"logits": [[2.1, 0.3, -1.0]], "labels": [0]}},
+                "of a segment": {"value": {"logits": [[2.1, 0.3, -1.0]], "groups": ["web"]}},
                 "one row": {"value": [2.1, 0.3, -1.0]},
             },
         },
@@ -195,13 +198,18 @@ OPENAPI: Plain = {
             "summary": "Calibrate logits or probabilities",
             "description": (
                 "Send an array (n, k) as npy, npz, safetensors or JSON; npz, safetensors and JSON "
-                "objects name it `logits` or `probabilities`, whichever the map was fitted on. A "
-                "one-dimensional array of k numbers is one row. A map of two classes refuses it "
-                "(`ambiguous_row`): it takes (n, 2), or (n, 1) with the logit or probability of "
-                "class 1. The answer has the request's format unless Accept names another.\n\n"
+                "objects name it `logits` or `probabilities`, whichever the map was fitted on, or "
+                "`values` if that need not be checked. A one-dimensional array of k numbers is one "
+                "row. A map of two classes refuses it (`ambiguous_row`): it takes (n, 2), or "
+                "(n, 1) with the logit or probability of class 1. The answer has the request's "
+                "format unless Accept names another.\n\n"
                 "With `labels` (n,) the answer is JSON and also has an `evaluation`: ECE with its "
                 "noise floor, NLL, Brier score and reliability tables, of at most "
-                f"{EVALUATED_ROWS} rows."
+                f"{EVALUATED_ROWS} rows.\n\n"
+                "With `groups` (n,), names or whole numbers, a map of the method `segmented` "
+                "treats each row as its segment; one that it does not know gets what all rows "
+                "together have. Other maps refuse them (`no_segments`), unless there are labels, "
+                "too: then the evaluation also tells of each segment (`by_group`)."
             ),
             "parameters": OPTIONS,
             "requestBody": BODY,

@@ -105,7 +105,8 @@ class Predict:
             arrays = read_arrays(format, body, limit=limit)
         else:
             arrays = await run_in_threadpool(read_arrays, format, body, limit=limit)
-        if arrays.values.size > INLINE_NUMBERS or arrays.labels is not None:
+        is_long = arrays.labels is not None or arrays.groups is not None
+        if arrays.values.size > INLINE_NUMBERS or is_long:
             return await run_in_threadpool(self._answer, served, arrays, asked, sent, format)
         return self._answer(served, arrays, asked, sent, format)
 
@@ -188,7 +189,7 @@ def _document(served: Served, answer: dict[str, Any], arrays: Arrays, found: Pre
     else:
         document["probabilities"] = np.ascontiguousarray(answer["probabilities"])
     if arrays.labels is not None:
-        document["evaluation"] = evaluation(found.probabilities, arrays.labels)
+        document["evaluation"] = evaluation(found.probabilities, arrays.labels, arrays.groups)
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

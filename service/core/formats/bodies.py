@@ -10,42 +10,45 @@ import numpy as np
 import orjson
 
 from calibrators.data import Kind
-from service.core.formats import documents, npy, tables, tensors, zipped
+from service.core.formats import documents, npy, segments, tables, tensors, zipped
 from service.core.formats.layout import Array, Bytes, Readable, check_dimensions
 from service.core.formats.media import Format
+from service.core.formats.segments import GROUPS
 from service.errors import Invalid, Malformed, NotAcceptable, TooLarge
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS = "labels"
-NAMES = (*KINDS, LABELS)
+VALUES = "values"
+NAMES = (*KINDS, VALUES, LABELS, GROUPS)
 
 
 class Arrays(NamedTuple):
-    """What was sent: values (n, k) or (n,), labels (n,) if there are any, and what the values are.
+    """What was sent: values (n, k) or (n,), labels and groups (n,), and what the values are.
 
-    ``declared`` is None where nothing says it (npy, a bare JSON list, some CSV). The arrays may
-    share the memory of the body; in which order of bytes, rows and columns they are kept is as
-    sent.
+    There need be no labels and no groups. ``declared`` is None where nothing says it (npy, arrays
+    called ``values``, a bare JSON list, some CSV). The arrays may share the memory of the body; in
+    which order of bytes, rows and columns they are kept is as sent.
     """
 
     values: Array
     labels: Array | None = None
     declared: Kind | None = None
+    groups: Array | None = None
 
 
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
     """The arrays of a body of at most ``limit`` bytes, as sent and unpacked.
 
-    npz, safetensors and JSON objects name them: exactly one of ``logits`` and ``probabilities``,
-    and ``labels`` if there are any; CSV names their columns. The rules of calibrators (NaN, ranges)
-    are left to it.
+    npz, safetensors and JSON objects name them: one of ``logits``, ``probabilities`` and (where it
+    need not be said which) ``values``, with ``labels`` and ``groups`` if there are any; CSV names
+    their columns. The rules of calibrators (NaN, ranges) are left to it.
     """
     check_size(len(body), limit)
     if not len(body):
         raise Malformed("empty_body", "the body is empty: send the logits or probabilities")
     match format:
         case Format.NPY:
-            return Arrays(_checked("values", npy.decode(body)))
+            return Arrays(_checked(VALUES, npy.decode(body)))
         case Format.NPZ:
             return _named(_npz(body, limit))
         case Format.SAFETENSORS:
@@ -59,11 +62,12 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
 def arrays_of_document(document: dict[str, Any]) -> Arrays:
     """The arrays among the fields of a JSON document; other fields are left alone."""
     declared = declared_kind(document)
-    labels = document.get(LABELS)
+    labels, groups = document.get(LABELS), document.get(GROUPS)
     return Arrays(
-        documents.numbers(declared, document[declared]),
+        documents.numbers(declared or VALUES, document[declared or VALUES]),
         None if labels is None else documents.numbers(LABELS, labels),
         declared,
+        None if groups is None else segments.from_list(groups),
     )
 
 
@@ -106,20 +110,21 @@ def check_names(names: Iterable[str]) -> None:
             raise Invalid(
                 "unknown_array",
                 f"the array {name[:40]!r} is not known: name the values logits or probabilities, "
-                "and the true classes labels",
+                "the true classes labels, and the segments groups",
             )
 
 
-def declared_kind(names: Iterable[str]) -> Kind:
-    """Which of logits and probabilities is there; exactly one must be."""
+def declared_kind(names: Iterable[str]) -> Kind | None:
+    """Which of logits and probabilities is there, None for values; exactly one must be."""
     given = set(names)
-    found = [kind for kind in KINDS if kind in given]
-    if len(found) != 1:
-        got = "both" if found else "neither"
+    sent = [name for name in (*KINDS, VALUES) if name in given]
+    if len(sent) != 1:
         raise Invalid(
-            "logits_or_probabilities", f"send exactly one of logits and probabilities, got {got}"
+            "logits_or_probabilities",
+            "send exactly one of logits, probabilities and values, "
+            f"got {' and '.join(sent) or 'none of them'}",
         )
-    return found[0]
+    return next((kind for kind in KINDS if kind in given), None)
 
 
 def npz_members(file: Readable, size: int, limit: int) -> dict[str, zipped.Member]:
@@ -137,14 +142,14 @@ def _npz(body: Bytes, limit: int) -> dict[str, Array]:
     file = io.BytesIO(body)
     found = npz_members(file, len(body), limit)
     return {
-        name: npy.decode(zipped.Unpacked(file, one).read(one.unpacked))
+        name: npy.decode(zipped.Unpacked(file, one).read(one.unpacked), is_text=name == GROUPS)
         for name, one in found.items()
     }
 
 
 def _document(document: Any) -> Arrays:
     if isinstance(document, list):
-        return Arrays(documents.numbers("values", document))
+        return Arrays(documents.numbers(VALUES, document))
     if not isinstance(document, dict):
         raise Invalid("not_an_array", "the body must be a list of numbers or an object of arrays")
     check_names(document)
@@ -154,9 +159,15 @@ def _document(document: Any) -> Arrays:
 def _named(arrays: dict[str, Array]) -> Arrays:
     check_names(arrays)
     declared = declared_kind(arrays)
+    groups = arrays.pop(GROUPS, None)
     for name, array in arrays.items():
         _checked(name, array)
-    return Arrays(arrays[declared], arrays.get(LABELS), declared)
+    return Arrays(
+        arrays[declared or VALUES],
+        arrays.get(LABELS),
+        declared,
+        None if groups is None else segments.checked(groups),
+    )
 
 
 def _checked(name: str, array: Array) -> Array:

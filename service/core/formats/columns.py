@@ -9,7 +9,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 
 from service.core.formats import npy, tensors, zipped
-from service.core.formats.bodies import Arrays, npz_members, read_arrays
+from service.core.formats.bodies import LABELS, VALUES, Arrays, npz_members, read_arrays
 from service.core.formats.layout import (
     Array,
     Layout,
@@ -19,6 +19,7 @@ from service.core.formats.layout import (
     widened_bfloat16,
 )
 from service.core.formats.media import Format
+from service.core.formats.segments import GROUPS
 
 PIECE = 1 << 20
 
@@ -72,14 +73,14 @@ class Plain:
 class Zipped:
     """Numbers in a member of a zip file; unpacked as they are read, and never kept."""
 
-    def __init__(self, file: Readable, member: zipped.Member) -> None:
+    def __init__(self, file: Readable, member: zipped.Member, *, is_text: bool = False) -> None:
         self._file = file
         self._member = member
         self._stream = zipped.Unpacked(file, member)
         prefix = self._stream.read(min(npy.PREFIX, member.unpacked))
         self._header = npy.header_length(prefix)
         missing = min(self._header, member.unpacked) - len(prefix)
-        self.layout = npy.parse_header(prefix + self._stream.read(missing))
+        self.layout = npy.parse_header(prefix + self._stream.read(missing), is_text=is_text)
         check_length(self._header + self.layout.nbytes, member.unpacked)
 
     def rows(self, start: int, stop: int) -> Array:
@@ -113,8 +114,8 @@ class Zipped:
 class Held:
     """Numbers that are in memory already."""
 
-    def __init__(self, array: Array) -> None:
-        self.layout = Layout(array.dtype, array.shape)
+    def __init__(self, array: Array, *, is_text: bool = False) -> None:
+        self.layout = Layout(array.dtype, array.shape, is_text=is_text)
         self._array = array
 
     def rows(self, start: int, stop: int) -> Array:
@@ -132,10 +133,12 @@ def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
             start = npy.header_length(read_at(file, 0, min(size, npy.PREFIX)))
             layout = npy.parse_header(read_at(file, 0, min(size, start)))
             check_length(start + layout.nbytes, size)
-            return {"values": Plain(file, start, layout)}
+            return {VALUES: Plain(file, start, layout)}
         case Format.NPZ:
             found = npz_members(file, size, limit)
-            return {name: Zipped(file, member) for name, member in found.items()}
+            return {
+                name: Zipped(file, member, is_text=name == GROUPS) for name, member in found.items()
+            }
         case Format.SAFETENSORS:
             start = tensors.header_length(read_at(file, 0, min(size, tensors.PREFIX)))
             header = tensors.parse_header(read_at(file, 0, min(size, start)))
@@ -154,9 +157,11 @@ def by_rows(column: Column, spool: BinaryIO) -> Column:
 
 
 def _held(arrays: Arrays) -> dict[str, Column]:
-    found: dict[str, Column] = {arrays.declared or "values": Held(arrays.values)}
+    found: dict[str, Column] = {arrays.declared or VALUES: Held(arrays.values)}
     if arrays.labels is not None:
-        found["labels"] = Held(arrays.labels)
+        found[LABELS] = Held(arrays.labels)
+    if arrays.groups is not None:
+        found[GROUPS] = Held(arrays.groups, is_text=True)
     return found
 
 

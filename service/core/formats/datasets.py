@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import NamedTuple
 
 import numpy as np
 
 from calibrators import CalibrationSet, DataError
 from calibrators.data import Kind, as_logits, log_probabilities
-from service.core.formats.bodies import LABELS, check_names, check_size, declared_kind
+from service.core.formats import segments
+from service.core.formats.bodies import LABELS, VALUES, check_names, check_size, declared_kind
 from service.core.formats.columns import Column, by_rows, columns
 from service.core.formats.layout import Array, Layout, check_dimensions
 from service.core.formats.media import Format
+from service.core.formats.segments import GROUPS
 from service.errors import Invalid, TooLarge
 
 BLOCK = 1 << 18
@@ -46,11 +48,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a dataset that keeps all rules."""
+    """What is known of a dataset that keeps all rules; ``groups`` counts its segments, if any."""
 
     rows: int
     classes: int
     kind: Kind
+    groups: int | None = None
+
+
+class Found(NamedTuple):
+    """The columns of a dataset, and what its values are."""
+
+    kind: Kind
+    values: Column
+    labels: Column
+    groups: Column | None
 
 
 def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
@@ -60,11 +72,15 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
     """
     check_size(path.stat().st_size, limits.of(format))
     with path.open("rb") as file:
-        kind, values, labels = _values_and_labels(columns(file, format, limits.of(format)), kind)
+        kind, values, labels, groups = _found(columns(file, format, limits.of(format)), kind)
         classes = _check_layouts(values.layout, labels.layout, kind, limits)
+        rows, named = values.layout.shape[0], None
         with TemporaryFile(dir=path.parent) as spool:
             _check_rows(by_rows(values, spool), by_rows(labels, spool), kind, classes)
-    return Facts(values.layout.shape[0], classes, kind)
+        if groups is not None:  # last, as CalibrationSet does
+            segments.check_layout(groups.layout, rows)
+            named = segments.count(groups.layout, groups.rows)
+    return Facts(rows, classes, kind, named)
 
 
 def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet:
@@ -74,8 +90,10 @@ def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet
     """
     with path.open("rb") as file:
         limit = 1 << 62
-        kind, values, labels = _values_and_labels(columns(file, format, limit), kind)
-        return _maker(kind)(values.mapped(path), labels.mapped(path))
+        kind, values, labels, groups = _found(columns(file, format, limit), kind)
+        make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
+        names = None if groups is None else groups.mapped(path)
+        return make(values.mapped(path), labels.mapped(path), names)
 
 
 def raised_zeros(probabilities: Array) -> tuple[Array, int]:
@@ -89,27 +107,22 @@ def raised_zeros(probabilities: Array) -> tuple[Array, int]:
     return (np.where(zeros, smallest, probabilities), count) if count else (probabilities, 0)
 
 
-def _maker(kind: Kind) -> Callable[[Array, Array], CalibrationSet]:
-    return CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
-
-
-def _values_and_labels(found: dict[str, Column], kind: Kind | None) -> tuple[Kind, Column, Column]:
+def _found(found: dict[str, Column], kind: Kind | None) -> Found:
     if LABELS not in found:
         raise Invalid(
             "no_labels", "a dataset needs labels: send npz, safetensors, JSON or CSV with both"
         )
-    if "values" in found:
-        if kind is None:
-            raise Invalid(
-                "logits_or_probabilities",
-                "name the values logits or probabilities, or say by kind which they are",
-            )
-        return kind, found["values"], found[LABELS]
     check_names(found)
     declared = declared_kind(found)
-    if kind not in (None, declared):
-        raise Invalid("wrong_kind", f"the dataset is said to hold {kind} but holds {declared}")
-    return declared, found[declared], found[LABELS]
+    known = declared or kind
+    if known is None:
+        raise Invalid(
+            "logits_or_probabilities",
+            "name the values logits or probabilities, or say by kind which they are",
+        )
+    if kind not in (None, known):
+        raise Invalid("wrong_kind", f"the dataset is said to hold {kind} but holds {known}")
+    return Found(known, found[declared or VALUES], found[LABELS], found.get(GROUPS))
 
 
 def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -> int:

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import DataError
+from calibrators.groups import LONGEST_NAME
 from service.errors import Invalid, Malformed
 
 Array = NDArray[Any]
 Bytes = bytes | memoryview
 
 DTYPES = frozenset(np.dtype(code) for code in "efdbBhHiIlLqQ?")
+CHARACTER_BYTES = 4
 LONGEST = 1 << 48
 MOST_DIMENSIONS = 32
 
@@ -30,15 +32,21 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Type, shape and order of an array; ``bfloat16`` says what the bits of a uint16 mean."""
+    """Type, shape and order of an array; ``bfloat16`` says what the bits of a uint16 mean.
+
+    ``is_text`` says that the array may hold names: what ``groups`` do, and nothing else.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool = False
     bfloat16: bool = False
+    is_text: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype.newbyteorder("=") not in DTYPES:
+        if self.is_text:
+            _check_names(self.dtype)
+        elif self.dtype.newbyteorder("=") not in DTYPES:
             raise Invalid(
                 "bad_type",
                 "arrays must be float16, bfloat16, float32, float64, integers or (labels only) "
@@ -63,6 +71,21 @@ class Layout:
         if self.bfloat16:
             flat = widened_bfloat16(flat)
         return flat.reshape(self.shape, order="F" if self.fortran else "C")
+
+
+def _check_names(dtype: np.dtype[Any]) -> None:
+    """Refuse, by the header alone, what cannot be names."""
+    if dtype.kind == "U" and not 1 <= dtype.itemsize // CHARACTER_BYTES <= LONGEST_NAME:
+        raise DataError(
+            "bad_group_name",
+            f"the names of groups must have 1 to {LONGEST_NAME} characters, "
+            f"got an array of {str(dtype)[:80]}",
+        )
+    if dtype.kind != "U" and dtype.newbyteorder("=") not in DTYPES:
+        hint = ": save groups.astype(str)" if dtype.hasobject else ""
+        raise DataError(
+            "bad_groups", f"groups must be text or integers, got {str(dtype)[:80]}{hint}"
+        )
 
 
 def widened_bfloat16(bits: Array) -> Array:

@@ -26,10 +26,10 @@ _PAIRS = re.compile(_PAIR, re.DOTALL)
 _DESCRIPTION = re.compile(r"[<>|=]?[biufcSUVOMm?]\d*")
 
 
-def decode(body: Bytes) -> Array:
-    """The array of a whole npy file, without copying its numbers."""
+def decode(body: Bytes, *, is_text: bool = False) -> Array:
+    """The array of a whole npy file, without copying its numbers; ``is_text`` takes names too."""
     start = header_length(bytes(body[:PREFIX]))
-    layout = parse_header(bytes(body[:start]))
+    layout = parse_header(bytes(body[:start]), is_text=is_text)
     check_length(start + layout.nbytes, len(body))
     # in one step: frombuffer and reshape take twice as long, which counts for small bodies
     return np.ndarray(layout.shape, layout.dtype, body, start, order="F" if layout.fortran else "C")
@@ -59,7 +59,7 @@ def header_length(prefix: bytes) -> int:
 
 
 @lru_cache(maxsize=256)
-def parse_header(header: bytes) -> Layout:
+def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
     """What a whole header, from the magic to the newline, says."""
     if len(header) < header_length(header[:PREFIX]):
         raise Malformed("truncated_body", f"the npy header ends after {len(header)} bytes")
@@ -73,7 +73,9 @@ def parse_header(header: bytes) -> Layout:
         raise Invalid("bad_type", "structured arrays are not read: send one array of numbers")
     if description[0] not in "'\"" or order not in ("True", "False") or shape[0] != "(":
         raise _bad_header()
-    return Layout(_dtype(description[1:-1]), _shape(shape), fortran=order == "True")
+    return Layout(
+        _dtype(description[1:-1]), _shape(shape), fortran=order == "True", is_text=is_text
+    )
 
 
 def encode(array: Array) -> bytes:

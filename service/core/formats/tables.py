@@ -1,6 +1,7 @@
 """Arrays as CSV: a header that names the columns, then a line for each row.
 
-One column is ``label`` (or ``labels``); the others are the classes. Their names say what they are:
+One column is ``label`` (or ``labels``), one may be ``group`` (or ``groups``), the segment of each
+row; the others are the classes. Their names say what they are:
 
     logit_0, logit_1, ...                    logits; the number is the class, in any order
     p_0, ... or probability_0, ...           probabilities, likewise
@@ -21,10 +22,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from calibrators.data import Kind
+from service.core.formats import segments
 from service.core.formats.layout import Array, Bytes
 from service.errors import Invalid, Malformed
 
 LABELS = ("label", "labels")
+GROUPS = ("group", "groups")
 KINDS: dict[str, Kind] = {"logit": "logits", "p": "probabilities", "probability": "probabilities"}
 SHOWN = 40
 
@@ -35,18 +38,20 @@ Number = TypeVar("Number", int, float)
 
 
 class Table(NamedTuple):
-    """Values (n, k) and labels (n,); ``declared`` is None if the names do not say what they are."""
+    """Values (n, k), labels and groups (n,), as in ``bodies.Arrays``."""
 
     values: Array
     labels: Array
     declared: Kind | None
+    groups: Array | None
 
 
 class Header(NamedTuple):
-    """The names of all columns, and the places of the labels and of the classes in order."""
+    """The names of all columns; the places of labels, groups (if any) and classes in order."""
 
     names: list[str]
     labels: int
+    groups: int | None
     classes: list[int]
     declared: Kind | None
 
@@ -60,15 +65,19 @@ def decode(body: Bytes) -> Table:
     lines = _lines(_text(body))
     header = _header(next(lines, (0, []))[1])
     values, labels = array("d"), array("q")
+    groups: list[str] = []
     for line, row in lines:
         _check_width(line, row, header)
         for place in header.classes:
             values.append(_cell(line, header.names[place], row[place], float))
         labels.append(_cell(line, header.names[header.labels], row[header.labels], _label))
+        if header.groups is not None:
+            groups.append(row[header.groups].strip())
     return Table(
         np.array(values).reshape(len(labels), len(header.classes)),
         np.array(labels, np.int64),
         header.declared,
+        None if header.groups is None else segments.from_names(groups),
     )
 
 
@@ -102,10 +111,13 @@ def _header(line: Sequence[str]) -> Header:
             "the first line must name the columns, and one of them label (or labels), "
             f"got {len(found)} such columns",
         )
-    others = [place for place in range(len(names)) if place != found[0]]
+    segment = [place for place, name in enumerate(names) if name in GROUPS]
+    if len(segment) > 1:
+        raise Invalid("bad_columns", "two columns name segments: leave out group or groups")
+    others = [place for place in range(len(names)) if place not in (*found, *segment)]
     if not others:
         raise Invalid("bad_columns", "there is no column but the label: add logit_0, logit_1, ...")
-    return Header(names, found[0], *_classes(names, others))
+    return Header(names, found[0], segment[0] if segment else None, *_classes(names, others))
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -136,7 +148,7 @@ def _classes(names: Sequence[str], others: list[int]) -> tuple[list[int], Kind |
         if found is None:
             raise Invalid(
                 "unknown_array",
-                f"the column {names[place][:SHOWN]!r} is neither a class nor the label: "
+                f"the column {names[place][:SHOWN]!r} is neither a class nor label nor group: "
                 "leave it out",
             )
         by_class[int(found[2])] = place

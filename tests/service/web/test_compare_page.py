@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -80,6 +81,21 @@ def test_the_difference_is_that_of_a_paired_evaluation(service: Local, dataset: 
     )
     other_way = measured(service, a=2, b=1, dataset=dataset)
     assert "version 1 is measurably worse than version 2" in _words(other_way).lower()
+
+
+def test_segments_are_compared_too(service: Local, dataset: str) -> None:
+    logits, labels = sample(3000, CLASSES, seed=9)
+    groups = np.array(["app", "<web>"])[np.arange(3000) % 2]
+    file = io.BytesIO()
+    np.savez(file, logits=logits, labels=labels, groups=groups)
+    made = service.post("/v1/datasets", content=file.getvalue(), headers=NPZ).json()["id"]
+    page = measured(service, a=1, b=2, dataset=made)
+    fitted = TemperatureScaling().fit(CalibrationSet(*sample(1200, CLASSES)))
+    expected = evaluate(fitted.apply(logits), labels, groups=groups).by_group
+    for row in expected:
+        assert f"{100 * row.after.ece:.2f} %" in row_of(page, row.name)
+    assert "Before is version 1, after is version 2." in _words(page)
+    assert "By segment" not in measured(service, a=1, b=2, dataset=dataset)
 
 
 def test_both_diagrams_stand_side_by_side(service: Local, dataset: str) -> None:

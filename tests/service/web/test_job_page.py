@@ -145,3 +145,13 @@ def test_whatever_people_wrote_is_shown_as_text(fitter: Local) -> None:
         assert "img" not in shell.tags
         assert shell.words.count("onerror=alert(1)") > 5
         assert all(link.startswith(("../", "data:,", "#")) for link in shell.links)
+
+
+def test_segments_of_the_data_are_counted(fitter: Local) -> None:
+    csrf = {"X-CSRF-Token": csrf_of(fitter)}
+    logits, labels = sample(60, 5)
+    rows = {"logits": logits.tolist(), "labels": labels.tolist()}
+    for groups, told in ((["web", "app"] * 30, "2 segments"), (["web"] * 60, "1 segment")):
+        body = {**rows, "groups": groups, "method": "segmented"}
+        made = fitter.post("/v1/calibrators/fashion/fits", json=body, headers=csrf)
+        assert f"5 classes, {told}, json" in words(fitter, made.json()["id"])

@@ -133,12 +133,13 @@ def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
     [
         ({"x.csv": csv(LOGITS, LABELS)}, False),
         ({"x.csv": b'\xef\xbb\xbf\r\nlabel,"P"\r\n1,0.5\r\n'}, False),
+        ({"x.csv": b"Group,label,p\nweb,1,0.5\n"}, False),
         ({"x.csv": UNNAMED}, True),
         ({"x.npz": npz(LOGITS, LABELS)}, False),
         ({"scores.npy": npy(LOGITS), "y.npy": npy(LABELS)}, True),
         ({"probs.npy": npy(LOGITS), "y.npy": npy(LABELS)}, False),
     ],
-    ids=["CSV", "one column", "other names", "npz", "npy", "named npy"],
+    ids=["CSV", "one column", "with segments", "other names", "npz", "npy", "named npy"],
 )
 def test_what_the_values_are_is_asked_only_if_no_name_says_it(
     tab: Tab, files: dict[str, bytes], is_asked: bool

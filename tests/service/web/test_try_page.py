@@ -16,12 +16,19 @@ from hypothesis.extra.numpy import arrays
 from live_service import Local, in_process
 from registering import registration, temperature_registration
 
+from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
 from service.app import MAX_PASTED_BYTES
 from service.core.access import Scope
 from service.errors import Invalid
 from service.web.pasted import MOST_ROWS, example_row, rows_of
 
+SEGMENTED = SegmentedMap(
+    k=3,
+    base=TemperatureMap(k=3, temperature=2.0),
+    segments=("<app>", "web"),
+    temperatures=np.array([0.5, 4.0]),
+)
 WIDTHS = {"binary": 2, "fashion": 5, "letters": 26, "words": 3000}
 
 
@@ -35,6 +42,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
                 assert made.post(f"/v1/calibrators/{name}/versions", json=body).status_code == 201
         shares = TemperatureMap(k=4, temperature=2.0, kind="probabilities")
         made.post("/v1/calibrators/shares/versions", json=registration(shares, model=MARKUP))
+        made.post("/v1/calibrators/segments/versions", json=registration(SEGMENTED))
         force = {"version": 1, "force": True, "reason": "a test"}
         made.put("/v1/calibrators/fashion/aliases/production", json=force)
         with made.app.state.parts.database.write() as store:
@@ -221,3 +229,16 @@ def test_whatever_is_pasted_is_rows_or_told(text, k) -> None:
         rows = rows_of(text, k)
         assert rows.ndim == 2
         assert len(rows) <= MOST_ROWS
+
+
+def test_a_map_with_segments_is_tried_for_each_of_them(user: Local) -> None:
+    url, rows = "/calibrators/segments/try", "2 1 0"
+    words = check_page(user.get(url)).words
+    assert "any other <app> web" in " ".join(words.split())
+    for segment in ("", "<app>", "web", "unheard of"):
+        page = user.post(url, data={"rows": rows, "segment": segment})
+        check_page(page)
+        expected = SEGMENTED.apply([[2.0, 1.0, 0.0]], [segment or "other"])[0]
+        after = [one[1] for one in shown(page.text)[0].values()]
+        np.testing.assert_allclose(after, 100 * expected, atol=0.01)
+    assert "segment" not in user.get("/calibrators/fashion/try").text

@@ -9,17 +9,20 @@ from html import escape
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 from dashboard import MARKUP, check_page, csrf_of, make_key, signed_in, statements
 from live_service import Local, in_process, sample
 from one_of_each import ALIAS, fitted_elsewhere
 from registering import registration
+from segments import rows_of_segments
 from sqlalchemy import update
 
 from calibrators import CalibrationSet, Report
 from calibrators.catalogue import METRICS
 from calibrators.judging import fit_and_judge
 from calibrators.methods.auto import Auto
+from calibrators.methods.segmented import Segmented
 from service.core.access import Scope
 from service.storage.tables import versions
 from service.web.version import read_tags
@@ -233,6 +236,22 @@ def test_candidates_of_auto_are_a_table(local: Local) -> None:
     for name in ("identity", "temperature"):
         assert f'<th scope="row">{name}</th>' in table
     assert fitted.fit_info["why"] in text
+
+
+def test_segments_are_a_table(local: Local) -> None:
+    rows = rows_of_segments()
+    rows["groups"] = np.where(rows["groups"] == "web", MARKUP, "app")
+    fitted, report = fit_and_judge(Segmented(), CalibrationSet(**rows))
+    body = registration(fitted, report=report.to_dict())
+    assert local.post("/v1/calibrators/fashion/versions", json=body).status_code == 201
+    assert local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere()).is_success
+    with signed_in(local, Scope.PREDICT) as client:
+        page, plain = client.get(PAGE), client.get("/calibrators/fashion/versions/2")
+    assert MARKUP in check_page(page).words
+    table = page.text[page.text.index('id="segments">By segment') :]
+    assert f'<th scope="row">{escape(MARKUP)}</th>' in table
+    assert '<th scope="row">app</th>' in table
+    assert "By segment" not in plain.text
 
 
 def test_whatever_people_wrote_is_shown_as_text(local: Local) -> None:

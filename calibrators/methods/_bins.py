@@ -1,0 +1,82 @@
+"""Bins of scores, of equally many rows or of equal width, and how many rows in each are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from calibrators.blocks import Floats
+from calibrators.methods._ties import tie_starts
+
+Binning = Literal["mass", "width"]
+Reach = Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Edges (b - 1,), rows and hits (b,) of each bin, and what it gives if it has no rows."""
+
+    edges: Floats
+    rows: Floats
+    hits: Floats
+    middles: Floats
+
+    def shares(self, more_hits: float, more_rows: float) -> Floats:
+        """The share of hits in each bin with these added; the middle of a bin without rows."""
+        shares = self.middles.copy()
+        whole = self.rows + more_rows
+        np.divide(self.hits + more_hits, whole, out=shares, where=self.rows > 0)
+        return shares
+
+    def squared_error(self, shares: Floats) -> float:
+        """The mean over rows of the squared distance from a bin's share to right or wrong."""
+        errors = self.hits * (1 - shares) ** 2 + (self.rows - self.hits) * shares**2
+        return float(errors.sum() / max(1.0, self.rows.sum()))
+
+
+def even_edges(bins: int) -> Floats:
+    """The edges inside (0, 1) of bins of equal width."""
+    return np.arange(1, bins) / bins
+
+
+def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach: Reach) -> Bins:
+    """Bins of scores on any scale, and how many of the rows in each are right (1.0, not 0.0).
+
+    ``even`` are the edges of bins of equal width on that scale, and say how many bins there are;
+    ``reach`` gives the highest score that counts as equal to another.
+
+    >>> from calibrators.methods._ties import log_odds_reach
+    >>> odds, right = np.array([-1.0, 0.0, 0.0, 3.0]), np.array([0.0, 1.0, 0.0, 1.0])
+    >>> found = bins_of(odds, right, np.zeros(1), "mass", log_odds_reach)
+    >>> found.edges.tolist(), found.rows.tolist(), found.hits.tolist()
+    ([1.5], [3.0, 1.0], [1.0, 1.0])
+    """
+    ordered = np.sort(scores)
+    by_mass = binning == "mass" and scores.size > 0
+    edges = (_mass_edges if by_mass else _even_edges)(ordered, even, reach)
+    index = np.searchsorted(edges, scores)
+    rows, hits = (np.bincount(index, by, edges.size + 1) for by in (None, right))
+    middles = (np.arange(edges.size + 1) + 0.5) / (edges.size + 1)
+    return Bins(edges, rows.astype(np.float64), hits, middles)
+
+
+def _even_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
+    """These edges; one that values lie on, or all but on, goes above all that are equal to it."""
+    above = reach(even)
+    first, last = np.searchsorted(ordered, 2 * even - above), np.searchsorted(ordered, above)
+    return np.asarray(np.where(last > first, above, even))
+
+
+def _mass_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
+    """As many edges between equally many of these rising values; equal ones are not parted."""
+    bins = even.size + 1
+    cuts = np.unique(np.rint(np.arange(1, bins) * ordered.size / bins).astype(np.intp))
+    ends = np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)
+    cuts = ends[np.searchsorted(ends, cuts[cuts > 0])]
+    cuts = np.unique(cuts[cuts < ordered.size])
+    below, above = ordered[cuts - 1], ordered[cuts]
+    middle = below + 0.5 * (above - below)
+    return np.asarray(np.where(middle < above, middle, below))

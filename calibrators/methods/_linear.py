@@ -1,0 +1,204 @@
+"""What vector scaling, matrix scaling and Dirichlet calibration share: ``softmax(W x + b)``.
+
+The features x come from logits divided by the exact temperature of temperature scaling and do not
+change if a number is added to a row. ``centred``: minus the mean of the row's finite logits.
+``log_softmax``: the logarithms of the temperature-scaled probabilities. A logit of -inf gives the
+feature 0, which says nothing of the other classes, and its own class keeps probability 0.
+
+The fit minimises the mean NLL plus ``sum(precision * (parameter - start)^2) / (2 n)``, where the
+start W = I, b = 0 is temperature scaling: the mode under normal priors around it. It is convex and
+its minimum finite whatever the data are, also for classes that are always right or never occur, and
+its NLL on the fit set is never above that of temperature scaling. It is solved by Newton's method
+until no component of the gradient exceeds ``tolerance``; if that is below 1e-6 in float64, else in
+the type of the logits.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Gt
+from numpy.typing import NDArray
+
+from calibrators.base import CalibrationMap
+from calibrators.blocks import Floats, Scratch, map_blocks
+from calibrators.context import FitContext
+from calibrators.data import CalibrationSet, check_rows, row_maxima
+from calibrators.errors import ParameterError
+from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._newton import Array, Minimum, minimise
+from calibrators.methods._regression import Full
+from calibrators.methods.temperature import TemperatureMap, check_temperature
+from calibrators.onnx import DOUBLE, FLOAT, Builder
+
+Features = Literal["centred", "log_softmax"]
+
+FAR = -1e100
+SINGLE_PRECISION = 1e-6
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LinearMap(CalibrationMap):
+    """``softmax(W x + b)`` of features x of ``logits / base_temperature``.
+
+    ``weights`` is W (k, k), row i for class i, or its diagonal (k,) if that is all there is.
+    """
+
+    keeps_class = False
+
+    base_temperature: float
+    weights: Floats
+    bias: Floats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_temperature(self.base_temperature)
+        if self.weights.shape not in ((self.k,), (self.k, self.k)) or self.bias.shape != (self.k,):
+            raise ParameterError(
+                "bad_parameter",
+                f"weights and bias must fit k={self.k} classes, got shapes {self.weights.shape} "
+                f"and {self.bias.shape}",
+            )
+
+    @classmethod
+    @abstractmethod
+    def features(cls) -> Features:
+        """What W is multiplied with."""
+
+    def _transform(self, logits: Floats) -> Floats:
+        out = np.empty(logits.shape, dtype=logits.dtype)
+
+        def work(start: int, stop: int, scratch: Scratch) -> bool:
+            block = logits[start:stop]
+            maxima = block.max(axis=1, keepdims=True)
+            if not np.isfinite(maxima).all():
+                return False
+            with np.errstate(over="ignore", under="ignore"):
+                x, masked = features_of(block, maxima, self.base_temperature, self.features())
+                scores = x * self.weights if self.weights.ndim == 1 else x @ self.weights.T
+                scores += self.bias
+                scores[masked] = -np.inf
+                scores -= scores.max(axis=1, keepdims=True)
+                out[start:stop] = scores
+            return True
+
+        if not all(map_blocks(work, *logits.shape)):
+            check_rows(row_maxima(logits))
+        return out
+
+    def onnx_logits(self, graph: Builder, logits: str) -> str:
+        """Features, scores, and -inf where the logit was; in doubles until the end."""
+        axis = graph.constant([1], np.int64)
+
+        def constant(value: Any) -> str:
+            return graph.constant(value, np.float64)
+
+        def total(values: str) -> str:
+            return graph.add("ReduceSum", values, axis, keepdims=1)
+
+        zero = constant(0.0)
+        masked = graph.add("IsInf", logits)
+        wide = graph.add("Cast", logits, to=DOUBLE)
+        gaps = graph.add("Sub", wide, graph.add("ReduceMax", wide, axis, keepdims=1))
+        gaps = graph.add("Mul", gaps, constant(1 / self.base_temperature))
+        gaps = graph.add("Max", gaps, constant(FAR))
+        if self.features() == "log_softmax":
+            level = graph.add("Log", total(graph.add("Exp", gaps)))
+        else:
+            finite = total(graph.add("Cast", graph.add("Not", masked), to=DOUBLE))
+            level = graph.add("Div", total(graph.add("Where", masked, zero, gaps)), finite)
+        x = graph.add("Where", masked, zero, graph.add("Sub", gaps, level))
+        product = "Mul" if self.weights.ndim == 1 else "MatMul"
+        scores = graph.add(product, x, constant(self.weights.T))
+        scores = graph.add("Add", scores, constant(self.bias))
+        scores = graph.add("Where", masked, constant(-np.inf), scores)
+        scores = graph.add("Sub", scores, graph.add("ReduceMax", scores, axis, keepdims=1))
+        return graph.add("Cast", scores, to=FLOAT)
+
+
+def features_of(
+    block: Floats, maxima: Floats, temperature: float, kind: Features
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Features (n, k) in float64 and where the logit is -inf; ``maxima`` (n, 1) are the rows'."""
+    masked = np.isneginf(block)
+    x = np.subtract(block, maxima, dtype=np.float64)
+    x *= 1 / temperature
+    np.maximum(x, FAR, out=x)
+    if kind == "log_softmax":
+        x -= np.log(np.exp(x).sum(axis=1, keepdims=True))
+        x[masked] = 0
+    else:
+        x[masked] = 0
+        x -= x.sum(axis=1, keepdims=True) / (block.shape[1] - masked.sum(axis=1, keepdims=True))
+        x[masked] = 0
+    return x, masked
+
+
+def fitted_map(
+    kind: type[LinearMap], base: TemperatureMap, weights: Floats, bias: Floats, found: Minimum
+) -> LinearMap:
+    """The map of a method from its parameters and how they were found."""
+    return kind(
+        k=base.k,
+        kind=base.kind,
+        base_temperature=base.temperature,
+        weights=weights,
+        bias=bias,
+        fit_info={"objective": "nll", "device": "cpu", **found.info},
+    )
+
+
+def features_of_set(
+    data: CalibrationSet, base: TemperatureMap, kind: Features, tolerance: float, ones: int = 0
+) -> tuple[Floats, NDArray[np.bool_] | None]:
+    """Features (n, k + ones) of all rows, and where logits are -inf if any are.
+
+    In the type of the logits, unless the tolerance asks for more than float32 can give.
+    """
+    dtype = data.logits.dtype if tolerance >= SINGLE_PRECISION else np.dtype(np.float64)
+    x = np.ones((data.n, data.k + ones), dtype=dtype)
+    masked = np.empty((data.n, data.k), dtype=bool)
+
+    def work(start: int, stop: int, scratch: Scratch) -> bool:
+        rows = slice(start, stop)
+        maxima = data.row_max[rows, np.newaxis]
+        with np.errstate(over="ignore", under="ignore"):
+            features = features_of(data.logits[rows], maxima, base.temperature, kind)
+            x[rows, : data.k], masked[rows] = features
+        return bool(masked[rows].any())
+
+    any_masked = any(map_blocks(work, data.n, data.k))
+    return x, masked if any_masked else None
+
+
+@dataclass(frozen=True)
+class FullCalibrator(AfterTemperature):
+    """A recipe whose map has a full matrix of weights.
+
+    ``off_diagonal``, ``diagonal`` and ``intercept`` are the precisions of its penalty.
+    """
+
+    off_diagonal: Annotated[float, Gt(0)] = 100.0
+    diagonal: Annotated[float, Gt(0)] = 2.0
+    intercept: Annotated[float, Gt(0)] = 2.0
+    tolerance: Annotated[float, Gt(0)] = 1e-6
+
+    @property
+    @abstractmethod
+    def _map_type(self) -> type[LinearMap]: ...
+
+    def _fit_scaled(
+        self, data: CalibrationSet, base: TemperatureMap, context: FitContext
+    ) -> LinearMap:
+        x, masked = features_of_set(data, base, self._map_type.features(), self.tolerance, ones=1)
+        precision = np.full((data.k + 1, data.k), self.off_diagonal)
+        np.fill_diagonal(precision, self.diagonal)
+        precision[-1] = self.intercept
+        problem = Full(x, data.labels, masked, precision)
+        found = minimise(problem, self.tolerance, context)
+        parameters = problem.start + found.point
+        weights = np.ascontiguousarray(parameters[:-1].T)
+        return fitted_map(self._map_type, base, weights, parameters[-1], found)

@@ -1,0 +1,171 @@
+"""Newton's method for smooth convex functions of many unknowns, its steps found by conjugate
+gradients: no Hessian is ever built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.context import FitContext
+from calibrators.errors import NotConverged
+
+Array = NDArray[np.float64]
+
+ITERATIONS = 1000
+PRODUCTS = 500
+FORCING = 0.3
+GAIN = 1e-9
+HALVINGS = 40
+PROGRESS = 100
+
+
+class Convex(Protocol):
+    """A convex function, seen at one point after the other."""
+
+    shape: tuple[int, ...]
+
+    def look_at(self, point: Array) -> tuple[float, Array]:
+        """Value and gradient; the two below speak of the point looked at last."""
+
+    def curve(self, direction: Array) -> Array:
+        """The Hessian times a direction."""
+
+    def preconditioner(self) -> Callable[[Array], Array]:
+        """Something cheap and positive that comes near to the Hessian's inverse."""
+
+    def refine(self) -> bool:
+        """Calculate more precisely from now on; False if it does so already."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where a fit ended: ``gradient`` is the largest of the gradient's components."""
+
+    point: Array
+    value: float
+    gradient: float
+    iterations: int
+    evaluations: int
+    products: int
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """All but the point, as plain JSON."""
+        return {
+            "value": self.value,
+            "gradient_norm": self.gradient,
+            "iterations": self.iterations,
+            "evaluations": self.evaluations,
+            "hessian_products": self.products,
+        }
+
+
+def minimise(function: Convex, tolerance: float, context: FitContext) -> Minimum:
+    """The minimiser, from 0, to a gradient with no component above ``tolerance``.
+
+    A step that goes too far is shortened, so the value never rises by more than its rounding
+    errors. When a step gains no more than these, the function is asked to calculate more precisely;
+    if it cannot, or after 1000 iterations, the fit ends with a NotConverged warning.
+    """
+    search = _Search(function, context)
+    first = max(search.norm, tolerance)
+    iterations = 0
+    while search.norm > tolerance and iterations < ITERATIONS:
+        iterations += 1
+        close_enough = 0.3 * tolerance / search.norm
+        forcing = max(min(FORCING, math.sqrt(search.norm / first)), close_enough)
+        if not search.step(forcing) and not search.refine():
+            break
+        done = math.log(first / max(search.norm, tolerance)) / math.log(1e-9 + first / tolerance)
+        search.report(min(PROGRESS - 1, max(0, int(PROGRESS * done))))
+    if search.norm > tolerance:
+        context.warn(
+            NotConverged,
+            f"the gradient's largest component is {search.norm:.2g} after {iterations} "
+            f"iterations, above the tolerance of {tolerance:g}",
+        )
+    context.step(PROGRESS, PROGRESS, search.value)
+    return Minimum(
+        search.point, search.value, search.norm, iterations, search.evaluations, search.products
+    )
+
+
+class _Search:
+    """The point reached so far, with its value and gradient."""
+
+    def __init__(self, function: Convex, context: FitContext) -> None:
+        self.function = function
+        self.context = context
+        self.evaluations = self.products = 0
+        self._reported = 0
+        self.point = np.zeros(function.shape)
+        self.value, self.gradient = self._look(self.point)
+
+    @property
+    def norm(self) -> float:
+        return float(np.abs(self.gradient).max())
+
+    def refine(self) -> bool:
+        if not self.function.refine():
+            return False
+        self.value, self.gradient = self._look(self.point)
+        return True
+
+    def report(self, done: int) -> None:
+        self._reported = max(self._reported, done)
+        self.context.step(self._reported, PROGRESS, self.value)
+
+    def step(self, forcing: float) -> bool:
+        """Go one step; False if what was gained may be no more than rounding errors."""
+        direction = self._newton_direction(forcing)
+        slope = float((self.gradient * direction).sum())
+        length = 1.0
+        for _ in range(HALVINGS):
+            point = self.point + length * direction
+            value, gradient = self._look(point)
+            ahead = float((gradient * direction).sum())
+            # of a convex function: what still falls at the end has fallen all the way
+            if ahead <= 0 or value <= self.value + 1e-4 * length * slope:
+                return self._move(point, value, gradient)
+            length *= min(0.5, max(0.1, slope / (slope - ahead)))
+        return False
+
+    def _move(self, point: Array, value: float, gradient: Array) -> bool:
+        gain, before = self.value - value, self.norm
+        if gain > 0 or np.abs(gradient).max() < before:
+            self.point, self.value, self.gradient = point, value, gradient
+        return gain > GAIN * max(1.0, abs(value)) or self.norm < before / 2
+
+    def _look(self, point: Array) -> tuple[float, Array]:
+        self.context.cancelled()
+        self.evaluations += 1
+        return self.function.look_at(point)
+
+    def _newton_direction(self, forcing: float) -> Array:
+        """Hessian x direction = -gradient, to ``forcing`` of the gradient."""
+        precondition = self.function.preconditioner()
+        direction = np.zeros(self.function.shape)
+        residual = -self.gradient
+        towards = scaled = precondition(residual)
+        power = first = float((residual * scaled).sum())
+        for _ in range(PRODUCTS):
+            self.context.cancelled()
+            self.products += 1
+            curved = self.function.curve(towards)
+            bend = float((towards * curved).sum())
+            if not bend > 0:
+                break
+            direction += power / bend * towards
+            residual -= power / bend * curved
+            scaled = precondition(residual)
+            power, before = float((residual * scaled).sum()), power
+            if power <= forcing**2 * first:
+                break
+            towards = scaled + power / before * towards
+        return direction if direction.any() else scaled

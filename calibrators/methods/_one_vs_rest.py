@@ -1,0 +1,261 @@
+"""What the methods share that give each class a function of its own probability.
+
+With ``p = softmax(logits / T)``, T of temperature scaling, class k gets ``f_k(p_k)``, fitted on
+"is the label k or not", and rows are divided by their sums. A row whose classes all got 0 keeps p.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.base import CalibrationMap
+from calibrators.blocks import BLOCK_ELEMENTS, Floats, Scratch, map_blocks
+from calibrators.context import FitContext
+from calibrators.data import CalibrationSet, check_rows, row_maxima
+from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._top_label import log_sum
+from calibrators.methods.temperature import TemperatureMap, check_temperature
+from calibrators.onnx import DOUBLE, FLOAT, Builder
+
+Bools = NDArray[np.bool_]
+Part = TypeVar("Part")
+
+# fits hold some ten arrays of a block: smaller blocks keep them in the cache
+ARRAYS = 4
+BLOCKS_A_STEP = 8
+UNDERFLOW = 1e-290
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Probabilities of classes with their logarithms, float64, (n, k) or some classes as (c, n).
+
+    ``top`` are the places of the rows' largest probabilities, ``top_log_rest`` what they leave to
+    the others as ``ln(1 - p)``, which p itself is too near to 1 to say.
+    """
+
+    p: Floats
+    log_p: Floats
+    top: tuple[NDArray[np.intp], NDArray[np.intp]]
+    top_log_rest: Floats
+
+    def log_rest(self) -> Floats:
+        """``ln(1 - p)``; -inf where all other classes are at -inf."""
+        logs = -self.p
+        logs[self.top] = 0
+        np.log1p(logs, out=logs)
+        logs[self.top] = self.top_log_rest
+        return logs
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OneVsRestMap(CalibrationMap):
+    """A new probability for each class of ``softmax(logits / base_temperature)``, then row sums 1.
+
+    A class at -inf stays at probability 0.
+    """
+
+    keeps_class = False
+
+    base_temperature: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_temperature(self.base_temperature)
+
+    @abstractmethod
+    def _log_probabilities(self, shares: Shares) -> Floats:
+        """Logarithms (n, k) of the new probabilities, not yet normalised, in an array of its own.
+
+        What it says of classes with p = 0 at -inf is of no account.
+        """
+
+    @abstractmethod
+    def _onnx_log_probabilities(self, graph: Builder, shares: OnnxShares) -> str:
+        """The same of doubles (n, k) in an ONNX graph."""
+
+    def _transform(self, logits: Floats) -> Floats:
+        out = np.empty(logits.shape, dtype=logits.dtype)
+
+        def work(start: int, stop: int, scratch: Scratch) -> bool:
+            block = logits[start:stop]
+            largest = block.max(axis=1, keepdims=True)
+            if not np.isfinite(largest).all():
+                return False
+            with np.errstate(over="ignore", under="ignore"):
+                scaled = np.subtract(block, largest, dtype=np.float64)
+                scaled *= 1 / self.base_temperature
+                new = self._log_probabilities(_shares(scaled))
+                new[np.isneginf(scaled)] = -np.inf
+                nothing = np.isneginf(new.max(axis=1))
+                new[nothing] = scaled[nothing]
+                out[start:stop] = new
+            return True
+
+        if not all(map_blocks(work, *logits.shape)):
+            check_rows(row_maxima(logits))
+        return out
+
+    def onnx_logits(self, graph: Builder, logits: str) -> str:
+        """Logarithms of the new probabilities."""
+        axis = graph.constant([1], np.int64)
+        wide = graph.add("Cast", logits, to=DOUBLE)
+        gaps = graph.add("Sub", wide, graph.add("ReduceMax", wide, axis, keepdims=1))
+        wide = graph.add("Mul", gaps, graph.constant(1 / self.base_temperature, np.float64))
+        new = self._onnx_log_probabilities(graph, _onnx_shares(graph, logits, wide, self.k))
+        never = graph.constant(-np.inf, np.float64)
+        new = graph.add("Where", graph.add("IsInf", wide), never, new)
+        nothing = graph.add("IsInf", graph.add("ReduceMax", new, axis, keepdims=1))
+        return graph.add("Cast", graph.add("Where", nothing, wide, new), to=FLOAT)
+
+
+@dataclass(frozen=True)
+class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
+    """Temperature scaling, then a function of each class's own probability."""
+
+    def _fit_scaled(
+        self, data: CalibrationSet, base: TemperatureMap, context: FitContext
+    ) -> CalibrationMap:
+        rows = _Rows.of(data, base.temperature)
+        classes = BLOCKS_A_STEP * max(1, BLOCK_ELEMENTS // (ARRAYS * data.n))
+        parts: list[Part] = []
+        for begin in range(0, data.k, classes):
+            end = min(data.k, begin + classes)
+
+            def work(start: int, stop: int, scratch: Scratch, begin: int = begin) -> Part:
+                chosen = np.arange(begin + start, begin + stop)[:, np.newaxis]
+                shares = rows.of_classes(begin + start, begin + stop)
+                return self._fit_classes(shares, data.labels == chosen, data.k)
+
+            parts += map_blocks(work, end - begin, ARRAYS * data.n)
+            context.step(end, data.k)
+        return self._map_of(parts, base, context)
+
+    @abstractmethod
+    def _fit_classes(self, shares: Shares, is_label: Bools, k: int) -> Part:
+        """Fit some of the k classes on their shares (c, n) and on where they are the label.
+
+        Rows where ``informative`` is False say nothing about a class's function.
+        """
+
+    @abstractmethod
+    def _map_of(self, parts: list[Part], base: TemperatureMap, context: FitContext) -> OneVsRestMap:
+        """The map, from what was found for all classes in their order."""
+
+
+def informative(shares: Shares) -> Bools:
+    """Where a class may be the label and may not: neither it nor all others are at -inf."""
+    possible = np.isfinite(shares.log_p)
+    possible[shares.top] = np.isfinite(shares.top_log_rest)
+    return possible
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Shares of any of the classes of a set, from three numbers kept of each row."""
+
+    data: CalibrationSet
+    temperature: float
+    top: NDArray[np.intp]
+    total: Floats
+    top_log_rest: Floats
+
+    @classmethod
+    def of(cls, data: CalibrationSet, temperature: float) -> _Rows:
+        def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Floats]:
+            wide = _scaled(data, temperature, slice(start, stop), slice(None))
+            with np.errstate(under="ignore"):
+                return _sums(wide, np.exp(wide), data.logits[start:stop].argmax(axis=1))
+
+        parts = map_blocks(work, data.n, data.k)
+        total, top_log_rest = (np.concatenate(one) for one in zip(*parts, strict=True))
+        return cls(data, temperature, data.logits.argmax(axis=1), total, top_log_rest)
+
+    def of_classes(self, start: int, stop: int) -> Shares:
+        """Shares of the classes start..stop-1, (c, n)."""
+        wide = np.ascontiguousarray(
+            _scaled(self.data, self.temperature, slice(None), slice(start, stop)).T
+        )
+        with np.errstate(under="ignore"):
+            p = np.exp(wide) / self.total
+        wide -= np.log(self.total)
+        rows = np.flatnonzero((self.top >= start) & (self.top < stop))
+        return Shares(p, wide, (self.top[rows] - start, rows), self.top_log_rest[rows])
+
+
+def _scaled(data: CalibrationSet, temperature: float, rows: slice, classes: slice) -> Floats:
+    """``(logits - row maximum) / T`` in float64, as the map does."""
+    with np.errstate(over="ignore", under="ignore"):
+        row_max = data.row_max[rows, np.newaxis]
+        gaps = np.subtract(data.logits[rows, classes], row_max, dtype=np.float64)
+        gaps *= 1 / temperature
+    return gaps
+
+
+def _shares(scaled: Floats) -> Shares:
+    """Shares (n, k) of every class, given scaled logits whose largest is 0."""
+    wide, top = scaled.astype(np.float64), scaled.argmax(axis=1)
+    p = np.exp(wide)
+    total, top_log_rest = _sums(wide, p, top)
+    # of a row with a single finite logit nothing is asked: it is certain whatever it gets
+    top_log_rest[np.isinf(top_log_rest)] = 0
+    p /= total[:, np.newaxis]
+    wide -= np.log(total)[:, np.newaxis]
+    return Shares(p, wide, (np.arange(len(top)), top), top_log_rest)
+
+
+def _sums(wide: Floats, weights: Floats, top: NDArray[np.intp]) -> tuple[Floats, Floats]:
+    """The sum of ``weights = exp(wide)`` of each row, and ``ln(1 - p)`` of its top class.
+
+    ``wide`` is 0 at the top, so p is one over the sum.
+    """
+    at = np.arange(len(top))
+    weights[at, top] = 0
+    rest = weights.sum(axis=1)
+    weights[at, top] = 1
+    with np.errstate(divide="ignore"):
+        log_rest = np.log(rest)
+    lost = np.flatnonzero(rest < UNDERFLOW)
+    others = wide[lost]
+    others[np.arange(len(lost)), top[lost]] = -np.inf
+    log_rest[lost] = log_sum(others, others.max(axis=1))
+    return 1 + rest, log_rest - np.log1p(rest)
+
+
+@dataclass(frozen=True)
+class OnnxShares:
+    """Names of p, ln p and ln(1 - p), doubles (n, k), in an ONNX graph."""
+
+    p: str
+    log_p: str
+    log_rest: str
+
+
+def _onnx_shares(graph: Builder, logits: str, wide: str, k: int) -> OnnxShares:
+    """Shares of every class, given scaled logits ``wide`` whose largest is 0."""
+    axis = graph.constant([1], np.int64)
+    none, one = graph.constant(0.0, np.float64), graph.constant(1.0, np.float64)
+    place = graph.add("ArgMax", logits, axis=1, keepdims=1)
+    is_top = graph.add("Equal", place, graph.constant(np.arange(k), np.int64))
+    others = graph.add("Where", is_top, graph.constant(-np.inf, np.float64), wide)
+    rest = graph.add("ReduceSum", graph.add("Exp", others), axis, keepdims=1)
+    total = graph.add("Add", rest, one)
+    log_total = graph.add("Log", total)
+    second = graph.add("ReduceMax", others, axis, keepdims=1)
+    alone = graph.add("IsInf", second)
+    reach = graph.add("Where", alone, none, second)
+    weights = graph.add("Exp", graph.add("Sub", others, reach))
+    log_rest = graph.add("Log", graph.add("ReduceSum", weights, axis, keepdims=1))
+    log_rest = graph.add("Sub", graph.add("Add", log_rest, reach), log_total)
+    log_rest = graph.add("Where", alone, none, log_rest)
+    p = graph.add("Div", graph.add("Exp", wide), total)
+    return OnnxShares(
+        p,
+        graph.add("Sub", wide, log_total),
+        graph.add("Where", is_top, log_rest, graph.add("Log", graph.add("Sub", one, p))),
+    )

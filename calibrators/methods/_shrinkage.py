@@ -1,0 +1,165 @@
+"""A temperature for each segment of a sample, shrunk to 1 as far as all segments advise.
+
+With u = -log T and F_g(u) the NLL summed over the rows of segment g, the prior u ~ N(0, tau^2)
+gives ``u_g = argmin F_g(u) + u^2 / (2 tau^2)``, and all segments together the log evidence
+
+``sum over g of  -F_g(u_g) - u_g^2 / (2 tau^2) - log(1 + tau^2 F_g''(u_g)) / 2``
+
+of tau (Laplace's approximation), which is ``-sum F_g(0)`` at tau = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrators.blocks import Floats
+from calibrators.context import FitContext
+from calibrators.data import Labels, row_maxima
+from calibrators.groups import Groups
+from calibrators.solvers import bracketed_newton, partition_sums
+
+REACH = 16.0
+OCTAVES = 6
+ROUNDS = OCTAVES + 5
+COARSE, FINE = 0.02, 3e-4
+
+
+class Solution(NamedTuple):
+    """The best 1/T of a segment; ``is_inside`` if it is finite, and the evidence for the prior."""
+
+    beta: float = 1.0
+    is_inside: bool = False
+    evidence: float = 0.0
+
+
+class Segment:
+    """The rows of a segment as the global map leaves their logits."""
+
+    def __init__(self, logits: Floats, labels: Labels) -> None:
+        row_max = row_maxima(logits)
+        pull = row_max - logits[np.arange(len(logits)), labels]
+        # where the global map calls a label impossible no temperature changes that
+        possible = np.isfinite(pull)
+        self.rows = int(possible.sum())
+        self.evaluations = 0
+        self._logits = logits if possible.all() else logits[possible]
+        self._row_max = row_max[possible]
+        self._pull = float(pull[possible].sum(dtype=np.float64))
+
+    def nll(self, beta: float) -> tuple[float, float, float]:
+        """NLL of softmax(beta z) summed over the rows, and its two derivatives in log beta."""
+        if not self.rows:
+            return 0.0, 0.0, 0.0
+        self.evaluations += 1
+        total, first, second = partition_sums(self._logits, self._row_max, beta)
+        slope = beta * (self._pull + first)
+        return beta * self._pull + total, slope, slope + beta**2 * second
+
+    @cached_property
+    def unscaled(self) -> tuple[float, float, float]:
+        """The same at T = 1."""
+        return self.nll(1.0)
+
+    def solve(self, precision: float, start: float, tolerance: float) -> Solution:
+        """The best 1/T, its logarithm with a prior of this precision 1/tau^2 (0 for none).
+
+        The NLL is convex in 1/T; with the prior the sum need not be. ``bracketed_newton`` still
+        ends where the slope vanishes: where the bend is not positive it halves its bracket.
+        """
+        always_right = self._pull == 0
+        if not any(self.unscaled[1:]) or (always_right and not precision):
+            return Solution(evidence=-self.unscaled[0])
+        last = (0.0, 0.0, 0.0)
+
+        def derivatives(beta: float) -> tuple[float, float]:
+            nonlocal last
+            value, slope, bend = self.unscaled if beta == 1 else self.nll(beta)
+            u = math.log(beta)
+            last = value + precision * u**2 / 2, slope + precision * u, bend + precision
+            return last[1] / beta, (last[2] - last[1]) / beta**2
+
+        root = bracketed_newton(derivatives, 1 / REACH, REACH, start, tolerance)
+        if not precision:
+            return Solution(root.value, not root.at_bound)
+        value, slope, bend = last
+        bend = max(bend, precision)
+        lowest = value if root.at_bound else value - slope**2 / (2 * bend)
+        return Solution(root.value, not root.at_bound, -lowest - math.log(bend / precision) / 2)
+
+
+def split_up(logits: Floats, labels: Labels, groups: Groups) -> list[Segment]:
+    """The segments of a sample, in the order of their names."""
+    order = np.argsort(groups.codes, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(groups.counts)])
+    parts = (order[start:stop] for start, stop in pairwise(ends))
+    return [Segment(logits[rows], labels[rows]) for rows in parts]
+
+
+class Rounds:
+    """Solutions for all segments, one prior after the other, each started from the last."""
+
+    def __init__(self, segments: Sequence[Segment], context: FitContext) -> None:
+        self.segments = segments
+        self._context = context
+        self._betas = [1.0] * len(segments)
+        self._done = 0
+
+    def solve(self, precision: float, tolerance: float = FINE) -> list[Solution]:
+        """The best 1/T of every segment."""
+        found = []
+        for segment, start in zip(self.segments, self._betas, strict=True):
+            self._context.cancelled()
+            found.append(segment.solve(precision, start, tolerance))
+        if precision:
+            self._betas = [one.beta for one in found]
+        self._done += 1
+        self._context.step(self._done, ROUNDS)
+        return found
+
+
+def shrink(rounds: Rounds) -> tuple[float, list[Solution]]:
+    """The tau of the largest evidence, and the best 1/T of every segment with it.
+
+    Looked for among 1, 1/2, ..., 1/64, half an octave to either side of the best, and at the top of
+    the parabola through the best of these; 0 if none is better than no prior at all.
+    """
+
+    def evidence(octave: float) -> float:
+        return sum(one.evidence for one in rounds.solve(4.0**octave, COARSE))
+
+    seen = {float(octave): evidence(octave) for octave in range(OCTAVES + 1)}
+    best = max(seen, key=lambda octave: seen[octave])
+    if seen[best] <= -sum(one.unscaled[0] for one in rounds.segments):
+        return 0.0, [Solution() for _ in rounds.segments]
+    seen |= {octave: evidence(octave) for octave in (best - 0.5, best + 0.5) if octave > 0}
+    best = max(seen, key=lambda octave: seen[octave])
+    before, after = seen.get(best - 0.5), seen.get(best + 0.5)
+    if before is not None and after is not None:
+        bend = 2 * seen[best] - before - after
+        best += (after - before) / (4 * bend) if bend > 0 else 0.0
+    return 2.0**-best, rounds.solve(4.0**best)
+
+
+def figures(
+    segments: Sequence[Segment], found: Sequence[Solution], tau: float | None
+) -> dict[str, float]:
+    """Mean NLL of the rows before and after, and the largest slope in log T that is left of it."""
+    rows = sum(one.rows for one in segments) or 1
+    precision = tau**-2 if tau else 0.0
+    ended = [one.nll(solved.beta) for one, solved in zip(segments, found, strict=True)]
+    slopes = [
+        abs(slope + precision * math.log(solved.beta))
+        for (_, slope, _), solved in zip(ended, found, strict=True)
+        if solved.is_inside
+    ]
+    return {
+        "nll_of_base": sum(one.unscaled[0] for one in segments) / rows,
+        "nll": sum(value for value, _, _ in ended) / rows,
+        "gradient_norm": max(slopes, default=0.0) / rows,
+    }

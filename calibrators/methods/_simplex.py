@@ -1,0 +1,91 @@
+"""Convex functions of weights >= 0 of sum 1, minimised to the end: Newton inside a face."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrators.blocks import Floats
+from calibrators.errors import FitError
+
+TOLERANCE = 1e-11
+ITERATIONS = 500
+ROUNDING = 1e-14
+
+Derivatives = Callable[[Floats], tuple[float, Floats, Floats]]
+
+
+@dataclass(frozen=True)
+class SimplexMinimum:
+    """``gap`` bounds the distance of ``value`` from the minimum."""
+
+    weights: Floats
+    value: float
+    gap: float
+    evaluations: int
+
+
+def minimise_on_simplex(
+    derivatives: Derivatives, size: int, cancelled: Callable[[], None] = lambda: None
+) -> SimplexMinimum:
+    """The minimum of a convex function of weights >= 0 of sum 1.
+
+    ``derivatives(weights)`` gives value, gradient and Hessian; the value may be infinite on the
+    boundary.
+
+    >>> found = minimise_on_simplex(lambda w: (w @ w - w[0], 2 * w - [1, 0, 0], 2 * np.eye(3)), 3)
+    >>> found.weights.round(9).tolist()
+    [0.666666667, 0.166666667, 0.166666667]
+    """
+    weights = np.full(size, 1 / size)
+    value, gradient, hessian = derivatives(weights)
+    for evaluations in range(1, ITERATIONS + 1):
+        gap = max(0.0, float(weights @ gradient - gradient.min()))
+        if gap <= TOLERANCE:
+            return SimplexMinimum(weights, value, gap, evaluations)
+        cancelled()
+        direction = _direction(weights, gradient, hessian)
+        reach = _reach(weights, direction)
+        slope, length = float(gradient @ direction), min(1.0, reach)
+        while True:
+            moved = np.maximum(weights + length * direction, 0)
+            if length == reach:
+                moved[np.argmin(np.where(direction < 0, moved, np.inf))] = 0
+            moved /= moved.sum()
+            found = derivatives(moved)
+            if found[0] <= value + 1e-4 * length * slope + ROUNDING * (1 + abs(value)):
+                break
+            length /= 2
+        weights, (value, gradient, hessian) = moved, found
+    raise FitError("no_minimum", f"no minimum on the simplex to {TOLERANCE:g}: is it convex?")
+
+
+def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:
+    """Newton's step inside the face of positive weights, joined by the corner most wanted.
+
+    Where that leads nowhere it is the straight line to that corner, which always goes down.
+    """
+    wanted = int(gradient.argmin())
+    free = weights > 0
+    free[wanted] = True
+    count = int(free.sum())
+    system = np.ones((count + 1, count + 1))
+    system[:count, :count], system[count, count] = hessian[np.ix_(free, free)], 0
+    direction = np.zeros(len(weights))
+    right = np.append(-gradient[free], 0)
+    direction[free] = np.linalg.lstsq(system, right, rcond=None)[0][:count]
+    direction[free] -= direction[free].mean()
+    if gradient @ direction < 0 and _reach(weights, direction) > 0:
+        return direction
+    corner = -weights
+    corner[wanted] += 1
+    return np.asarray(corner)
+
+
+def _reach(weights: Floats, direction: Floats) -> float:
+    """How far along a direction until the first weight is 0."""
+    falling = direction < 0
+    return float((weights[falling] / -direction[falling]).min()) if falling.any() else math.inf

@@ -1,0 +1,59 @@
+"""Scores that differ by rounding alone, and so are one: from another order of a sum or float type.
+
+A row's score depends in its last digits on the order of the classes and on the float type of the
+logits. Rounded or quantised logits give many rows the same score but for those digits; a cut
+between them would part rows that are equal, and would not be found again by another runtime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.blocks import Floats
+
+# of log odds; float32 logits give scores to about 1e-7 of the largest gap that counts
+NEAR = 1e-5
+# of probabilities near 1, whose own last digit is 1e-16
+NEAR_ONE = 1e-10
+
+
+def log_odds_reach(log_odds: Floats) -> Floats:
+    """The highest log odds that still count as equal to each of these."""
+    return np.asarray(log_odds + NEAR * (1 + np.abs(log_odds) / 20))
+
+
+def share_reach(shares: Floats) -> Floats:
+    """The highest probability that still counts as equal to each of these: about NEAR in log odds.
+
+    >>> share_reach(np.array([0.0, 0.5, 1.0])).round(11).tolist()
+    [0.0, 0.50000250005, 1.0000000001]
+    """
+    return np.asarray(shares * (1 + NEAR * np.maximum(1 - shares, 0) + NEAR_ONE))
+
+
+def tie_starts(ordered: Floats, reach: Floats) -> NDArray[np.intp]:
+    """Where groups of equal scores begin among rising scores, given how far each one reaches.
+
+    A group holds what its first score reaches, so scores that lie close all along are parted into
+    groups no wider than that, and the first scores of two groups are never closer.
+
+    >>> scores = np.array([1.0, 1.2, 1.4, 1.6, 3.0])
+    >>> tie_starts(scores, scores + 0.5).tolist()
+    [0, 3, 4]
+    """
+    if not ordered.size:
+        return np.zeros(0, dtype=np.intp)
+    chains = np.concatenate([[0], np.flatnonzero(ordered[1:] > reach[:-1]) + 1])
+    ends = np.append(chains[1:], ordered.size)
+    long = np.flatnonzero(ordered[ends - 1] > reach[chains])
+    if not long.size:
+        return chains
+    following = np.searchsorted(ordered, reach, side="right").tolist()
+    inner: list[int] = []
+    for start, end in zip(chains[long].tolist(), ends[long].tolist(), strict=True):
+        place = following[start]
+        while place < end:
+            inner.append(place)
+            place = following[place]
+    return np.sort(np.concatenate([chains, np.array(inner, dtype=np.intp)]))

@@ -1,0 +1,68 @@
+"""Dirichlet calibration: a full matrix of weights on log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calibrators.methods._linear import Features, FullCalibrator, LinearMap
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DirichletMap(LinearMap):
+    """``softmax(weights @ x + bias)``, x = log softmax(logits / base_temperature)."""
+
+    method = "dirichlet"
+
+    @classmethod
+    def features(cls) -> Features:
+        return "log_softmax"
+
+
+@dataclass(frozen=True)
+class Dirichlet(FullCalibrator):
+    """``p = softmax(W log q + b)``, q the temperature-scaled probabilities: K (K + 1) numbers.
+
+    If the q of each class are Dirichlet distributed, the true probabilities have this form. The
+    exact temperature of temperature scaling comes first, so that the scale of the logits is of no
+    account. W and b minimise
+
+        mean NLL + (off_diagonal sum_{i != j} W_ij^2 + diagonal sum_i (W_ii - 1)^2
+                    + intercept |b|^2) / (2 n),
+
+    which is convex, by Newton's method until no component of the gradient exceeds ``tolerance``.
+    This is the off-diagonal and intercept regularisation (ODIR) of Kull et al., whose lambda is
+    ``off_diagonal K (K - 1) / (2 n)`` and whose mu is ``intercept K / (2 n)``; they choose both by
+    cross-validation on each set. ``diagonal`` is not theirs: without it the weight of a class that
+    never occurs has no finite optimum. A class whose logit is -inf counts as feature 0, not as
+    log 0, and keeps probability 0. The predicted class may change.
+
+    What was measured, as mean test NLL and ECE-15 in percent over 10 real test sets of up to 100
+    classes, three splits each: temperature scaling 0.740 and 2.5; ``off_diagonal`` of 20, 60, 200,
+    600, 2000: NLL 0.678, 0.670, 0.668, 0.671, 0.677, all with 1.5 to 1.6 percent. 20 lost to
+    temperature scaling on one set, the others on none by more than 0.1 %; 100 is kept for all. Over
+    13 sets of up to 1,000 classes the defaults have NLL 0.755 and ECE 2.2 where temperature scaling
+    has 1.015 and 3.3, vector scaling 0.818 and 2.5, matrix scaling 0.765 and 2.2.
+
+    Kull, Perello-Nieto, Kaengsepp, Silva Filho, Song, Flach: Beyond temperature scaling: obtaining
+    well-calibrated multi-class probabilities with Dirichlet calibration. NeurIPS 2019.
+
+    >>> import numpy as np
+    >>> from calibrators import CalibrationSet
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(3, size=4000)
+    >>> q = rng.gamma(1.0 + 2.0 * np.eye(3)[y])
+    >>> q /= q.sum(axis=1, keepdims=True)                        # Dirichlet(3, 1, 1) if y = 0, ...
+    >>> true = q**2 / (q**2).sum(axis=1, keepdims=True)          # by Bayes' rule
+    >>> fitted = Dirichlet().fit(CalibrationSet.from_probabilities(q, y))
+    >>> bool(np.abs(fitted.apply(q) - true).max() < 0.05)
+    True
+    """
+
+    name = "dirichlet"
+    summary = "a full matrix of weights on the log-probabilities, held near temperature scaling"
+    reference = "Kull et al., NeurIPS 2019"
+    cost = "temperature scaling and 50 to 200 products with K x K matrices, 1,500 in hard cases"
+
+    @property
+    def _map_type(self) -> type[DirichletMap]:
+        return DirichletMap

@@ -1,0 +1,239 @@
+"""Histogram binning: the confidence becomes the accuracy of the bin it falls in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from calibrators.blocks import Floats
+from calibrators.context import FitContext
+from calibrators.errors import ParameterError
+from calibrators.methods._bins import Binning, Bins, bins_of, even_edges
+from calibrators.methods._lookup import (
+    check_rising,
+    check_shares,
+    count_below,
+    onnx_count_below,
+    stacked,
+)
+from calibrators.methods._one_vs_rest import (
+    Bools,
+    OneVsRestCalibrator,
+    OneVsRestMap,
+    OnnxShares,
+    Shares,
+    informative,
+)
+from calibrators.methods._ties import log_odds_reach, share_reach
+from calibrators.methods._top_label import TopLabelCalibrator, TopLabelMap, log_odds_of
+from calibrators.methods.temperature import TemperatureMap
+from calibrators.onnx import Builder
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HistogramMap(TopLabelMap):
+    """The ``accuracy`` (b,) of the bin of the confidence; ``edges`` (b - 1,) are log odds."""
+
+    method = "histogram"
+
+    edges: Floats
+    accuracy: Floats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.edges.ndim != 1 or self.accuracy.shape != (self.edges.size + 1,):
+            raise ParameterError(
+                "bad_parameter",
+                "edges must have one number fewer than accuracy, "
+                f"got shapes {self.edges.shape} and {self.accuracy.shape}",
+            )
+        check_rising("edges", self.edges, least=0)
+        check_shares("accuracy", self.accuracy)
+
+    def _recalibrated(self, log_odds: Floats) -> Floats:
+        return log_odds_of(self.accuracy)[np.searchsorted(self.edges, log_odds)]
+
+    def _onnx_recalibrated(self, graph: Builder, log_odds: str) -> str:
+        place = onnx_count_below(graph, log_odds, self.edges[np.newaxis])
+        return graph.add("Gather", graph.constant(log_odds_of(self.accuracy), np.float64), place)
+
+
+@dataclass(frozen=True)
+class Histogram(TopLabelCalibrator):
+    """The top label's confidence becomes the accuracy of the fit set's rows in the same bin.
+
+    ``c = max softmax(z / T)`` with the T of temperature scaling. ``binning="mass"``: ``bins`` bins
+    of equally many rows, the edges half-way (in log odds) between the rows they part; rows of one
+    confidence (to about 1e-5 in log odds) stay together in the lower bin, so there may be fewer.
+    ``"width"``: the bins (i/M, (i + 1)/M]; one that no row falls in gives its middle. The other
+    classes share what is left in their old proportions, and the predicted class keeps the largest
+    probability: where the accuracy is below the second class's probability it stops there.
+
+    ``smoothing``: a bin of m rows, s of them right, gives ``(s + smoothing / 2) / (m +
+    smoothing)``: a bin without mistakes does not promise that there will never be one, which would
+    make the NLL infinite at the first. ``smoothing=0`` gives the plain accuracy s / m.
+
+    Rows with a single finite logit are certain whatever the map says, and are left out.
+
+    Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
+    Bayesian classifiers. ICML 2001. Equal mass, with guarantees and without a split of the rows:
+    Gupta, Ramdas: Distribution-free calibration guarantees for histogram binning. ICML 2021.
+
+    >>> from calibrators import CalibrationSet
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 4)) * 3
+    >>> y = np.where(rng.random(5000) < 0.6, z.argmax(axis=1), rng.integers(4, size=5000))
+    >>> fitted = Histogram(bins=3).fit(CalibrationSet(z, y))     # every row is right 7 times in 10
+    >>> fitted.accuracy.round(1)
+    array([0.7, 0.7, 0.7])
+    """
+
+    name = "histogram"
+    summary = "the accuracy of the bin that the top label's confidence falls in"
+    reference = "Zadrozny and Elkan, ICML 2001; Gupta and Ramdas, ICML 2021"
+    cost = "temperature scaling and a sort of the rows"
+
+    bins: Annotated[int, Ge(1), Le(10_000)] = 15
+    binning: Binning = "mass"
+    smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
+
+    def _fit_confidence(
+        self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
+    ) -> HistogramMap:
+        even = log_odds_of(even_edges(self.bins))
+        found = bins_of(log_odds, correct, even, self.binning, log_odds_reach)
+        accuracy = found.shares(self.smoothing / 2, self.smoothing)
+        value = found.squared_error(accuracy)
+        context.step(1, 1, value)
+        return HistogramMap(
+            k=base.k,
+            kind=base.kind,
+            base_temperature=base.temperature,
+            edges=found.edges,
+            accuracy=accuracy,
+            fit_info={
+                "objective": "squared_error",
+                "value": value,
+                "bins": found.rows.size,
+                "device": "cpu",
+            },
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HistogramOneVsRestMap(OneVsRestMap):
+    """The frequency of each class in the bin of its probability; rows sum to 1.
+
+    Row k of ``edges`` (k, b - 1) and ``frequency`` (k, b) belongs to class k.
+    """
+
+    method = "histogram_one_vs_rest"
+
+    edges: Floats
+    frequency: Floats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frequency.ndim != 2 or len(self.frequency) != self.k:
+            raise ParameterError(
+                "bad_parameter",
+                f"frequency must have a row for each of {self.k} classes, "
+                f"got shape {self.frequency.shape}",
+            )
+        if self.edges.shape != (self.k, self.frequency.shape[1] - 1):
+            raise ParameterError(
+                "bad_parameter",
+                "edges must have the rows of frequency, each with one number fewer, "
+                f"got shapes {self.edges.shape} and {self.frequency.shape}",
+            )
+        check_rising("edges", self.edges, least=0)
+        check_shares("frequency", self.frequency)
+
+    def _log_probabilities(self, shares: Shares) -> Floats:
+        place = count_below(shares.p, self.edges)
+        place += np.arange(self.k) * self.frequency.shape[1]
+        return self._log_frequency.ravel().take(place)
+
+    def _onnx_log_probabilities(self, graph: Builder, shares: OnnxShares) -> str:
+        count = onnx_count_below(graph, shares.p, self.edges)
+        begin = np.arange(self.k)[np.newaxis] * self.frequency.shape[1]
+        place = graph.add("Add", count, graph.constant(begin, np.int64))
+        logs = graph.constant(self._log_frequency.ravel(), np.float64)
+        return graph.add("Gather", logs, place)
+
+    @cached_property
+    def _log_frequency(self) -> Floats:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.frequency))
+
+
+@dataclass(frozen=True)
+class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
+    """Each class's probability becomes the class's frequency among the rows of the same bin.
+
+    ``p = softmax(z / T)`` with the T of temperature scaling. Each class has bins of its own over
+    p_k, made as in :class:`Histogram`; f_k is the share of label k in each, and the new
+    probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. The predicted class may change.
+
+    ``smoothing``: a bin of m rows, s of them of class k, gives ``(s + smoothing / K) / (m +
+    smoothing)``, as if ``smoothing`` more rows had been spread evenly over the K classes. With
+    ``smoothing=0`` a row may get 0 for all classes, and then keeps p.
+
+    A row in which class k, or every class but k, is at -inf says nothing about f_k and is left out
+    of its fit; a class that no row says anything about has bins of equal width that give their
+    middles.
+
+    Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
+    Bayesian classifiers. ICML 2001, one class against the rest as in their paper of KDD 2002.
+
+    >>> from calibrators import CalibrationSet
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 4)) * 3
+    >>> y = np.where(rng.random(5000) < 0.6, z.argmax(axis=1), 0)    # errors are always class 0
+    >>> fitted = HistogramOneVsRest().fit(CalibrationSet(z, y))
+    >>> fitted.apply([[0.0, 6.0, 0.0, 0.0]]).round(1)
+    array([[0.4, 0.6, 0. , 0. ]])
+    """
+
+    name = "histogram_one_vs_rest"
+    summary = "each class's frequency in the bin of its probability, rows normalised"
+    reference = "Zadrozny and Elkan, ICML 2001 and KDD 2002"
+    cost = "temperature scaling and a sort of the rows for each class"
+
+    bins: Annotated[int, Ge(1), Le(10_000)] = 15
+    binning: Binning = "mass"
+    smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
+
+    def _fit_classes(self, shares: Shares, is_label: Bools, k: int) -> list[Bins]:
+        parts = zip(shares.p, is_label, informative(shares), strict=True)
+        even = even_edges(self.bins)
+        return [
+            bins_of(p[rows], label[rows].astype(np.float64), even, self.binning, share_reach)
+            for p, label, rows in parts
+        ]
+
+    def _map_of(
+        self, parts: list[list[Bins]], base: TemperatureMap, context: FitContext
+    ) -> HistogramOneVsRestMap:
+        found = [one for part in parts for one in part]
+        shares = [one.shares(self.smoothing / base.k, self.smoothing) for one in found]
+        errors = [one.squared_error(own) for one, own in zip(found, shares, strict=True)]
+        # a class whose probability is always the same has a single bin: two of the same
+        edges = [one.edges if one.edges.size else np.zeros(1) for one in found]
+        return HistogramOneVsRestMap(
+            k=base.k,
+            kind=base.kind,
+            base_temperature=base.temperature,
+            edges=stacked(edges),
+            frequency=stacked([np.resize(one, max(2, one.size)) for one in shares]),
+            fit_info={
+                "objective": "squared_error",
+                "value": float(np.mean(errors)),
+                "bins": sum(one.rows.size for one in found),
+                "device": "cpu",
+            },
+        )

@@ -1,0 +1,239 @@
+"""Isotonic regression: the best rising function of the confidence, with no shape given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from calibrators.blocks import Floats
+from calibrators.context import FitContext
+from calibrators.errors import ParameterError
+from calibrators.methods._lookup import (
+    check_rising,
+    check_shares,
+    interpolated,
+    onnx_confidence,
+    onnx_interpolated,
+    onnx_log_odds,
+    stacked,
+)
+from calibrators.methods._monotone import RisingFunction, rising_function
+from calibrators.methods._one_vs_rest import (
+    Bools,
+    OneVsRestCalibrator,
+    OneVsRestMap,
+    OnnxShares,
+    Shares,
+    informative,
+)
+from calibrators.methods._top_label import (
+    TopLabelCalibrator,
+    TopLabelMap,
+    confidence_of,
+    log_odds_of,
+)
+from calibrators.methods.temperature import TemperatureMap
+from calibrators.onnx import Builder
+
+# smaller probabilities count as equal: between them a slope could overflow
+TINY = 1e-200
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IsotonicMap(TopLabelMap):
+    """The accuracy of the fit set at each confidence, linear between ``confidence`` nodes."""
+
+    method = "isotonic"
+
+    confidence: Floats
+    accuracy: Floats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.confidence.ndim != 1 or self.confidence.shape != self.accuracy.shape:
+            raise ParameterError(
+                "bad_parameter",
+                "confidence and accuracy must be of one length, "
+                f"got shapes {self.confidence.shape} and {self.accuracy.shape}",
+            )
+        for name in ("confidence", "accuracy"):
+            check_rising(name, getattr(self, name))
+            check_shares(name, getattr(self, name))
+
+    def _recalibrated(self, log_odds: Floats) -> Floats:
+        return log_odds_of(np.interp(confidence_of(log_odds), self.confidence, self.accuracy))
+
+    def _onnx_recalibrated(self, graph: Builder, log_odds: str) -> str:
+        confidence = onnx_confidence(graph, log_odds)
+        nodes, heights = self.confidence[np.newaxis], self.accuracy[np.newaxis]
+        return onnx_log_odds(graph, onnx_interpolated(graph, confidence, nodes, heights))
+
+
+@dataclass(frozen=True)
+class Isotonic(TopLabelCalibrator):
+    """The top label's confidence becomes the rising function of it that fits correctness best.
+
+    ``c = max softmax(z / T)`` with the T of temperature scaling; f minimises
+    ``sum_i (f(c_i) - correct_i)^2`` among all functions that never fall, found exactly by pooling
+    adjacent violators. Equal confidences (to about 1e-5 in log odds, which is rounding in float32)
+    are pooled first; between the confidences seen f is
+    linear, outside them constant (as scikit-learn's ``IsotonicRegression(out_of_bounds="clip")``).
+    The other classes share ``1 - f(c)`` in their old proportions, and the predicted class keeps the
+    largest probability: where f(c) would fall below the second class it stops there.
+
+    ``smoothing``: by itself the function is 0 below the first right row and 1 above the last wrong
+    one, and a single mistake there makes the NLL infinite. So ``smoothing / 2`` of a right row is
+    added at the lowest confidence and as much of a wrong row at the highest; a last pool of m
+    rows, all right, then says m / (m + 1/2) and not 1. Only the two ends notice. Values from 0.3
+    to 2 gave the same mean test NLL to 0.0003 on 13 real test sets. ``smoothing=0`` is plain
+    isotonic regression.
+
+    Rows with a single finite logit are certain whatever the map says, and are left out.
+
+    Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates.
+    KDD 2002.
+
+    >>> from calibrators import CalibrationSet
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 4)) * 3
+    >>> y = np.where(rng.random(5000) < 0.6, z.argmax(axis=1), rng.integers(4, size=5000))
+    >>> fitted = Isotonic().fit(CalibrationSet(z, y))            # every row is right 7 times in 10
+    >>> fitted.apply(z[:3]).max(axis=1).round(1)
+    array([0.7, 0.7, 0.7])
+    """
+
+    name = "isotonic"
+    summary = "the rising function of the top label's confidence that fits best"
+    reference = "Zadrozny and Elkan, KDD 2002"
+    cost = "temperature scaling and a sort of the rows"
+
+    smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
+
+    def _fit_confidence(
+        self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
+    ) -> IsotonicMap:
+        more = self.smoothing / 2
+        found = rising_function(confidence_of(log_odds), correct, more, more)
+        context.step(1, 1, found.squared_error)
+        return IsotonicMap(
+            k=base.k,
+            kind=base.kind,
+            base_temperature=base.temperature,
+            confidence=found.nodes,
+            accuracy=found.heights,
+            fit_info={
+                "objective": "squared_error",
+                "value": found.squared_error,
+                "pools": found.pools,
+                "device": "cpu",
+            },
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IsotonicOneVsRestMap(OneVsRestMap):
+    """How often the label was k at each probability of k, linear between nodes; rows sum to 1.
+
+    Row k of ``probability`` (k, t) holds the nodes of class k, of ``frequency`` the values there.
+    """
+
+    method = "isotonic_one_vs_rest"
+
+    probability: Floats
+    frequency: Floats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape = self.probability.shape
+        if len(shape) != 2 or shape[0] != self.k or shape != self.frequency.shape:
+            raise ParameterError(
+                "bad_parameter",
+                f"probability and frequency must be tables of one shape with {self.k} rows, "
+                f"got shapes {shape} and {self.frequency.shape}",
+            )
+        for name in ("probability", "frequency"):
+            check_rising(name, getattr(self, name))
+            check_shares(name, getattr(self, name))
+
+    def _log_probabilities(self, shares: Shares) -> Floats:
+        new = interpolated(shares.p, self.probability, self.frequency)
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(new, out=new))
+
+    def _onnx_log_probabilities(self, graph: Builder, shares: OnnxShares) -> str:
+        new = onnx_interpolated(graph, shares.p, self.probability, self.frequency)
+        return graph.add("Log", new)
+
+
+@dataclass(frozen=True)
+class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
+    """Each class's probability becomes the rising function of it that fits best; rows sum to 1.
+
+    ``p = softmax(z / T)`` with the T of temperature scaling; f_k minimises
+    ``sum_i (f_k(p_ik) - [y_i = k])^2`` among all functions that never fall, and the new
+    probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. Ties, interpolation and ends are as in
+    :class:`Isotonic`. The predicted class may change.
+
+    ``smoothing``: as in :class:`Isotonic`, so that no possible label gets probability 0: in all
+    ``smoothing`` rows whose label may be any of the K classes, which adds ``smoothing / K`` of a
+    row of class k at its lowest probability and ``smoothing (1 - 1/K)`` of another class at its
+    highest. A class that never occurs gets about ``smoothing / (K n)``. With ``smoothing=0`` (plain
+    isotonic regression) a row may get 0 for all classes, and then keeps p.
+
+    A row in which class k, or every class but k, is at -inf says nothing about f_k and is left out
+    of its fit; a class that no row says anything about keeps its probability.
+
+    Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates.
+    KDD 2002.
+
+    >>> from calibrators import CalibrationSet
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 4)) * 3
+    >>> y = np.where(rng.random(5000) < 0.6, z.argmax(axis=1), 0)    # errors are always class 0
+    >>> fitted = IsotonicOneVsRest().fit(CalibrationSet(z, y))
+    >>> fitted.apply([[0.0, 6.0, 0.0, 0.0]]).round(1)
+    array([[0.4, 0.6, 0. , 0. ]])
+    """
+
+    name = "isotonic_one_vs_rest"
+    summary = "the rising function of each class's probability that fits best, rows normalised"
+    reference = "Zadrozny and Elkan, KDD 2002"
+    cost = "temperature scaling and a sort of the rows for each class"
+
+    smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
+
+    def _fit_classes(self, shares: Shares, is_label: Bools, k: int) -> list[RisingFunction]:
+        share = self.smoothing / k
+        parts = zip(shares.p, is_label, informative(shares), strict=True)
+        return [
+            _of_class(p[rows], label[rows], share, self.smoothing - share)
+            for p, label, rows in parts
+        ]
+
+    def _map_of(
+        self, parts: list[list[RisingFunction]], base: TemperatureMap, context: FitContext
+    ) -> IsotonicOneVsRestMap:
+        found = [one for part in parts for one in part]
+        return IsotonicOneVsRestMap(
+            k=base.k,
+            kind=base.kind,
+            base_temperature=base.temperature,
+            probability=stacked([one.nodes for one in found]),
+            frequency=stacked([one.heights for one in found]),
+            fit_info={
+                "objective": "squared_error",
+                "value": float(np.mean([one.squared_error for one in found])),
+                "pools": sum(one.pools for one in found),
+                "device": "cpu",
+            },
+        )
+
+
+def _of_class(p: Floats, is_label: Bools, below: float, above: float) -> RisingFunction:
+    if not p.size:
+        ends = np.array([0.0, 1.0])
+        return RisingFunction(ends, ends, 0, 0.0)
+    return rising_function(np.maximum(p, TINY), is_label.astype(np.float64), below, above)

@@ -1,0 +1,200 @@
+"""MetaCal: rows that are probably wrong get the uniform distribution, the others a temperature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from calibrators.base import CalibrationMap
+from calibrators.blocks import Floats, Scratch, map_blocks
+from calibrators.context import FitContext
+from calibrators.data import CalibrationSet
+from calibrators.errors import FitError, ParameterError
+from calibrators.indicators import indicate, onnx_indicator
+from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling, check_temperature
+from calibrators.onnx import Builder
+from calibrators.softmax import scaled_logits
+
+LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MetaCalMap(CalibrationMap):
+    """``softmax(z / temperature)`` up to an entropy of ``threshold``, uniform above.
+
+    The entropy (in nats) is that of ``softmax(z / base_temperature)``. Uniform is over the classes
+    whose logit is not -inf.
+    """
+
+    method = "metacal"
+    keeps_class = False
+
+    base_temperature: float
+    threshold: float
+    temperature: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_temperature(self.base_temperature)
+        check_temperature(self.temperature)
+        if not math.isfinite(self.threshold):
+            raise ParameterError(
+                "bad_parameter", f"threshold must be a finite number, got {self.threshold}"
+            )
+
+    def _transform(self, logits: Floats) -> Floats:
+        out = scaled_logits(logits, lambda _: 1 / self.temperature)
+        rejected = entropies(logits, self.base_temperature) > self.threshold
+        out[rejected] = np.where(logits[rejected] > -np.inf, 0, -np.inf)
+        return out
+
+    def onnx_logits(self, graph: Builder, logits: str) -> str:
+        """The gaps to the largest logit divided by the temperature, or 0 where they are finite."""
+        axis = graph.constant([1], np.int64)
+        gaps = graph.add("Sub", logits, graph.add("ReduceMax", logits, axis, keepdims=1))
+        scaled = graph.add("Mul", gaps, graph.constant(1 / self.temperature))
+        flat = graph.add("Where", graph.add("IsInf", logits), logits, graph.constant(0.0))
+        entropy = onnx_indicator("entropy", graph, logits, self.base_temperature)
+        limit = graph.constant(self.threshold, np.float64)
+        return graph.add("Where", graph.add("Greater", entropy, limit), flat, scaled)
+
+
+def entropies(logits: Floats, temperature: float) -> Floats:
+    """Entropy of ``softmax(logits / temperature)`` of every row (n,), float64."""
+
+    def work(start: int, stop: int, scratch: Scratch) -> Floats:
+        return indicate("entropy", logits[start:stop], temperature)[:, 0]
+
+    return np.concatenate(map_blocks(work, *logits.shape))
+
+
+@dataclass(frozen=True)
+class MetaCal(AfterTemperature):
+    """Rows whose entropy is above a threshold are rejected; the others get a temperature.
+
+    A rejected row's answer is the uniform distribution, which is what is known of a prediction not
+    to be relied on; the temperature is the exact one of the accepted rows alone. The threshold
+    keeps one of two ``constraint``s:
+
+    - "miscoverage": the share of right predictions that are rejected is at most ``miscoverage``.
+      Of n right predictions, floor(miscoverage (n + 1)) - 1 are rejected at most: a fresh right
+      prediction is then rejected with a probability of at most ``miscoverage``, for any n and any
+      distribution (ranks of exchangeable scores), and the rate of the map at hand is above
+      ``miscoverage + eps`` with a probability of at most ``exp(-2 n eps^2)``.
+    - "accuracy": the share of right predictions among the accepted is at least ``accuracy`` on the
+      fit set, with as few rejected as possible but no fewer than a twentieth of the rows accepted;
+      on fresh rows it holds up to the sampling error. 0, the default, asks for half of what can be
+      gained: the middle between the model's accuracy and the highest that a threshold reaches. If
+      none reaches the accuracy asked for, FitError says which can be.
+
+    The paper takes a tenth of the rows, 500 at most, to find the threshold (the empirical quantile;
+    for the accuracy an isotonic curve over 20 bins) and the rest for the temperature, drawn at
+    random, and bounds both constraints with high probability. Here all rows serve both, so the
+    order of the rows is of no account and the threshold has a third of the noise or less; in return
+    the bounds above, which are for scores fixed in advance, neglect that the one number in the
+    score, a temperature, comes from the same rows. The score is the paper's, the entropy of the
+    softmax, after division by the exact temperature of all rows: the scale of the logits is of no
+    account. If the accepted rows have no temperature of their own (all right), that one is kept.
+
+    Rejected rows have no largest class: where a prediction is needed take it from the model.
+
+    Ma, Blaschko: Meta-Cal, well-controlled post-hoc calibration by ranking. ICML 2021.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 5)) * 4
+    >>> y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)    # the truth has temperature 2
+    >>> fitted = MetaCal(miscoverage=0.1).fit(CalibrationSet(z, y))
+    >>> round(fitted.fit_info["miscoverage"], 2), fitted.fit_info["accepted"] < 4500
+    (0.1, True)
+    >>> fitted.apply([[0.1, 0.0, 0.0, 0.0, 0.0]]).tolist()
+    [[0.2, 0.2, 0.2, 0.2, 0.2]]
+    """
+
+    name = "metacal"
+    summary = "uniform where the entropy says the prediction is probably wrong, else a temperature"
+    reference = "Ma and Blaschko, ICML 2021"
+    cost = "temperature scaling twice and the entropy of every row"
+
+    constraint: Literal["miscoverage", "accuracy"] = "miscoverage"
+    miscoverage: Annotated[float, Ge(0), Le(1)] = 0.05
+    accuracy: Annotated[float, Ge(0), Le(1)] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unused = "accuracy" if self.constraint == "miscoverage" else "miscoverage"
+        value, default = getattr(self, unused), getattr(type(self), unused)
+        if value != default:
+            raise ParameterError(
+                "bad_parameter",
+                f"MetaCal.{unused} must be {default} where constraint={self.constraint!r}, which "
+                f"does not look at it, got {value}: set constraint={unused!r}",
+            )
+
+    def _fit_scaled(
+        self, data: CalibrationSet, base: TemperatureMap, context: FitContext
+    ) -> MetaCalMap:
+        context.step(1, 3)
+        right = data.logits.argmax(axis=1) == data.labels
+        scores = entropies(data.logits, base.temperature)
+        context.step(2, 3)
+        order = np.argsort(scores, kind="stable")
+        accepted = self._accepted(scores[order], right[order])
+        threshold = math.log(data.k) + 1
+        if accepted < data.n:
+            threshold = float(scores[order[accepted - 1 : accepted + 1]].mean())
+        temperature = _temperature(data, base, scores <= threshold, context)
+        context.step(3, 3)
+        kept, correct = int(right[order[:accepted]].sum()), int(right.sum())
+        return MetaCalMap(
+            k=data.k,
+            kind=data.kind,
+            base_temperature=base.temperature,
+            threshold=threshold,
+            temperature=temperature,
+            fit_info={
+                "constraint": self.constraint,
+                "accepted": accepted,
+                "miscoverage": 1 - kept / correct if correct else 0.0,
+                "accuracy": kept / accepted,
+                "device": "cpu",
+            },
+        )
+
+    def _accepted(self, scores: Floats, right: Floats) -> int:
+        """How many rows to accept, of rows in rising order of their scores."""
+        n = len(scores)
+        # a cut between scores that differ by rounding alone would not be found again
+        apart = np.diff(scores) > min(1e-5, 0.1 / n)
+        cuts = np.append(np.flatnonzero(apart) + 1, n)
+        kept = np.cumsum(right)[cuts - 1]
+        if self.constraint == "miscoverage":
+            correct = int(kept[-1])
+            most = math.floor(self.miscoverage * (correct + 1) + 1e-9) - 1
+            return int(cuts[np.argmax(correct - kept <= most)]) if most >= 0 else n
+        accuracies = np.where(cuts >= LEAST_SHARE * n, kept / cuts, 0.0)
+        highest = float(accuracies.max())
+        wanted = self.accuracy or (highest + float(accuracies[-1])) / 2
+        if highest < wanted:
+            raise FitError(
+                "accuracy_out_of_reach",
+                f"MetaCal.accuracy must be at most {highest:.4f}, the highest of the surest rows "
+                f"(a twentieth of all at least), got {wanted:g}",
+            )
+        return int(cuts[accuracies >= wanted].max())
+
+
+def _temperature(
+    data: CalibrationSet, base: TemperatureMap, accepted: Floats, context: FitContext
+) -> float:
+    """The exact temperature of the accepted rows; that of all rows if they have none."""
+    if accepted.all():
+        return base.temperature
+    inner = context.inner()
+    fitted = TemperatureScaling().fit_in(data.take(np.flatnonzero(accepted)), inner)
+    assert isinstance(fitted, TemperatureMap)  # noqa: S101
+    return base.temperature if inner.warned else fitted.temperature

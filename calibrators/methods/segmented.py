@@ -1,0 +1,226 @@
+"""Segmented: a method for all rows, then a temperature for each segment, as far as data back it."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from calibrators.base import CalibrationMap, Calibrator
+from calibrators.blocks import Floats
+from calibrators.context import FitContext
+from calibrators.data import CalibrationSet
+from calibrators.errors import BoundarySolution, ExportError, FlatLogits, ParameterError
+from calibrators.groups import MOST_GROUPS, Groups, is_name
+from calibrators.methods._shrinkage import REACH, Rounds, Solution, figures, shrink, split_up
+from calibrators.methods.temperature import check_temperature
+from calibrators.onnx import Builder
+from calibrators.softmax import softmax
+
+TICKS, BASE_DONE = 1000, 500
+MOST_NAMED = 3
+NOTHING_TO_BUILD_ON = (BoundarySolution.code, FlatLogits.code)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SegmentedMap(CalibrationMap):
+    """``softmax(base.transform(z) / T_g)``, g the segment of the row.
+
+    Rows of a segment that is not among ``segments``, and all rows if no groups are given, get what
+    ``base`` gives. The predicted class is kept if ``base`` keeps it.
+    """
+
+    method = "segmented"
+    keeps_class = None
+
+    base: CalibrationMap
+    segments: tuple[str, ...]
+    temperatures: Floats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.base, SegmentedMap):
+            raise ParameterError(
+                "bad_parameter", "base must be a map without segments, got one of 'segmented'"
+            )
+        if (self.base.k, self.base.kind) != (self.k, self.kind):
+            raise ParameterError(
+                "bad_parameter",
+                f"base must take {self.kind} of {self.k} classes as the map does, "
+                f"got {self.base.kind} of {self.base.k}",
+            )
+        if self.temperatures.shape != (len(self.segments),):
+            raise ParameterError(
+                "bad_parameter",
+                f"temperatures must be one for each of {len(self.segments)} segments, "
+                f"got shape {self.temperatures.shape}",
+            )
+        names = sorted(set(self.segments))
+        if list(self.segments) != names or not all(map(is_name, names)) or len(names) > MOST_GROUPS:
+            raise ParameterError(
+                "bad_parameter",
+                f"segments must be at most {MOST_GROUPS} names of groups, each once and in order, "
+                f"got {len(self.segments)}: {reprlib.repr(self.segments)}",
+            )
+        for temperature in self.temperatures.tolist():
+            check_temperature(temperature)
+        object.__setattr__(self, "keeps_class", self.base.keeps_class)
+
+    def apply_set(self, data: CalibrationSet) -> Floats:
+        """Calibrated probabilities (n, k) of a checked set, each row by its segment if it has one.
+
+        The set must be of the map's kind and classes.
+        """
+        logits = self._logits_of_set(data)
+        if data.groups is None:
+            return self._apply(logits)
+        return softmax(self._transform(logits), self._segment_scales(data.groups))
+
+    def onnx_logits(self, graph: Builder, logits: str) -> str:
+        """Refused: a graph has the logits as its only input."""
+        raise ExportError(
+            "not_exportable",
+            "a segmented map needs the segment of each row beside its logits, which an exported "
+            "model does not take: export its base, which serves rows of any segment",
+        )
+
+    def _segment_scales(self, groups: Groups) -> Floats:
+        scales = dict(zip(self.segments, (1 / self.temperatures).tolist(), strict=True))
+        return np.array([scales.get(name, 1.0) for name in groups.names])[groups.codes]
+
+    def _transform(self, logits: Floats) -> Floats:
+        return self.base._transform(logits)
+
+    def _apply(self, logits: Floats) -> Floats:
+        return self.base._apply(logits)
+
+
+@dataclass(frozen=True)
+class Segmented(Calibrator):
+    """``p = softmax(base(z) / T_g)``: ``base`` for all rows, a temperature for each segment.
+
+    Needs the segment of each row, ``CalibrationSet(logits, labels, groups)``. ``base``, any other
+    method with its default parameters, is fitted on all rows. Each segment g then gets the T_g that
+    is the best compromise between its own rows and T_g = 1, which is what ``base`` says:
+
+    ``min over T_g of  sum of -log p(y_i) over the rows of g  +  (log T_g)^2 / (2 tau^2)``,
+
+    the maximum a posteriori for log T_g ~ N(0, tau^2). tau, how much segments differ, is estimated
+    from all of them together (empirical Bayes): it maximises their marginal likelihood in Laplace's
+    approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. A segment of a
+    few rows so keeps close to ``base``, one of many goes its own way, and if nothing shows that
+    segments differ tau is 0 and all T_g are 1. 1 is the largest tau, and T_g stays between 1/16 and
+    16, with a BoundarySolution warning where it ends there; each is found by Newton's method inside
+    a bracket. With ``shrinkage="none"`` every segment
+    has the T_g of its own rows alone (1 if there is no finite one); it is there for comparison.
+
+    Why marginal likelihood: on drawn data with known truth it finds tau even from segments of 5
+    rows, where moments of the segments' own estimates (DerSimonian and Laird 1986; Paule and Mandel
+    1982) see little of it and moments of their slopes too much; with more rows in each these differ
+    little (docs/segments.md). Why a temperature only and no bias: one number is what a segment of
+    some dozens of rows can bear, and it keeps the order of the classes.
+
+    If ``base`` ends at its bound or finds flat logits there is nothing to build on: all T_g are 1.
+    ``seed`` goes to ``base``, if it has one.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(4000, 5)) * 2
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)        # labels drawn from softmax(z)
+    >>> z[::2] *= 2                                              # twice too sure in the app
+    >>> data = CalibrationSet(z, y, ["app", "web"] * 2000)
+    >>> fitted = Segmented().fit(data)
+    >>> (fitted.base.temperature * fitted.temperatures).round(1).tolist()
+    [2.0, 1.0]
+    >>> fitted.apply([[2.0, 0, 0, 0, 0]] * 3, ["app", "web", "elsewhere"])[:, 0].round(2).tolist()
+    [0.41, 0.66, 0.49]
+    """
+
+    name = "segmented"
+    summary = "a method for all rows, then a temperature for each segment, shrunk to it"
+    reference = "empirical Bayes: Efron and Morris, JASA 1975"
+    cost = "that of its base, and 10 to 20 passes over the logits"
+    needs_groups = True
+
+    base: str = "temperature"
+    shrinkage: Literal["estimated", "none"] = "estimated"
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._base_recipe()
+
+    def _base_recipe(self) -> Calibrator:
+        from calibrators.registry import get_method, make_recipe
+
+        if get_method(self.base).needs_groups:
+            raise ParameterError(
+                "bad_parameter",
+                f"Segmented.base must be a method that needs no groups, got {self.base!r}",
+            )
+        return make_recipe(self.base, {}, seed=self.seed)
+
+    def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
+        assert data.groups is not None  # noqa: S101
+        base = self._base_recipe().fit_in(data, context.part(0, BASE_DONE, TICKS))
+        segments = split_up(base._transform(data.logits), data.labels, data.groups)
+        rounds = Rounds(segments, context.part(BASE_DONE, TICKS, TICKS))
+        warned = {warning["code"] for warning in base.fit_info["warnings"]}
+        free = rounds.solve(0.0)
+        tau: float | None = None
+        if warned.intersection(NOTHING_TO_BUILD_ON):
+            tau, found = 0.0, [Solution() for _ in segments]
+        elif self.shrinkage == "none":
+            found = [one if one.is_inside else Solution() for one in free]
+        else:
+            tau, found = shrink(rounds)
+        _warn_of_bounds(data.groups, found, context)
+        context.step(TICKS, TICKS)
+        info = {"base": base.method, "base_fit": base.fit_info, "tau": tau}
+        return SegmentedMap(
+            k=data.k,
+            kind=data.kind,
+            base=base,
+            segments=data.groups.names,
+            temperatures=np.array([1 / one.beta for one in found]),
+            fit_info={
+                **info,
+                **figures(segments, found, tau),
+                "evaluations": sum(one.evaluations for one in segments),
+                "segments": _described(data.groups, found, free),
+            },
+        )
+
+
+def _warn_of_bounds(groups: Groups, found: Sequence[Solution], context: FitContext) -> None:
+    """Say which segments would go beyond the bound, the first few by name."""
+    ended = [
+        f"{name!r} at T = {1 / one.beta:g}"
+        for name, one in zip(groups.names, found, strict=True)
+        if one.beta in (1 / REACH, REACH)
+    ]
+    if ended:
+        named = ", ".join(ended[:MOST_NAMED]) + (", ..." if len(ended) > MOST_NAMED else "")
+        context.warn(
+            BoundarySolution,
+            f"{len(ended)} of {len(found)} segments stop at a bound of their temperature, 1/16 or "
+            f"16 times what the base says: {named}; choose a base that scales the logits first",
+        )
+
+
+def _described(
+    groups: Groups, found: Sequence[Solution], free: Sequence[Solution]
+) -> list[dict[str, Any]]:
+    """Each segment's temperature, and the one of its own rows alone if that is finite."""
+    return [
+        {
+            "name": name,
+            "rows": int(rows),
+            "temperature": 1 / shrunk.beta,
+            "unpenalised": 1 / alone.beta if alone.is_inside else None,
+        }
+        for name, rows, shrunk, alone in zip(groups.names, groups.counts, found, free, strict=True)
+    ]

@@ -1,0 +1,83 @@
+"""Vector scaling: a weight and a bias for every class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Gt
+
+from calibrators.context import FitContext
+from calibrators.data import CalibrationSet
+from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._linear import (
+    Features,
+    LinearMap,
+    features_of_set,
+    fitted_map,
+)
+from calibrators.methods._newton import minimise
+from calibrators.methods._regression import Diagonal
+from calibrators.methods.temperature import TemperatureMap
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class VectorMap(LinearMap):
+    """``softmax(weights * x + bias)``, x = logits / base_temperature minus their row's mean."""
+
+    method = "vector"
+
+    @classmethod
+    def features(cls) -> Features:
+        return "centred"
+
+
+@dataclass(frozen=True)
+class VectorScaling(AfterTemperature):
+    """``p = softmax(w * x + b)``, a weight and a bias for each of the K classes.
+
+    x are the logits divided by the exact temperature of temperature scaling, minus the mean of the
+    row's finite ones: unlike on the raw logits of the paper, a number added to a row then changes
+    nothing. w and b minimise ``mean NLL + (diagonal |w - 1|^2 + intercept |b|^2) / (2 n)``; this is
+    convex and solved by Newton's method until no component of the gradient exceeds ``tolerance``.
+    Without the penalty a class that never occurs in the fit set would have b = -infinity. The
+    predicted class may change.
+
+    What was measured, as mean test NLL and ECE-15 in percent over 13 real test sets of up to 1,000
+    classes, five splits each: temperature scaling 1.015 and 3.3; ``diagonal = intercept`` of 0.1,
+    0.5, 1, 2, 10: NLL 0.807, 0.810, 0.813, 0.818, 0.837, all with 2.3 to 2.5 percent. With fit sets
+    of 50 rows the test NLL was 1.38, 1.17, 1.11, 1.06 times that of temperature scaling for 0.1,
+    0.5, 1, 2; with 200 rows 1.06, 1.01, 0.99, 0.98; with 500 rows 0.95 and less. 2 loses little and
+    is the safest of these; below 200 rows temperature scaling does better.
+
+    Guo, Pleiss, Sun, Weinberger: On calibration of modern neural networks. ICML 2017. The penalty
+    around temperature scaling: Berta, Holzmueller, Jordan, Bach: Structured matrix scaling for
+    multi-class calibration. AISTATS 2026.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 4)) * 2
+    >>> y = (z + [1, 0, 0, -1] + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> fitted = VectorScaling().fit(CalibrationSet(z, y))
+    >>> bool(np.abs(fitted.bias - [1, 0, 0, -1]).max() < 0.15)
+    True
+    """
+
+    name = "vector"
+    summary = "a weight and a bias for every class"
+    reference = "Guo et al., ICML 2017"
+    cost = "temperature scaling and 15 to 80 passes over the logits"
+
+    diagonal: Annotated[float, Gt(0)] = 2.0
+    intercept: Annotated[float, Gt(0)] = 2.0
+    tolerance: Annotated[float, Gt(0)] = 1e-6
+
+    def _fit_scaled(
+        self, data: CalibrationSet, base: TemperatureMap, context: FitContext
+    ) -> LinearMap:
+        x, masked = features_of_set(data, base, VectorMap.features(), self.tolerance)
+        precision = np.repeat([[self.diagonal], [self.intercept]], data.k, axis=1)
+        problem = Diagonal(x, data.labels, masked, precision)
+        found = minimise(problem, self.tolerance, context)
+        weights, bias = problem.start + found.point
+        return fitted_map(VectorMap, base, weights, bias, found)

@@ -1,0 +1,63 @@
+"""Real logits in a folder of .npz files, and the pairs of fit and test rows the studies use.
+
+Splits s = 0..4 are ``np.random.RandomState(s).permutation(n)``, the first half fits and the second
+tests; a set ``name__test`` fits on ``name__cal`` instead, and ``name_noise`` on all of ``name``,
+once. Sets ending in ``_noise`` or holding ``__shift_`` are shifted: they are shown, but are no part
+of a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from calibrators import CalibrationSet
+
+SPLITS = range(5)
+
+
+def set_names(folder: Path) -> list[str]:
+    """The test sets of a folder."""
+    names = sorted(path.stem for path in folder.glob("*.npz"))
+    return [name for name in names if not name.endswith("__cal")]
+
+
+def is_shifted(name: str) -> bool:
+    """Whether a set's rows come from another distribution than those it is fitted on."""
+    return name.endswith("_noise") or "__shift_" in name
+
+
+def split_numbers(folder: Path, name: str) -> range:
+    """The splits a set has: one if it is fitted on another file."""
+    return SPLITS if _fit_file(folder, name) is None else range(1)
+
+
+def split(folder: Path, name: str, number: int) -> tuple[CalibrationSet, CalibrationSet]:
+    """The (fit, test) rows of one split."""
+    data = _load(folder / f"{name}.npz")
+    fit_file = _fit_file(folder, name)
+    if fit_file is not None:
+        return _load(fit_file), data
+    order = np.random.RandomState(number).permutation(data.n)
+    half = data.n // 2
+    return data.take(order[:half]), data.take(order[half:])
+
+
+def splits(folder: Path, name: str) -> Iterator[tuple[CalibrationSet, CalibrationSet]]:
+    """All (fit, test) pairs of a set."""
+    return (split(folder, name, number) for number in split_numbers(folder, name))
+
+
+def _fit_file(folder: Path, name: str) -> Path | None:
+    fit_name = name.split("__")[0] + "__cal" if "__" in name else name.removesuffix("_noise")
+    path = folder / f"{fit_name}.npz"
+    return path if fit_name != name and path.exists() else None
+
+
+@lru_cache(maxsize=2)
+def _load(path: Path) -> CalibrationSet:
+    with np.load(path, allow_pickle=False) as file:
+        return CalibrationSet(file["logits"], file["labels"])

@@ -1,0 +1,119 @@
+"""Every post-hoc method on real logits: calibration, likelihood, accuracy, time, and few rows.
+
+    python studies/posthoc.py FOLDER [--only main]
+
+FOLDER holds .npz files with ``logits`` and ``labels``; logit_sets.py says how they are split. Each
+finished fit is kept in --kept, so that an interrupted study goes on; delete the folder to begin
+anew. The tables and the chart of docs/studies/posthoc.md are written into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kept import put_between, run_all
+from logit_sets import is_shifted, set_names, split_numbers
+from posthoc_few_rows import CHART, few_rows_chart, few_rows_table
+from posthoc_fitting import Plan, run
+from posthoc_report import auto_table, by_set_table, main_table, paper_table, variants_table
+
+from calibrators.charts import to_svg
+from calibrators.registry import all_methods
+
+NO_CANDIDATE = ("segmented",)  # these sets have no segments
+WITH_CLASS_CHANGE = ("auto", {"allow_class_change": True, "budget": 60.0})
+OBJECTIVES = ("nll", "label_smoothing", "mse", "brier", "soft_ece", "charbonnier", "pointwise")
+INDICATORS = ("margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all_logits")
+ROWS = (50, 100, 200, 500, 1000, 2000, 5000)
+WITH_FEW_ROWS = (
+    "temperature",
+    "smart",
+    "pts",
+    "cts",
+    "ets",
+    "isotonic",
+    "histogram",
+    "spline",
+    "vector",
+    "auto",
+)
+SPLITS_WITH_FEW_ROWS = 3
+Recipe = tuple[str, dict[str, Any]]
+
+
+def main_recipes() -> list[Recipe]:
+    """Every method by its defaults, and auto with all of them."""
+    names = [name for name in sorted(all_methods()) if name not in NO_CANDIDATE]
+    return [*((name, {}) for name in names), WITH_CLASS_CHANGE]
+
+
+def smart_variants() -> list[Recipe]:
+    """SMART with other objectives and other indicators than its own."""
+    objectives = [("smart", {"objective": name}) for name in OBJECTIVES]
+    return [*objectives, *(("smart", {"indicator": name}) for name in INDICATORS)]
+
+
+def planned(folder: Path, names: Sequence[str], recipes: Sequence[Recipe]) -> Iterator[Plan]:
+    """Each recipe on each split of each set."""
+    for name in names:
+        for number in split_numbers(folder, name):
+            for method, params in recipes:
+                yield Plan(name, number, method, tuple(params.items()))
+
+
+def planned_with_few_rows(folder: Path, names: Sequence[str]) -> Iterator[Plan]:
+    for name in names:
+        for number in split_numbers(folder, name)[:SPLITS_WITH_FEW_ROWS]:
+            for rows in ROWS:
+                for method in WITH_FEW_ROWS:
+                    yield Plan(name, number, method, (), rows)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--processes", type=int, default=2, help="fits at a time, a core each")
+    parser.add_argument("--kept", type=Path, default=Path("out/study-posthoc"))
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    parser.add_argument("--only", choices=("main", "variants", "few-rows"), help="a part of it")
+    options = parser.parse_args()
+    if not set_names(options.folder):
+        parser.error(f"no .npz files in {options.folder}")
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    names = set_names(options.folder)
+    same = [name for name in names if not is_shifted(name)]
+    page = options.out / "posthoc.md"
+
+    def fitted(plans: Iterator[Plan]) -> list[dict[str, Any]]:
+        return run_all(list(plans), run, options.folder, options.kept, options.processes)
+
+    def show(name: str, text: str) -> None:
+        sys.stdout.write(text)
+        put_between(page, name, text)
+
+    if options.only in (None, "main"):
+        found = fitted(planned(options.folder, names, main_recipes()))
+        show("every method", main_table(found))
+        show("by set", by_set_table(found))
+        show("auto", auto_table(found))
+        show("table 1", paper_table(found))
+    if options.only in (None, "variants"):
+        found = fitted(planned(options.folder, same, smart_variants()))
+        show("table 3", variants_table(found, "objective"))
+        show("table 4", variants_table(found, "indicator"))
+    if options.only in (None, "few-rows"):
+        found = fitted(planned_with_few_rows(options.folder, same))
+        show("few rows", few_rows_table(found))
+        (options.out / CHART).write_text(to_svg(few_rows_chart(found)))
+
+
+if __name__ == "__main__":
+    main()

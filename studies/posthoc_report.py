@@ -1,0 +1,188 @@
+"""What the study of post-hoc methods shows: its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from kept import Found
+from logit_sets import is_shifted
+
+from calibrators.registry import keeps_class
+
+STUDENT_T = 2.776  # the 97.5 % quantile with one degree of freedom less than splits
+DRAWS = 2000
+IN_THE_PAPER = ("identity", "temperature", "pts", "cts", "spline", "smart")
+COLUMNS: dict[str, tuple[str, int]] = {
+    "ece": ("ECE-15", 2),
+    "floor": ("floor", 2),
+    "above": ("above", 2),
+    "ada_ece": ("AdaECE", 2),
+    "classwise_ece": ("class-wise ECE", 3),
+    "nll": ("NLL", 4),
+    "brier": ("Brier", 4),
+    "accuracy_change": ("accuracy change", 2),
+    "seconds": ("fit seconds", 2),
+}
+
+
+def called(plan: Found) -> str:
+    """A method's name, with the parameters that are not its defaults."""
+    params = ", ".join(f"{name}={value}" for name, value in plan["params"])
+    return f"{plan['method']} ({params})" if params else str(plan["method"])
+
+
+def figure(one: Found, name: str) -> float:
+    """A figure of one fit; "above" is ECE minus floor."""
+    return float(one["ece"] - one["floor"] if name == "above" else one[name])
+
+
+def grouped(found: Sequence[Found], key: Callable[[Found], str]) -> dict[str, list[Found]]:
+    """Fits by what ``key`` says of their plan, in the order they come."""
+    groups: dict[str, list[Found]] = {}
+    for one in found:
+        groups.setdefault(key(one["plan"]), []).append(one)
+    return groups
+
+
+def set_means(found: Sequence[Found], name: str) -> dict[str, float]:
+    """A figure's mean over the splits of each set."""
+    sets = grouped(found, lambda plan: str(plan["data"]))
+    return {data: float(np.mean([figure(o, name) for o in ones])) for data, ones in sets.items()}
+
+
+def same_distribution(found: Sequence[Found]) -> list[Found]:
+    return [one for one in found if not is_shifted(one["plan"]["data"])]
+
+
+def mean(found: Sequence[Found], name: str) -> float:
+    """A figure's mean over sets of its mean over splits."""
+    return float(np.mean(list(set_means(found, name).values())))
+
+
+def ranks(methods: dict[str, list[Found]]) -> dict[str, tuple[float, float, float]]:
+    """Mean rank by ECE above the floor over the sets, with the 95 % interval of resampled sets."""
+    values = np.array([list(set_means(found, "above").values()) for found in methods.values()])
+    places = np.array([_ranks(column) for column in values.T]).T
+    drawn = np.random.default_rng(0).integers(places.shape[1], size=(DRAWS, places.shape[1]))
+    means = places[:, drawn].mean(axis=2)
+    low, high = np.quantile(means, [0.025, 0.975], axis=1)
+    shown = zip(places.mean(axis=1), low, high, strict=True)
+    return dict(zip(methods, ((float(a), float(b), float(c)) for a, b, c in shown), strict=True))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1; equal values share the mean of theirs, as auto and its winner often do."""
+    below = (values < values[:, np.newaxis]).sum(axis=1)
+    not_above = (values <= values[:, np.newaxis]).sum(axis=1)
+    return (below + 1 + not_above) / 2
+
+
+def main_table(found: Sequence[Found]) -> str:
+    """Means over the same-distribution sets, the least ECE above its floor first."""
+    methods = grouped(same_distribution(found), called)
+    placed = ranks(methods)
+    heads = [*(title for title, _ in COLUMNS.values()), "parameters", "keeps class"]
+    lines = [f"| method | {' | '.join(heads)} | mean rank [95 %] |"]
+    lines.append("|---|" + "---:|" * (len(heads) + 1))
+    for name in sorted(methods, key=lambda one: mean(methods[one], "above")):
+        cells = [f"{mean(methods[name], key):.{n}f}" for key, (_, n) in COLUMNS.items()]
+        sizes = [one["parameters"] for one in methods[name]]
+        cells.append(f"{min(sizes)} to {max(sizes)}" if len(set(sizes)) > 1 else str(sizes[0]))
+        kept = keeps_class(methods[name][0]["plan"]["method"])
+        cells.append({True: "yes", False: "no", None: "as its winner"}[kept])
+        cells.append("{:.1f} [{:.1f}, {:.1f}]".format(*placed[name]))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def by_set_table(found: Sequence[Found]) -> str:
+    """ECE above its floor of each method on each set, the shifted ones last."""
+    methods = grouped(found, called)
+    order = sorted(methods, key=lambda name: mean(same_distribution(methods[name]), "above"))
+    sets = sorted({one["plan"]["data"] for one in found}, key=lambda name: (is_shifted(name), name))
+    lines = [f"| set | {' | '.join(order)} |", "|---|" + "---:|" * len(order)]
+    for data in sets:
+        cells = [f"{set_means(methods[name], 'above')[data]:.2f}" for name in order]
+        lines.append(f"| {data} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def change(ones: Sequence[Found]) -> tuple[float, float, float]:
+    """ECE minus that of TS, 95 % interval: over splits, or over rows if there is one split."""
+    if len(ones) == 1:
+        only = ones[0]["change"]
+        return only["value"], only["low"], only["high"]
+    values = np.array([one["change"]["value"] for one in ones])
+    half = STUDENT_T * values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
+
+
+def auto_table(found: Sequence[Found]) -> str:
+    """auto on every set against TS, what it chose, and how it stands against every method."""
+    methods = grouped(found, called)
+    mine = grouped(methods["auto"], lambda plan: str(plan["data"]))
+    lines = ["| set | ECE-15 | floor | above ± se | auto - TS [95 %] | auto chose |"]
+    lines.append("|---|---:|---:|---:|---:|---|")
+    lows = {}
+    for data, ones in mine.items():
+        values = np.array([figure(one, "above") for one in ones])
+        error = f" ± {values.std(ddof=1) / np.sqrt(len(values)):.2f}" if len(values) > 1 else ""
+        value, low, high = change(ones)
+        lows[data] = low
+        ece, floor = (np.mean([one[name] for one in ones]) for name in ("ece", "floor"))
+        lines.append(
+            f"| {data} | {ece:.2f} | {floor:.2f} | {values.mean():.2f}{error} | "
+            f"{value:+.2f} [{low:+.2f}, {high:+.2f}] | {' '.join(one['chosen'] for one in ones)} |"
+        )
+    same = {name: same_distribution(ones) for name, ones in methods.items()}
+    singles = {n: mean(ones, "above") for n, ones in same.items() if not n.startswith("auto")}
+    best = min(singles, key=lambda name: singles[name])
+    worst = max((low, data) for data, low in lows.items() if not is_shifted(data))
+    lines += [
+        "",
+        f"Mean over {len(set_means(same['auto'], 'ece'))} same-distribution sets of ECE-15 minus "
+        f"floor: auto {mean(same['auto'], 'above'):.3f}, best single method "
+        f"{best} {singles[best]:.3f}, temperature {singles['temperature']:.3f}. "
+        f"Largest lower bound of auto - TS: {worst[0]:+.2f} ({worst[1]}). "
+        f"Mean NLL: auto {mean(same['auto'], 'nll'):.4f}, "
+        f"temperature {mean(same['temperature'], 'nll'):.4f}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def paper_table(found: Sequence[Found]) -> str:
+    """ECE-15, mean ± standard error, and fit seconds of what the SMART paper's Table 1 compares."""
+    methods = grouped(found, called)
+    lines = [f"| set | {' | '.join(IN_THE_PAPER)} |", "|---|" + "---:|" * len(IN_THE_PAPER)]
+    for data in grouped(found, lambda plan: str(plan["data"])):
+        cells = []
+        for name in IN_THE_PAPER:
+            values = [one["ece"] for one in methods[name] if one["plan"]["data"] == data]
+            error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
+            cells.append(f"{np.mean(values):.2f}" + (f" ± {error:.2f}" if error else ""))
+        lines.append(f"| {data} | {' | '.join(cells)} |")
+    for title, name in (("mean fit seconds", "seconds"), ("parameters, largest", "parameters")):
+        cells = [
+            f"{np.mean([one[name] for one in methods[method]]):.3g}"
+            if name == "seconds"
+            else str(max(one[name] for one in methods[method]))
+            for method in IN_THE_PAPER
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def variants_table(found: Sequence[Found], parameter: str) -> str:
+    """SMART with each value of one parameter: means over sets, and ranks among these values."""
+    chosen = [one for one in found if one["plan"]["params"][0][0] == parameter]
+    variants = grouped(chosen, lambda plan: str(plan["params"][0][1]))
+    placed = ranks(variants)
+    heads = ["ECE-15", "above", "AdaECE", "NLL", "Brier", "fit seconds", "mean rank [95 %]"]
+    lines = [f"| {parameter} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for name, ones in variants.items():
+        keys = ("ece", "above", "ada_ece", "nll", "brier", "seconds")
+        cells = [f"{mean(ones, key):.{COLUMNS[key][1]}f}" for key in keys]
+        cells.append("{:.1f} [{:.1f}, {:.1f}]".format(*placed[name]))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
