@@ -53,7 +53,10 @@ def few_rows_table(found: Sequence[Found]) -> str:
 
 
 def few_rows_chart(found: Sequence[Found]) -> dict[str, Any]:
-    """Error above the floor by the number of rows, a line for each method."""
+    """Error above the floor by the number of rows, a line for each method.
+
+    The axis is logarithmic: what is below LEAST_SHOWN, or negative, is drawn there.
+    """
     values = [
         {"method": method, "rows": rows, "above": max(value, LEAST_SHOWN)}
         for method, curve in _curves(_whole(found), "above").items()
@@ -69,14 +72,14 @@ def few_rows_chart(found: Sequence[Found]) -> dict[str, Any]:
                 "x": {
                     "field": "rows",
                     "type": "quantitative",
-                    "scale": {"type": "log"},
+                    "scale": {"type": "log", "nice": False},
                     "title": "rows to fit on",
                 },
                 "y": {
                     "field": "above",
                     "type": "quantitative",
                     "scale": {"type": "log"},
-                    "title": f"ECE-15 minus noise floor, percent ({LEAST_SHOWN} or less)",
+                    "title": "ECE-15 minus noise floor, percent",
                 },
                 "color": {"field": "method", "type": "nominal", "title": "method"},
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -184,5 +185,18 @@ def variants_table(found: Sequence[Found], parameter: str) -> str:
         keys = ("ece", "above", "ada_ece", "nll", "brier", "seconds")
         cells = [f"{mean(ones, key):.{COLUMNS[key][1]}f}" for key in keys]
         cells.append("{:.1f} [{:.1f}, {:.1f}]".format(*placed[name]))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def class_change_table(found: Sequence[Found]) -> str:
+    """auto as it is and with methods that may change the class: means, and what was chosen."""
+    lines = ["| recipe | ECE-15 | above | NLL | Brier | accuracy change | seconds | chosen |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---|")
+    for name, ones in grouped(found, called).items():
+        keys = ("ece", "above", "nll", "brier", "accuracy_change", "seconds")
+        cells = [f"{mean(ones, key):.{COLUMNS[key][1]}f}" for key in keys]
+        chosen = Counter(one["chosen"] for one in ones).most_common()
+        cells.append(", ".join(f"{method} {times}" for method, times in chosen))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -63,6 +63,7 @@ def test_study_shows_every_method(
         assert one["parameters"] >= 0
     assert "a__shift_up" in page.split("<!-- by set -->")[1]
     assert "| charbonnier |" in page
+    assert "| auto (allow_class_change=True, budget=60.0) |" in page
     assert "Means over the 1 sets with at least 100 rows to fit on" in page
     assert (tmp_path / "posthoc_few_rows.svg").read_text().startswith("<svg")
     first = capsys.readouterr()
