@@ -14,7 +14,7 @@ import numpy as np
 Parameters = tuple[np.ndarray, np.ndarray]
 
 GRADIENT = 1e-6
-ITERATIONS = 5000
+ITERATIONS = 2000
 
 
 @dataclass(frozen=True)

@@ -91,17 +91,17 @@ def test_a_session_named_again_goes_on_or_becomes_another(client: calibrd.Client
 
 def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client) -> None:
     first, second, third = passes(3)
-    with Monitor(client, run="watched") as monitor:
+    with Monitor(client, run="metrics-alone") as monitor:
         stepped(monitor, first)
         monitor.observe(*second)
         summary = monitor.step()
-    with Monitor(client, run="watched") as monitor:
+    with Monitor(client, run="metrics-alone") as monitor:
         assert monitor.steps == 2
         stepped(monitor, third)
         monitor.load_state_dict({"step": 1})
         stepped(monitor, second)
-    history = client.run_history("watched")
-    assert line_of(client, "watched") == [1, 2]
+    history = client.run_history("metrics-alone")
+    assert line_of(client, "metrics-alone") == [1, 2]
     assert history[-1].metrics.ece == pytest.approx(summary.ece)
     assert history[-1].gammas is None
 
