@@ -90,6 +90,30 @@ def _scaled_row(
     return target.reshape(1, -1)
 
 
+def rewritten(logits: Floats, write: Callable[[Floats, Floats, Floats], None]) -> Floats:
+    """An array like ``logits``, made block by block; checks rows as it goes.
+
+    ``write(block, maxima, target)`` fills ``target`` from rows and their maxima (n, 1).
+
+    >>> rewritten(np.array([[3.0, 1.0]]), lambda z, top, out: np.subtract(z, top, out=out)).tolist()
+    [[0.0, -2.0]]
+    """
+    out = np.empty(logits.shape, dtype=logits.dtype)
+
+    def work(start: int, stop: int, scratch: Scratch) -> bool:
+        block = logits[start:stop]
+        maxima = block.max(axis=1, keepdims=True)
+        if not np.isfinite(maxima).all():
+            return False
+        with np.errstate(over="ignore", under="ignore"):
+            write(block, maxima, out[start:stop])
+        return True
+
+    if not all(map_blocks(work, *logits.shape)):
+        check_rows(row_maxima(logits))
+    return out
+
+
 def margins(logits: Floats) -> Floats:
     """Largest minus second largest logit of every row (n,); inf where only one is finite.
 

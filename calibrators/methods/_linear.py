@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 from calibrators.base import CalibrationMap
 from calibrators.blocks import Floats, Scratch, map_blocks
 from calibrators.context import FitContext
-from calibrators.data import CalibrationSet, check_rows, row_maxima
+from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._newton import Array, Minimum, minimise
 from calibrators.methods._regression import Full
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.onnx import DOUBLE, FLOAT, Builder
+from calibrators.softmax import rewritten
 
 Features = Literal["centred", "log_softmax"]
 
@@ -69,25 +70,15 @@ class LinearMap(CalibrationMap):
         """What W is multiplied with."""
 
     def _transform(self, logits: Floats) -> Floats:
-        out = np.empty(logits.shape, dtype=logits.dtype)
+        def write(block: Floats, largest: Floats, target: Floats) -> None:
+            x, masked = features_of(block, largest, self.base_temperature, self.features())
+            scores = x * self.weights if self.weights.ndim == 1 else x @ self.weights.T
+            scores += self.bias
+            scores[masked] = -np.inf
+            scores -= scores.max(axis=1, keepdims=True)
+            target[...] = scores
 
-        def work(start: int, stop: int, scratch: Scratch) -> bool:
-            block = logits[start:stop]
-            maxima = block.max(axis=1, keepdims=True)
-            if not np.isfinite(maxima).all():
-                return False
-            with np.errstate(over="ignore", under="ignore"):
-                x, masked = features_of(block, maxima, self.base_temperature, self.features())
-                scores = x * self.weights if self.weights.ndim == 1 else x @ self.weights.T
-                scores += self.bias
-                scores[masked] = -np.inf
-                scores -= scores.max(axis=1, keepdims=True)
-                out[start:stop] = scores
-            return True
-
-        if not all(map_blocks(work, *logits.shape)):
-            check_rows(row_maxima(logits))
-        return out
+        return rewritten(logits, write)
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """Features, scores, and -inf where the logit was; in doubles until the end."""

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from calibrators.base import CalibrationMap
 from calibrators.blocks import BLOCK_ELEMENTS, Floats, Scratch, map_blocks
 from calibrators.context import FitContext
-from calibrators.data import CalibrationSet, check_rows, row_maxima
+from calibrators.data import CalibrationSet
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._top_label import log_sum
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.onnx import DOUBLE, FLOAT, Builder
+from calibrators.softmax import rewritten
 
 Bools = NDArray[np.bool_]
 Part = TypeVar("Part")
@@ -80,26 +81,16 @@ class OneVsRestMap(CalibrationMap):
         """The same of doubles (n, k) in an ONNX graph."""
 
     def _transform(self, logits: Floats) -> Floats:
-        out = np.empty(logits.shape, dtype=logits.dtype)
+        def write(block: Floats, largest: Floats, target: Floats) -> None:
+            scaled = np.subtract(block, largest, dtype=np.float64)
+            scaled *= 1 / self.base_temperature
+            new = self._log_probabilities(_shares(scaled))
+            new[np.isneginf(scaled)] = -np.inf
+            nothing = np.isneginf(new.max(axis=1))
+            new[nothing] = scaled[nothing]
+            target[...] = new
 
-        def work(start: int, stop: int, scratch: Scratch) -> bool:
-            block = logits[start:stop]
-            largest = block.max(axis=1, keepdims=True)
-            if not np.isfinite(largest).all():
-                return False
-            with np.errstate(over="ignore", under="ignore"):
-                scaled = np.subtract(block, largest, dtype=np.float64)
-                scaled *= 1 / self.base_temperature
-                new = self._log_probabilities(_shares(scaled))
-                new[np.isneginf(scaled)] = -np.inf
-                nothing = np.isneginf(new.max(axis=1))
-                new[nothing] = scaled[nothing]
-                out[start:stop] = new
-            return True
-
-        if not all(map_blocks(work, *logits.shape)):
-            check_rows(row_maxima(logits))
-        return out
+        return rewritten(logits, write)
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """Logarithms of the new probabilities."""

@@ -17,10 +17,11 @@ import numpy as np
 from calibrators.base import CalibrationMap, TemperatureTypeMap
 from calibrators.blocks import Floats, Scratch, map_blocks
 from calibrators.context import FitContext
-from calibrators.data import CalibrationSet, check_rows, row_maxima
+from calibrators.data import CalibrationSet
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.onnx import DOUBLE, FLOAT, Builder
+from calibrators.softmax import rewritten
 
 AHEAD = 1e-4
 
@@ -49,27 +50,16 @@ class TopLabelMap(CalibrationMap):
         """The same of a column (n, 1) of doubles in an ONNX graph."""
 
     def _transform(self, logits: Floats) -> Floats:
-        out = np.empty(logits.shape, dtype=logits.dtype)
-
-        def work(start: int, stop: int, scratch: Scratch) -> bool:
-            block = logits[start:stop]
-            largest = block.max(axis=1, keepdims=True)
-            if not np.isfinite(largest).all():
-                return False
-            target = out[start:stop]
-            with np.errstate(over="ignore", under="ignore"):
-                np.subtract(block, largest, out=target)
-                target *= logits.dtype.type(1 / self.base_temperature)
-                top = block.argmax(axis=1)[:, np.newaxis]
-                np.put_along_axis(target, top, -np.inf, axis=1)
-                second = target.max(axis=1)
-                target += self._shift(target, second)[:, np.newaxis]
+        def write(block: Floats, largest: Floats, target: Floats) -> None:
+            np.subtract(block, largest, out=target)
+            target *= logits.dtype.type(1 / self.base_temperature)
+            top = block.argmax(axis=1)[:, np.newaxis]
+            np.put_along_axis(target, top, -np.inf, axis=1)
+            second = target.max(axis=1)
+            target += self._shift(target, second)[:, np.newaxis]
             np.put_along_axis(target, top, 0, axis=1)
-            return True
 
-        if not all(map_blocks(work, *logits.shape)):
-            check_rows(row_maxima(logits))
-        return out
+        return rewritten(logits, write)
 
     def _shift(self, others: Floats, second: Floats) -> Floats:
         """What is added to the logits of the other classes, relative to a top of 0."""

@@ -137,7 +137,7 @@ class Auto(Calibrator):
         )
 
     def _winner(self, trials: dict[str, Trial], base: str, why: str) -> tuple[str, str]:
-        """The challenger that beats the base most clearly, else the base; and why."""
+        """The lowest error of those that clearly beat the base, else the base; and why."""
         from calibrators.registry import keeps_class
 
         better, others = {}, []
