@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks import (
+    agreement,
     apply,
     calibration_error,
     capacity,
@@ -32,6 +33,7 @@ FULL: dict[str, list[Size]] = {
     "smart": [(10_000, 1000)],
     "confidence": [(10_000, 1000), (2_000, 10)],
     "linear": [(10_000, 1000), (10_000, 100)],
+    "agreement": [(2_000, 4)],
     "apply": [(10_000, 1000)],
     "memory": [(50_000, 1000)],
     "serving": [(1, 1000)],
@@ -46,6 +48,7 @@ QUICK: dict[str, list[Size]] = {
     "smart": [(1_000, 100)],
     "confidence": [(500, 10)],
     "linear": [(500, 20)],
+    "agreement": [(2_000, 4)],
     "apply": [(500, 1000)],
     "memory": [(2_000, 1000)],
     "serving": [(1, 1000)],
@@ -95,6 +98,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
             at, rounds(5), 2.0 if options.quick else 3 * budget
         ),
         "linear": lambda at: linear.run(at, rounds(5), 3 * budget),
+        "agreement": agreement.run,
         "apply": lambda at: apply.run(at, rounds(41), budget),
         "memory": memory.run,
         "serving": lambda at: serving.run(at, rounds(7), 0.5 if options.quick else 3.0),

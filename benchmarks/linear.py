@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks import data, ours, reference
 from benchmarks.linear_rivals import Parameters, Problem, Solver, solvers
-from benchmarks.output import Row, Target, Topic
+from benchmarks.output import Row, Target, Topic, share_of_fastest
 from benchmarks.timing import Contender, Measured, alternate, ratio, silence
 
 SAME_MINIMUM = 1e-6
@@ -44,17 +44,11 @@ def compare(method: str, sample: data.Sample, rounds: int, budget: float) -> Top
     mine = measured[ours.NAME]
     rows = [_row(found, mine, reached[name], floor) for name, found in measured.items()]
     there = [measured[row["method"]] for row in rows[1:] if row["same minimum"]]
-    fastest = min(there, key=lambda found: found.median or float("inf"), default=None)
     return Topic(
         f"{method} fit, {sample.size} float32",
         rows,
         [
-            Target(
-                "our share of the fastest rival with the same minimum",
-                None if fastest is None else ratio(mine, fastest),
-                OUR_SHARE,
-                note="none has it" if fastest is None else fastest.name,
-            ),
+            share_of_fastest("rival with the same minimum", mine, there, OUR_SHARE),
             Target("our gap to the smallest objective of all", rows[0]["gap"], OUR_GAP),
         ],
         f"objectives in float64 on the same features; the same minimum means within "

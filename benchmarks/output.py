@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing import Measured, ratio
+
 Row = dict[str, Any]
 QUIET_CORES = 0.1
 COMPARED = (
@@ -44,6 +46,17 @@ class Target:
         verdict = "PASS" if self.passed else "FAIL"
         note = f"  ({self.note})" if self.note else ""
         return f"{verdict}  {self.name}: {show(self.value)} {sign} {self.limit:g}{note}"
+
+
+def share_of_fastest(
+    title: str, mine: Measured, others: Iterable[Measured], limit: float
+) -> Target:
+    """Our time as a share of that of the fastest of these; missed if there is none."""
+    fastest = min(others, key=lambda found: found.median or float("inf"), default=None)
+    name = f"our share of the fastest {title}"
+    if fastest is None:
+        return Target(name, None, limit, note="there is none")
+    return Target(name, ratio(mine, fastest), limit, note=fastest.name)
 
 
 @dataclass(frozen=True)

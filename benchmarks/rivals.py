@@ -12,6 +12,8 @@ import numpy as np
 
 from benchmarks.data import Sample, softmax
 
+STRONG_WOLFE = {"lr": 1.0, "max_iter": 100, "line_search_fn": "strong_wolfe"}
+
 
 @dataclass(frozen=True)
 class Rival:
@@ -138,7 +140,7 @@ def temperature_rivals() -> list[Rival]:
         Rival(
             "notebook LBFGS strong Wolfe",
             as_tensors,
-            notebook(lr=1.0, max_iter=100, line_search_fn="strong_wolfe"),
+            notebook(**STRONG_WOLFE),
             recipe=True,
         ),
     ]

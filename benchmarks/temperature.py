@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks import data, ours, reference
-from benchmarks.output import Row, Target, Topic
+from benchmarks.output import Row, Target, Topic, share_of_fastest
 from benchmarks.rivals import Rival, temperature_rivals
 from benchmarks.timing import Contender, Measured, alternate, ratio, silence
 
@@ -32,7 +32,12 @@ def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
         f"temperature fit, {sample.size} float32",
         [_row(found, mine, gaps[name]) for name, found in measured.items()],
         [
-            _share(mine, measured, [rival for rival in correct if not rival.recipe]),
+            share_of_fastest(
+                "correct library",
+                mine,
+                [measured[rival.name] for rival in correct if not rival.recipe],
+                OUR_SHARE,
+            ),
             Target("our NLL gap", gaps[ours.NAME], OUR_GAP),
         ],
         f"optimum by a float64 Brent search: T = {best:.9f}, NLL = {floor:.9f}; "
@@ -64,15 +69,3 @@ def _row(found: Measured, mine: Measured, gap: float | None) -> Row:
         "correct": gap is not None and gap < CORRECT_GAP,
         "failure": found.error,
     }
-
-
-def _share(mine: Measured, measured: dict[str, Measured], correct: list[Rival]) -> Target:
-    fastest = min(
-        (measured[rival.name] for rival in correct),
-        key=lambda found: found.median or float("inf"),
-        default=None,
-    )
-    if fastest is None:
-        return Target("our share of the fastest correct library", None, OUR_SHARE, note="none is")
-    name = "our share of the fastest correct library"
-    return Target(name, ratio(mine, fastest), OUR_SHARE, note=fastest.name)

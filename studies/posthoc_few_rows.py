@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from kept import Found
-from posthoc_report import called, figure, grouped
+from posthoc_report import called, grouped, mean
 
 from calibrators.charts.theme import finished
 
@@ -26,9 +25,7 @@ def _curves(found: Sequence[Found], name: str) -> dict[str, dict[int, float]]:
     curves: dict[str, dict[int, float]] = {}
     for method, ones in grouped(found, called).items():
         for rows, at in grouped(ones, lambda plan: str(plan["rows"])).items():
-            sets = grouped(at, lambda plan: str(plan["data"])).values()
-            means = [np.mean([figure(one, name) for one in set_]) for set_ in sets]
-            curves.setdefault(method, {})[int(rows)] = float(np.mean(means))
+            curves.setdefault(method, {})[int(rows)] = mean(at, name)
     return curves
 
 

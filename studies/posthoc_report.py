@@ -11,7 +11,7 @@ from logit_sets import is_shifted
 
 from calibrators.registry import keeps_class
 
-STUDENT_T = 2.776  # the 97.5 % quantile with one degree of freedom less than splits
+STUDENT_T = 2.776  # the 97.5 % quantile with 4 degrees of freedom: 5 splits
 DRAWS = 2000
 IN_THE_PAPER = ("identity", "temperature", "pts", "cts", "spline", "smart")
 COLUMNS: dict[str, tuple[str, int]] = {
