@@ -58,7 +58,7 @@ class CalibrationMap(ABC):
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
-    def apply(self, values: ArrayLike, groups: ArrayLike | None = None) -> Floats:
+    def apply(self, values: ArrayLike, groups: ArrayLike | Groups | None = None) -> Floats:
         """Calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
 
         float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
@@ -67,7 +67,7 @@ class CalibrationMap(ABC):
         logits = self._logits_of(values)
         if groups is None:
             return self._apply(logits)
-        scales = self._segment_scales(Groups.of(groups, rows=len(logits)))
+        scales = self._segment_scales(Groups.of(groups, rows=len(logits), most=None))
         return softmax(self._transform(logits), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
@@ -79,12 +79,16 @@ class CalibrationMap(ABC):
         logits = self._logits_of(values)
         if groups is None:
             return self._transform(logits)
-        scales = self._segment_scales(Groups.of(groups, rows=len(logits)))
+        scales = self._segment_scales(Groups.of(groups, rows=len(logits), most=None))
         return scaled_logits(self._transform(logits), scales)
 
     def with_info(self, **info: Any) -> Self:
         """The same map with more in its ``fit_info``."""
         return replace(self, fit_info={**self.fit_info, **info})
+
+    def unknown_note(self, groups: Groups) -> str | None:
+        """What to say of rows of segments that this map does not know, in ASCII; None if none."""
+        return None
 
     def _logits_of(self, values: ArrayLike) -> Floats:
         if self.kind == "probabilities":
@@ -182,6 +186,11 @@ class Calibrator(ABC):
     def __post_init__(self) -> None:
         check_fields(self)
 
+    @property
+    def must_have_groups(self) -> bool:
+        """Whether a fit with these parameters needs the segment of each row."""
+        return self.needs_groups
+
     def fit(
         self,
         data: CalibrationSet,
@@ -209,7 +218,7 @@ class Calibrator(ABC):
                 f"fit takes a CalibrationSet, got {type(data).__name__}: "
                 "make one with CalibrationSet(logits, labels)",
             )
-        if self.needs_groups and data.groups is None:
+        if self.must_have_groups and data.groups is None:
             raise FitError(
                 "no_groups",
                 f"the method {self.name!r} needs the segment of each row: make the set with "

@@ -46,7 +46,7 @@ def broken_rule(hint: Any, value: Any) -> str | None:
         return None if value in arguments else "one of " + ", ".join(map(repr, arguments))
     if origin is tuple:
         if not isinstance(value, tuple):
-            return "a tuple"
+            return 'a tuple (in JSON a list, ["a", "b"])'
         return next(filter(None, (broken_rule(arguments[0], one) for one in value)), None)
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)

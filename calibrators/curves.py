@@ -68,9 +68,7 @@ def to_device(array: Floats, device: str) -> Array:
 
 def observe(data: CalibrationSet, scale: float = 1.0, device: str | None = None) -> Samples:
     """The samples of a set on logits times ``scale``, as numpy arrays or on a torch device."""
-    rows = np.arange(data.n)
-    at_label = data.logits[rows, data.labels]
-    label_gap = (data.row_max - at_label).astype(np.float64) * scale
+    label_gap = data.label_gaps.astype(np.float64) * scale
     correct = (data.logits.argmax(axis=1) == data.labels).astype(np.float64)
     parts = (label_gap, mean_gaps(data) * scale, correct)
     if device is None:

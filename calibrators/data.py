@@ -98,6 +98,11 @@ class CalibrationSet:
         """Number of classes."""
         return int(self.logits.shape[1])
 
+    @property
+    def label_gaps(self) -> Floats:
+        """How far the logit of each row's label is below the row's largest (n,)."""
+        return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
+
     def with_groups(self, groups: ArrayLike) -> CalibrationSet:
         """The same rows, each in the segment that is named for it."""
         made = CalibrationSet.__new__(CalibrationSet)

@@ -15,7 +15,8 @@ CalibrationWarning     (UserWarning)
 ├── FlatLogits                       nothing in the logits tells the classes apart
 ├── NotConverged                     a fit ended with a worse objective, or short of its tolerance
 ├── SmallSample                      too few rows for the method asked for
-└── OutOfTime                        a search ended at its time budget, with candidates left out
+├── OutOfTime                        a search ended at its time budget, with candidates left out
+└── UnknownSegments                  rows of segments that a map does not know
 
 Every error and every warning has a stable ``code`` for programs beside its sentence for people.
 """
@@ -117,3 +118,9 @@ class OutOfTime(CalibrationWarning):
     """A search ended at its time budget, with candidates left out."""
 
     code = "out_of_time"
+
+
+class UnknownSegments(CalibrationWarning):
+    """Rows of segments that a map does not know: they get what holds for all."""
+
+    code = "unknown_segments"

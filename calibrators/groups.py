@@ -31,18 +31,25 @@ class Groups:
     codes: NDArray[np.int64]
 
     @classmethod
-    def of(cls, values: ArrayLike, *, rows: int | None = None) -> Groups:
-        """Checked groups (n,) from names, or from integers, whose names are their digits."""
-        array = _as_names(values)
+    def of(
+        cls, values: ArrayLike | Groups, *, rows: int | None = None, most: int | None = MOST_GROUPS
+    ) -> Groups:
+        """Checked groups (n,) from names, or from integers, whose names are their digits.
+
+        ``most`` is how many names there may be; to apply a map there may be any number.
+        """
+        array = values.codes if isinstance(values, Groups) else _as_names(values)
         if rows is not None and len(array) != rows:
             raise DataError(
                 "groups_length", f"logits have {rows} rows but groups have {len(array)}"
             )
+        if isinstance(values, Groups):
+            return values
         names, codes = _numbered(array)
-        if len(names) > MOST_GROUPS:
+        if most is not None and len(names) > most:
             raise DataError(
                 "too_many_groups",
-                f"groups must name at most {MOST_GROUPS} segments, got {len(names)}: "
+                f"groups must name at most {most} segments, got {len(names)}: "
                 "is this a column of identifiers?",
             )
         for name in names:

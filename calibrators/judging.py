@@ -12,7 +12,13 @@ from calibrators.base import CalibrationMap, Calibrator
 from calibrators.blocks import Floats
 from calibrators.context import FitContext, Progress
 from calibrators.data import CalibrationSet
-from calibrators.errors import DataError, FitCancelled, FitError
+from calibrators.errors import (
+    CalibrationWarning,
+    DataError,
+    FitCancelled,
+    FitError,
+    UnknownSegments,
+)
 from calibrators.report import Report, evaluate
 from calibrators.softmax import margins, softmax
 from calibrators.temperatures import temperatures_of
@@ -70,12 +76,14 @@ def fit_and_judge(
     job = _Job(recipe, device, progress, cancel)
     if evaluation is not None:
         _check_alike(data, evaluation)
-        if recipe.needs_groups and evaluation.groups is None:
+        if recipe.must_have_groups and evaluation.groups is None:
             raise DataError(
                 "evaluation_differs",
                 f"evaluation must name the segment of each row, as {recipe.name!r} needs it",
             )
         fitted = job.fit(data, 0.0, 1.0)
+        if evaluation.groups is not None:
+            job.warn_while_judging(UnknownSegments, fitted.unknown_note(evaluation.groups))
         words = f"a separate evaluation set of {evaluation.n:,} rows; fitted on {data.n:,} others"
         return Judged(fitted, job.report(evaluation, fitted.apply_set(evaluation), words, fitted))
     if held_out is None and data.n >= HELD_OUT_FROM:
@@ -182,11 +190,21 @@ class _Job:
             context.issue_warnings(stacklevel=3)
             self._seconds = context.seconds
         else:
-            for warning in context.warnings:
-                kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
-                kept["times"] += 1
+            self._hush(context)
         self._advance(end, self._loss)
         return fitted
+
+    def warn_while_judging(self, category: type[CalibrationWarning], message: str | None) -> None:
+        """Keep a warning of the judged rows for the report, if there is one."""
+        context = FitContext()
+        if message is not None:
+            context.warn(category, message)
+        self._hush(context)
+
+    def _hush(self, context: FitContext) -> None:
+        for warning in context.warnings:
+            kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
+            kept["times"] += 1
 
     def report(
         self,

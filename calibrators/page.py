@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from calibrators.charts import theme
 
 if TYPE_CHECKING:
     from calibrators.report import Report
+
+Draw = Callable[[theme.Spec], str]
 
 LIGHT = f"""color-scheme: light; --paper: #fff; --ink: {theme.INK}; --muted: {theme.MUTED};
   --rule: {theme.RULE}; --band: {theme.BAND}; --accent: {theme.ACCENT}; --bars: {theme.BARS};
@@ -36,7 +39,8 @@ table {{ border-collapse: collapse; font-size: .92rem; }}
 caption {{ text-align: left; padding-bottom: .5rem; }}
 th, td {{ padding: .3rem .9rem .3rem 0; text-align: right; border-bottom: 1px solid var(--rule);
   white-space: nowrap; }}
-th {{ font-weight: normal; }} tbody th {{ color: var(--ink); }}
+th {{ font-weight: normal; }} tbody th {{ color: var(--ink); white-space: normal;
+  min-width: 6rem; max-width: 24rem; overflow-wrap: anywhere; }}
 thead th {{ white-space: normal; vertical-align: bottom; }}
 th:first-child, td:first-child {{ text-align: left; }}
 td small {{ display: block; font-size: .8rem; }}
@@ -68,18 +72,20 @@ body {{ {TEXT} margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; }}
 """
 
 
-def render(report: Report, *, title: str = "Calibration report") -> str:
+def render(report: Report, *, title: str = "Calibration report", draw: Draw = charts.to_svg) -> str:
     """The page of a report.
 
-    Every string is escaped. Needs ``pip install 'calibrd[charts]'`` for the diagrams.
+    Every string is escaped. Needs ``pip install 'calibrd[charts]'`` for the diagrams, unless
+    ``draw`` makes their SVG.
     """
+    diagrams = drawn("reliability", reliability(report), draw)
     sections = [
         ("Metrics", tables.metrics(report) + tables.definitions(report)),
-        ("Reliability", drawn("reliability", reliability(report)) + tables.reliability(report)),
-        ("By margin", drawn("margin", _thirds(report))),
+        ("Reliability", diagrams + tables.reliability(report)),
+        ("By margin", drawn("margin", _thirds(report), draw)),
     ]
     if report.temperatures:
-        curve = drawn("temperatures", [charts.temperatures(report)])
+        curve = drawn("temperatures", [charts.temperatures(report)], draw)
         sections.append(("Temperature by margin", curve + tables.temperatures(report)))
     if report.by_group:
         sections.append(("By segment", tables.segments(report)))
@@ -119,15 +125,15 @@ def _thirds(report: Report) -> list[theme.Spec]:
     return [charts.margin_panels(report, thirds=(third.name,)) for third in report.by_margin]
 
 
-def drawn(name: str, specs: list[theme.Spec]) -> str:
+def drawn(name: str, specs: list[theme.Spec], draw: Draw = charts.to_svg) -> str:
     """Charts side by side; ``name`` keeps their ids apart from others of the page."""
-    found = (_inline_svg(spec, f"{name}{place}") for place, spec in enumerate(specs))
+    found = (_inline_svg(spec, f"{name}{place}", draw) for place, spec in enumerate(specs))
     return f'<div class="charts">{"".join(found)}</div>'
 
 
-def _inline_svg(spec: theme.Spec, prefix: str) -> str:
+def _inline_svg(spec: theme.Spec, prefix: str, draw: Draw) -> str:
     """The chart as SVG inside HTML: transparent, without namespaces, its ids made its own."""
-    svg = charts.to_svg({**spec, "background": "transparent", "padding": 2})
+    svg = draw({**spec, "background": "transparent", "padding": 2})
     svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)

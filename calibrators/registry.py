@@ -62,7 +62,8 @@ def get_method(name: str) -> type[Calibrator]:
 def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Calibrator:
     """The recipe of a method from its name and parameters, as the service and the SDK take them.
 
-    ``seed`` goes into the recipe's own seed, if it has one; lists become tuples.
+    ``seed`` goes into the recipe's own seed, if it has one that the parameters do not give; lists
+    become tuples.
 
     >>> make_recipe("smart", {"steps": 100}, seed=7).seed
     7
@@ -81,7 +82,7 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
                 "unknown_parameter", f"{method} has no parameter {name[:80]!r}; {hint}"
             )
     given = {name: _frozen(value) for name, value in params.items()}
-    if "seed" in known and given.setdefault("seed", seed) != seed:
+    if "seed" in known and given.setdefault("seed", seed) != seed and seed != 0:
         raise ParameterError(
             "two_seeds", "the seed among the parameters is another than the fit's: give it once"
         )

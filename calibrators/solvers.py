@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,18 +28,19 @@ class Root:
 
 
 def bracketed_newton(
-    derivatives: Callable[[float], tuple[float, float]],
+    derivatives: Callable[[float], Sequence[float]],
     low: float,
     high: float,
     start: float,
-    tolerance: float = 3e-4,
+    accuracy: float = 1e-7,
 ) -> Root:
     """The minimiser of a convex function on [low, high], 0 < low < high.
 
-    ``derivatives(x)`` gives the first and second derivative. Steps are taken in log x; one that
-    leaves the bracket goes to the bound if that was not seen yet, else to the (geometric) middle,
-    so no start and no data can make it cycle. The last step, shorter than ``tolerance``, is still
-    taken: Newton squares the error, so the answer is good to about ``tolerance ** 2``.
+    ``derivatives(x)`` gives the first and second derivative, and the third if it is known. Steps
+    are taken in log x; one that leaves the bracket goes to the bound if that was not seen yet, else
+    to the (geometric) middle, so no start and no data can make it cycle. A step squares the error
+    (Newton), with a third derivative it cubes it (Halley): the last one, which is still taken, is
+    the first whose square or cube is below ``accuracy``, relative to x.
 
     >>> bracketed_newton(lambda x: (x - 1 / x, 1 + 1 / x**2), 1e-3, 1e3, 50.0).value
     1.0...
@@ -48,16 +50,16 @@ def bracketed_newton(
     at = min(max(math.log(start), lower), upper)
     for evaluations in range(1, ITERATIONS + 1):
         x = math.exp(at)
-        slope, bend = derivatives(x)
+        slope, bend, *third = derivatives(x)
         if (at == lowest and slope >= 0) or (at == highest and slope <= 0):
             return Root(low if at == lowest else high, True, evaluations)
         if slope > 0:
             upper, upper_known = at, True
         else:
             lower, lower_known = at, True
-        step = -slope / (x * bend) if bend > 0 else math.copysign(math.inf, -slope)
+        step = _step(x, slope, bend, *third)
         following = at + step
-        if abs(step) < tolerance or upper - lower < tolerance**2:
+        if abs(step) < accuracy ** (1 / (2 + len(third))) or upper - lower < accuracy:
             return Root(math.exp(min(max(following, lower), upper)), False, evaluations)
         if following <= lower:
             following = 0.5 * (lower + upper) if lower_known else lower
@@ -67,11 +69,33 @@ def bracketed_newton(
     raise FitError("no_root", f"no root of the derivative in [{low}, {high}]: is it convex?")
 
 
-def partition_sums(logits: Floats, row_max: Floats, beta: float) -> tuple[float, float, float]:
-    """Sums over rows of ``L = log sum_k exp(-beta d_k)``, ``d = row_max - logits``, and of L', L''.
+def _step(x: float, slope: float, bend: float, third: float = math.nan) -> float:
+    """Halley's step in log x; Newton's if the two differ twofold or no third is known."""
+    if not bend > 0:
+        return math.copysign(math.inf, -slope)
+    newton = -slope / (x * bend)
+    divisor = 1 + newton * (1 + x * third / bend) / 2
+    return newton / divisor if 0.5 < divisor < 2 else newton
 
-    L' is minus the mean of d under softmax(beta z), L'' its variance: all that temperature scaling
-    needs to know. Blocks in the type of the logits, sums in float64.
+
+class PartitionSums(NamedTuple):
+    """``L = log sum_k exp(-beta d_k)`` summed over rows, and its derivatives in beta.
+
+    They are minus the mean of d under softmax(beta z), its variance, and minus its third central
+    moment.
+    """
+
+    value: float
+    first: float
+    second: float
+    third: float
+
+
+def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSums:
+    """All that temperature scaling needs to know, with ``d = row_max - logits``.
+
+    Blocks in the type of the logits, sums in float64. Moments are those of ``beta d``, which has
+    the same size whatever the scale of the logits is.
     """
 
     def work(start: int, stop: int, scratch: Scratch) -> NDArray[np.float64]:
@@ -79,39 +103,47 @@ def partition_sums(logits: Floats, row_max: Floats, beta: float) -> tuple[float,
         gaps = scratch.take("gaps", block.shape, block.dtype)
         np.subtract(block, np.expand_dims(row_max[start:stop], axis), out=gaps)
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-            sums = _block_sums(gaps, axis, beta, scratch)
+            gaps *= gaps.dtype.type(beta)
+            sums = _block_sums(gaps, axis, scratch)
             if not np.isfinite(sums).all():
                 np.maximum(gaps, FAR, out=gaps)
-                sums = _block_sums(gaps, axis, beta, scratch)
+                sums = _block_sums(gaps, axis, scratch)
         return sums
 
     total = np.sum(map_blocks(work, *logits.shape), axis=0)
-    return float(total[0]), float(total[1]), float(total[2])
+    return PartitionSums(*(total / np.float64(beta) ** np.arange(4)).tolist())
 
 
-def _block_sums(gaps: Floats, axis: int, beta: float, scratch: Scratch) -> NDArray[np.float64]:
+def _block_sums(gaps: Floats, axis: int, scratch: Scratch) -> NDArray[np.float64]:
     weights = scratch.take("weights", gaps.shape, gaps.dtype)
-    np.multiply(gaps, gaps.dtype.type(beta), out=weights)
-    np.exp(weights, out=weights)
-    zeroth = weights.sum(axis=axis).astype(np.float64)
-    if axis == 1:
-        first = np.vecdot(weights, gaps)
-        weights *= gaps
-        second = np.vecdot(weights, gaps)
-    else:
-        weights *= gaps
-        first = weights.sum(axis=0)
-        weights *= gaps
-        second = weights.sum(axis=0)
-    mean = first / zeroth
-    return np.array([np.log(zeroth).sum(), mean.sum(), (second / zeroth - mean * mean).sum()])
+    np.exp(gaps, out=weights)
+    total = weights.sum(axis=axis).astype(np.float64)
+    mean, square, cube = (moment / total for moment in _moments(weights, gaps, axis))
+    return np.array(
+        [
+            np.log(total).sum(),
+            mean.sum(),
+            (square - mean * mean).sum(),
+            (cube - 3 * mean * square + 2 * mean**3).sum(),
+        ]
+    )
+
+
+def _moments(weights: Floats, gaps: Floats, axis: int) -> Iterator[Floats]:
+    """Sums over classes of ``weights * gaps**i``, i = 1, 2, 3; ``weights`` is used up."""
+    for _ in range(3):
+        if axis == 1:
+            yield np.vecdot(weights, gaps)
+            weights *= gaps
+        else:
+            weights *= gaps
+            yield weights.sum(axis=0)
 
 
 def mean_nll(data: CalibrationSet, beta: float) -> float:
     """Mean negative log likelihood of ``softmax(beta * logits)``, at any scale."""
-    pull = data.row_max - data.logits[np.arange(data.n), data.labels]
-    total, _, _ = partition_sums(data.logits, data.row_max, beta)
-    return beta * float(pull.mean(dtype=np.float64)) + total / data.n
+    total = partition_sums(data.logits, data.row_max, beta).value
+    return beta * float(data.label_gaps.mean(dtype=np.float64)) + total / data.n
 
 
 def minimise_on_grid(

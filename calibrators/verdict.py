@@ -42,7 +42,7 @@ class Verdict(_Meant):
     )
     NO_MEASURABLE_CHANGE = (
         "no_measurable_change",
-        "these rows cannot tell the two apart: neither is measurably better",
+        "calibration is neither measurably better nor worse, and nothing else is worse",
     )
     WORSE = (
         "worse",

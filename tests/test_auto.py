@@ -11,7 +11,14 @@ import pytest
 from samples import draw
 from test_smart import two_regimes
 
-from calibrators import CalibrationSet, FitCancelled, ParameterError, all_methods, fit_and_judge
+from calibrators import (
+    CalibrationSet,
+    FitCancelled,
+    FitError,
+    ParameterError,
+    all_methods,
+    fit_and_judge,
+)
 from calibrators.errors import OutOfTime, SmallSample
 from calibrators.methods.auto import Auto
 from calibrators.methods.smart import Smart
@@ -47,7 +54,7 @@ def test_says_what_was_tried_and_why() -> None:
     fitted = Auto().fit(two_regimes(3000, 0)[0])
     tried = {one["method"]: one for one in fitted.fit_info["candidates"]}
     assert set(tried) == {name for name in all_methods() if keeps_class(name)}
-    assert fitted.fit_info["base"] == "temperature"
+    assert fitted.fit_info["baseline"] == "temperature"
     assert tried["temperature"]["change"] is None
     for one in tried.values():
         for name in ("debiased_squared_error", "ece", "nll", "brier"):
@@ -108,7 +115,11 @@ def test_methods_that_change_the_class_are_asked_for() -> None:
     with pytest.raises(ParameterError, match="'vector', which may change the predicted class"):
         Auto(candidates=("vector",))
     fitted = Auto(candidates=("vector",), allow_class_change=True).fit(data)
-    assert [one["method"] for one in fitted.fit_info["candidates"]] == ["identity", "vector"]
+    assert [one["method"] for one in fitted.fit_info["candidates"]] == [
+        "identity",
+        "temperature",
+        "vector",
+    ]
 
 
 def test_takes_a_method_that_changes_the_class_where_that_is_the_truth() -> None:
@@ -122,6 +133,41 @@ def test_takes_a_method_that_changes_the_class_where_that_is_the_truth() -> None
     right = fitted.apply(unseen.logits + bias).argmax(axis=1) == unseen.labels
     own = (unseen.logits + bias).argmax(axis=1) == unseen.labels
     assert right.mean() > own.mean() + 0.05
+
+
+def test_with_class_changes_the_likelihood_decides() -> None:
+    """By its calibration error isotonic would win; matrix scaling knows more of the classes."""
+    rng = np.random.default_rng(3)
+    truth = rng.normal(size=(3000, 4)) * 2
+    labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
+    swapped = truth[:, [1, 0, 2, 3]]  # two columns the wrong way round
+    names = ("temperature", "isotonic", "matrix")
+    fitted = Auto(candidates=names, allow_class_change=True).fit(CalibrationSet(swapped, labels))
+    assert (fitted.method, fitted.fit_info["score"]) == ("matrix", "nll")
+    assert "its out-of-fold NLL is below that of temperature" in fitted.fit_info["why"]
+    tried = {one["method"]: one for one in fitted.fit_info["candidates"]}
+    assert tried["matrix"]["change"]["high"] < -0.2
+    error = "debiased_squared_error"
+    assert tried["isotonic"][error]["value"] < tried["matrix"][error]["value"]
+    assert fitted.apply(swapped).argmax(axis=1).tolist() != swapped.argmax(axis=1).tolist()
+
+
+def test_segments_are_asked_for() -> None:
+    """Its map needs the segment of each row for ever, so it is no surprise to be sprung on one."""
+    data = draw(600, 3)
+    with pytest.raises(FitError, match="needs the segment of each row"):
+        Auto(candidates=("segmented",)).fit(data)
+    names = ["web", "app"] * 300
+    grouped = CalibrationSet(data.logits, data.labels, names)
+    (told,) = Auto(candidates=("temperature",)).fit(grouped).fit_info["left_out"]
+    assert (told["method"], told["why"][-21:]) == ("segmented", "name it in candidates")
+    logits = data.logits.copy()
+    logits[::2] *= 4
+    differing = CalibrationSet(logits, data.labels, names)
+    fitted = Auto(candidates=("temperature", "segmented"), allow_class_change=True).fit(differing)
+    assert (fitted.method, fitted.fit_info["base"]) == ("segmented", "temperature")
+    assert fitted.fit_info["baseline"] == "temperature"
+    assert fitted.fit_info["left_out"] == []
 
 
 def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
@@ -146,7 +192,7 @@ def test_a_budget_may_end_anywhere(budget: float) -> None:
         fitted = Auto(budget=budget, candidates=("isotonic", "spline", "pts")).fit(draw(2000, 5))
     info = fitted.fit_info
     names = [one["method"] for one in (*info["candidates"], *info["left_out"])]
-    assert sorted(names) == ["identity", "isotonic", "pts", "spline"]
+    assert sorted(names) == ["identity", "isotonic", "pts", "spline", "temperature"]
 
 
 def test_a_user_who_cancels_is_not_taken_for_the_budget() -> None:
@@ -161,3 +207,10 @@ def test_the_report_says_how_long_each_candidate_took() -> None:
     assert set(report.fit["seconds"]) == {"identity", "temperature", "isotonic"}
     assert all(0 < taken < 60 for taken in report.fit["seconds"].values())
     assert "seconds" not in fitted.fit_info
+
+
+def test_the_base_is_there_whatever_is_named() -> None:
+    data = draw(2000, 4)  # three times too large, which a temperature mends
+    with pytest.warns(OutOfTime, match="left these out: spline"):
+        fitted = Auto(candidates=("spline",), budget=1e-9).fit(data)
+    assert (fitted.method, fitted.fit_info["baseline"]) == ("temperature", "temperature")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,15 @@ def fit(name: str, data: CalibrationSet, **arguments: Any) -> CalibrationMap:
     if recipe.needs_groups and isinstance(data, CalibrationSet):
         data = in_segments(data)
     return recipe.fit(data, **arguments)
+
+
+def test_needs_torch_only_if_it_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    if "needs torch" in all_methods()[name].cost:
+        with pytest.raises(FitError, match="calibrd\\[train\\]"):
+            fit(name, draw(200, 3))
+    else:
+        assert fit(name, draw(200, 3)).k == 3
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from samples import draw, in_segments
 
 from calibrators.base import CalibrationMap, Calibrator, TemperatureTypeMap
 from calibrators.blocks import Floats
@@ -17,6 +18,7 @@ from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, DataError, FitCancelled, FitError
 from calibrators.judging import fit_and_judge
+from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.onnx import Graph
 from calibrators.softmax import softmax
@@ -265,3 +267,12 @@ class Shift(CalibrationMap):
 
     def _transform(self, logits: Floats) -> Floats:
         return logits + np.arange(self.k)
+
+
+def test_rows_of_segments_that_the_map_does_not_know_are_in_the_report() -> None:
+    data, other = in_segments(draw(600, 3)), draw(400, 3, seed=1)
+    strangers = CalibrationSet(other.logits, other.labels, ["nowhere"] * 400)
+    _, report = fit_and_judge(Segmented(), data, evaluation=strangers)
+    (told,) = report.fit["warnings_while_judging"]
+    assert told["code"] == "unknown_segments"
+    assert told["message"].startswith("400 of 400 rows are in no segment of this map")

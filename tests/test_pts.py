@@ -113,3 +113,9 @@ def test_takes_no_more_logits_than_there_are() -> None:
 def test_gaps_to_minus_infinity_count_as_the_largest_finite_one() -> None:
     rows = np.array([[1.0, 5.0, -np.inf, 2.0], [0.0, -np.inf, -np.inf, -np.inf]])
     assert sorted_gaps(rows, 3, 2.0).tolist() == [[1.5, 2.0, 2.0], [0.0, 0.0, 0.0]]
+
+
+def test_more_parameters_than_can_be_solved_for_are_refused() -> None:
+    with pytest.raises(ParameterError, match=r"at most 1,000 parameters, .* got 4,225"):
+        ParametrizedTemperature(logits=150, hidden=24)
+    assert ParametrizedTemperature(logits=30, hidden=16).hidden == 16

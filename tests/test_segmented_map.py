@@ -254,3 +254,13 @@ def test_groups_of_a_set_can_be_named_later() -> None:
     np.testing.assert_array_equal(named.logits, data.logits)
     with pytest.raises(DataError, match="20 rows but groups have 3"):
         data.with_groups(["a", "b", "c"])
+
+
+def test_any_number_of_strangers_is_taken(fitted: SegmentedMap) -> None:
+    logits = draw(1500, 5, seed=9).logits
+    names = [f"stranger {row}" for row in range(1500)]
+    np.testing.assert_array_equal(fitted.apply(logits, names), fitted.base.apply(logits))
+    groups = Groups.of(names, most=None)
+    assert "1500 of 1500 rows" in (fitted.unknown_note(groups) or "")
+    with pytest.raises(DataError, match="at most 1000 segments"):
+        CalibrationSet(logits, np.zeros(1500, dtype=int), names)

@@ -48,7 +48,7 @@ def test_newton_reports_the_bound(sign: float, bound: float) -> None:
 def test_newton_says_when_the_function_is_not_convex() -> None:
     signs = iter([1.0, -1.0] * 100)
     with pytest.raises(FitError, match="convex"):
-        bracketed_newton(lambda x: (next(signs), math.nan), 1e-3, 1e3, 1.0, tolerance=0.0)
+        bracketed_newton(lambda x: (next(signs), math.nan), 1e-3, 1e3, 1.0, accuracy=0.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -72,10 +72,29 @@ def test_partition_sums_are_those_of_the_definition(k: int) -> None:
     def value(beta: float) -> float:
         return float(np.log(np.exp(-beta * gaps).sum(axis=1)).sum())
 
-    total, first, second = partition_sums(logits, data.row_max, 0.7)
+    total, first, second, third = partition_sums(logits, data.row_max, 0.7)
     h = 1e-4
     assert total == pytest.approx(value(0.7), rel=1e-12)
     assert first == pytest.approx((value(0.7 + h) - value(0.7 - h)) / (2 * h), rel=1e-6)
     assert second == pytest.approx(
         (value(0.7 + h) - 2 * value(0.7) + value(0.7 - h)) / h**2, rel=1e-3
     )
+    bends = [partition_sums(logits, data.row_max, 0.7 + side).second for side in (h, -h)]
+    assert third == pytest.approx((bends[0] - bends[1]) / (2 * h), rel=1e-6)
+
+
+@pytest.mark.parametrize("power", [0.3, 0.5, 2.0, 3.0])
+def test_a_third_derivative_saves_steps(power: float) -> None:
+    def derivatives(x: float) -> tuple[float, float, float]:
+        bend = power * x ** (power - 1)
+        return x**power - 1, bend, bend * (power - 1) / x
+
+    steps = {2: 0, 3: 0}
+    for log_start in np.linspace(-2, 2, 9):
+        for known in steps:
+            found = bracketed_newton(
+                lambda x, known=known: derivatives(x)[:known], 1e-3, 1e3, math.exp(log_start)
+            )
+            assert found.value == pytest.approx(1, abs=1e-7)
+            steps[known] += found.evaluations
+    assert steps[3] < 0.8 * steps[2]

@@ -48,10 +48,19 @@ def test_reaches_the_optimum(k: int, dtype: type) -> None:
     assert mean_nll(data, beta) - best_nll(data) < 1e-10
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e-15, 1e-3, 1e9, 1e13])
+def test_is_as_exact_at_any_scale(scale: float) -> None:
+    data = draw(3000, 20, temperature=2.0)
+    scaled = CalibrationSet((data.logits * scale).astype(np.float32), data.labels)
+    exact = TemperatureScaling().fit(CalibrationSet(data.logits.astype(np.float64), data.labels))
+    fitted = TemperatureScaling().fit(scaled)
+    assert fitted.temperature / scale == pytest.approx(exact.temperature, rel=3e-7)
+
+
 def test_reaches_the_optimum_from_a_subsample() -> None:
     data = draw(60_000, 80, temperature=3.0)
     fitted = TemperatureScaling().fit(data)
-    assert fitted.fit_info["evaluations"] <= 4
+    assert fitted.fit_info["evaluations"] <= 2
     assert mean_nll(data, 1 / fitted.temperature) - best_nll(data) < 1e-10
 
 
@@ -150,6 +159,23 @@ def test_worse_than_chance_stops_at_the_upper_bound() -> None:
     with pytest.warns(BoundarySolution, match="no better than chance"):
         fitted = TemperatureScaling().fit(wrong)
     np.testing.assert_allclose(fitted.apply(data.logits), 0.25, atol=1e-3)
+
+
+def test_a_row_that_outweighs_all_others_is_named() -> None:
+    data = draw(500, 4)
+    logits, labels = data.logits.copy(), data.labels.copy()
+    logits[7], labels[7] = [1e8, 0, 0, 0], 2
+    with pytest.warns(
+        BoundarySolution, match=r"row 7 outweighs all others together \(check it: .* 1e\+08 below"
+    ):
+        TemperatureScaling().fit(CalibrationSet(logits, labels))
+
+
+@pytest.mark.parametrize("pulls", [[10, 4, 4], [5, 4], [3]])
+def test_no_row_is_blamed_where_all_are_wrong(pulls: list[float]) -> None:
+    wrong = CalibrationSet([[pull, 0.0] for pull in pulls], [1] * len(pulls))
+    with pytest.warns(BoundarySolution, match="no better than chance"):
+        TemperatureScaling().fit(wrong)
 
 
 def test_flat_logits_give_one() -> None:

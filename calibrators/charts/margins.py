@@ -132,7 +132,7 @@ def _third(third: MarginThird) -> Spec:
 
 def _lowest(value: float) -> float:
     """Where the axes of a panel begin, so that points close to 1 are told apart."""
-    return next(start for start in (0.99, 0.98, 0.95, 0.9, 0.8, 0.5, 0.0) if start <= value)
+    return next((start for start in (0.99, 0.98, 0.95, 0.9, 0.8, 0.5) if start <= value), 0.0)
 
 
 def _side() -> Spec:

@@ -104,7 +104,9 @@ class Contest:
         except FitCancelled:
             self._context.cancelled()
             spent = time.monotonic() - start
-            self._leave_out(name, f"its fit was stopped after {spent:.3g} s, its share of the time")
+            self._leave_out(
+                name, f"its fit was stopped after {spent:.3g} s: its share of the time was up"
+            )
             return
         scores = row_scores(fitted.apply_set(part), part.labels)
         self._scores[name][:, rows] = (

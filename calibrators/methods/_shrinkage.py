@@ -27,11 +27,11 @@ from calibrators.solvers import bracketed_newton, partition_sums
 REACH = 16.0
 OCTAVES = 6
 ROUNDS = OCTAVES + 5
-COARSE, FINE = 0.02, 3e-4
+COARSE, FINE = 4e-4, 1e-7
 
 
 class Solution(NamedTuple):
-    """The best 1/T of a segment; ``is_inside`` if it is finite, and the evidence for the prior."""
+    """The best 1/T of a segment, ``is_inside`` if not at a bound; the evidence for the prior."""
 
     beta: float = 1.0
     is_inside: bool = False
@@ -57,7 +57,7 @@ class Segment:
         if not self.rows:
             return 0.0, 0.0, 0.0
         self.evaluations += 1
-        total, first, second = partition_sums(self._logits, self._row_max, beta)
+        total, first, second, _ = partition_sums(self._logits, self._row_max, beta)
         slope = beta * (self._pull + first)
         return beta * self._pull + total, slope, slope + beta**2 * second
 
@@ -66,7 +66,7 @@ class Segment:
         """The same at T = 1."""
         return self.nll(1.0)
 
-    def solve(self, precision: float, start: float, tolerance: float) -> Solution:
+    def solve(self, precision: float, start: float, accuracy: float) -> Solution:
         """The best 1/T, its logarithm with a prior of this precision 1/tau^2 (0 for none).
 
         The NLL is convex in 1/T; with the prior the sum need not be. ``bracketed_newton`` still
@@ -84,7 +84,7 @@ class Segment:
             last = value + precision * u**2 / 2, slope + precision * u, bend + precision
             return last[1] / beta, (last[2] - last[1]) / beta**2
 
-        root = bracketed_newton(derivatives, 1 / REACH, REACH, start, tolerance)
+        root = bracketed_newton(derivatives, 1 / REACH, REACH, start, accuracy)
         if not precision:
             return Solution(root.value, not root.at_bound)
         value, slope, bend = last
@@ -110,12 +110,12 @@ class Rounds:
         self._betas = [1.0] * len(segments)
         self._done = 0
 
-    def solve(self, precision: float, tolerance: float = FINE) -> list[Solution]:
+    def solve(self, precision: float, accuracy: float = FINE) -> list[Solution]:
         """The best 1/T of every segment."""
         found = []
         for segment, start in zip(self.segments, self._betas, strict=True):
             self._context.cancelled()
-            found.append(segment.solve(precision, start, tolerance))
+            found.append(segment.solve(precision, start, accuracy))
         if precision:
             self._betas = [one.beta for one in found]
         self._done += 1

@@ -24,8 +24,9 @@ from calibrators.solvers import mean_nll, minimise_on_grid
 FEW_ROWS = 100
 PRIOR_DEVIATION = 0.5
 TWO_DEVIATIONS = 0.9545
-SCORE = "debiased_squared_error"
-ALONE = "identity", "it is the only simple candidate"
+CALIBRATION, LIKELIHOOD = "debiased_squared_error", "nll"
+SHOWN = (CALIBRATION, "ece", LIKELIHOOD, "brier", "accuracy")
+SAID = {CALIBRATION: "calibration error", LIKELIHOOD: "NLL"}
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Auto(Calibrator):
     every candidate with its out-of-fold scores and 95 % intervals, its change against the base, and
     ``why``.
 
-    Candidates are all methods that keep the predicted class, or those named. With
-    ``allow_class_change`` the others join; they must also not raise the out-of-fold NLL.
+    Candidates are all methods that keep the predicted class, or those named and the two above. With
+    ``allow_class_change`` the others join, and all are compared by the out-of-fold NLL instead: how
+    well the top label is calibrated says nothing of whether it is a better one.
 
     ``budget``, in seconds, limits the cross-validation of a fit; the winner's fit on all rows comes
     after it (``fit_and_judge`` fits two to six times). A candidate that would not end in time is
@@ -68,19 +70,26 @@ class Auto(Calibrator):
     name = "auto"
     summary = "the best of the methods that measurably calibrate better, by cross-validation"
     reference = "docs/studies/auto.md has the rules that were compared"
-    cost = "five times all its candidates; their cross-validation takes 300 seconds at most"
+    cost = "about three times all its candidates, and the winner; judging fits it 2 to 6 times"
 
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     candidates: tuple[str, ...] = ()
     allow_class_change: bool = False
     budget: Annotated[float, Gt(0), Le(1e6)] = 300.0
     folds: Annotated[int, Ge(2), Le(20)] = 4
-    draws: Annotated[int, Ge(20), Le(100_000)] = 200
+    draws: Annotated[int, Ge(20), Le(2000)] = 200
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.candidates:
             self._recipes()
+
+    @property
+    def must_have_groups(self) -> bool:
+        """Whether a candidate that was named needs the segment of each row."""
+        from calibrators.registry import get_method
+
+        return any(get_method(name).needs_groups for name in self.candidates)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         recipes = self._recipes()
@@ -91,10 +100,10 @@ class Auto(Calibrator):
         if data.n < FEW_ROWS or scaled.fit_info["warnings"]:
             fitted = _with_prior(data, scaled, context)
             context.step(total, total)
-            return fitted.with_info(budget_seconds=self.budget, left_out=[])
+            return fitted.with_info(score=self._score, budget_seconds=self.budget, left_out=[])
         contest = Contest(data, context, folds=self.folds, seed=self.seed, budget=self.budget)
         trials = contest.held(recipes)
-        base, why = base_of(data, scaled) if "temperature" in trials else ALONE
+        base, why = base_of(data, scaled)
         winner, why = self._winner(trials, base, why)
         chosen = recipes[winner].fit_in(data, context.without_progress())
         context.step(total, total)
@@ -107,10 +116,11 @@ class Auto(Calibrator):
             chosen_by=self.name,
             winner=winner,
             why=why,
-            base=base,
+            baseline=base,
+            score=self._score,
             candidates=[self._describe(one, trials[base]) for one in trials.values()],
             budget_seconds=self.budget,
-            left_out=contest.left_out,
+            left_out=[*contest.left_out, *_not_asked(data, recipes)],
         )
 
     def _recipes(self) -> dict[str, Calibrator]:
@@ -128,8 +138,12 @@ class Auto(Calibrator):
                     f"Auto.candidates names {name!r}, which may change the predicted class: "
                     "that needs allow_class_change=True",
                 )
-        known = dict.fromkeys([*SIMPLE[:1], *names])
+        known = dict.fromkeys([*SIMPLE, *names])
         return {name: make_recipe(name, {}, seed=self.seed) for name in known}
+
+    @property
+    def _score(self) -> str:
+        return LIKELIHOOD if self.allow_class_change else CALIBRATION
 
     def _changes(self, trial: Trial, base: Trial, level: float) -> dict[str, Interval]:
         return paired_intervals(
@@ -137,36 +151,44 @@ class Auto(Calibrator):
         )
 
     def _winner(self, trials: dict[str, Trial], base: str, why: str) -> tuple[str, str]:
-        """The lowest error of those that clearly beat the base, else the base; and why."""
-        from calibrators.registry import keeps_class
-
+        """The best score of those that clearly beat the base, else the base; and why."""
         better, others = {}, []
         for name, trial in trials.items():
             if name in SIMPLE:
                 continue
-            changes = self._changes(trial, trials[base], TWO_DEVIATIONS)
-            is_fair = bool(keeps_class(name)) or changes["nll"].value <= 0
-            if changes[SCORE].high < 0 and is_fair:
-                better[name] = changes[SCORE].value
+            change = self._changes(trial, trials[base], TWO_DEVIATIONS)[self._score]
+            if change.high < 0:
+                better[name] = change.value
             others.append(name)
         if better:
             return min(better, key=lambda name: better[name]), (
-                f"its out-of-fold calibration error is below that of {base} "
+                f"its out-of-fold {SAID[self._score]} is below that of {base} "
                 "by more than two standard deviations"
                 + (", and the lowest" if len(better) > 1 else "")
             )
         if others:
-            why = f"{why}; none of {', '.join(others)} calibrated better by two standard deviations"
+            why = (
+                f"{why}; the out-of-fold {SAID[self._score]} of none of {', '.join(others)} "
+                "is lower by two standard deviations"
+            )
         return base, why
 
     def _describe(self, trial: Trial, base: Trial) -> dict[str, Any]:
         scores = calibration_intervals(trial.scores, draws=self.draws, seed=self.seed)
-        change = None if trial is base else asdict(self._changes(trial, base, 0.95)[SCORE])
+        change = None if trial is base else asdict(self._changes(trial, base, 0.95)[self._score])
         return {
             "method": trial.method,
-            **{name: asdict(scores[name]) for name in (SCORE, "ece", "nll", "brier", "accuracy")},
+            **{name: asdict(scores[name]) for name in SHOWN},
             "change": change,
         }
+
+
+def _not_asked(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dict[str, str]]:
+    """What could be fitted on this set as well, but is taken only if it is named."""
+    if data.groups is None or "segmented" in recipes:
+        return []
+    why = "its map needs the segment of each row whenever it is applied: name it in candidates"
+    return [{"method": "segmented", "why": why}]
 
 
 def base_of(data: CalibrationSet, scaled: TemperatureMap) -> tuple[str, str]:
@@ -197,5 +219,5 @@ def _with_prior(
     info = {"objective": "nll", "device": "cpu", "at_bound": False, "prior": PRIOR_DEVIATION}
     fitted = TemperatureMap(k=data.k, kind=data.kind, temperature=1 / beta, fit_info=info)
     return fitted.with_info(
-        chosen_by=Auto.name, winner="temperature", why=reason, base="temperature", candidates=[]
+        chosen_by=Auto.name, winner="temperature", why=reason, baseline="temperature", candidates=[]
     )

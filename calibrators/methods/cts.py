@@ -15,6 +15,7 @@ from calibrators.curves import Samples, observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
 from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._lookup import refuse
 from calibrators.methods.temperature import TemperatureMap
 from calibrators.metrics.bins import bin_index
 from calibrators.onnx import Builder
@@ -34,10 +35,13 @@ class ClassTemperatureMap(TemperatureTypeMap):
     def __post_init__(self) -> None:
         super().__post_init__()
         found = self.class_temperatures
-        if found.shape != (self.k,) or not ((found > 1e-37) & (found < 1e37)).all():
+        if found.shape != (self.k,):
             raise ParameterError(
-                "bad_parameter", "a CTS map needs one temperature from 1e-37 to 1e37 for each class"
+                "bad_parameter",
+                f"class_temperatures must have shape ({self.k},), got {found.shape}",
             )
+        broken = np.logical_not((found > 1e-37) & (found < 1e37))
+        refuse("class_temperatures", "lie between 1e-37 and 1e37", found, broken)
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
         return np.asarray(1 / self.class_temperatures[logits.argmax(axis=1)])
@@ -103,7 +107,12 @@ class ClassTemperature(AfterTemperature):
             k=data.k,
             kind=data.kind,
             class_temperatures=base.temperature * factors[chosen],
-            fit_info={"objective": "ece", "value": total / data.n, "sweeps": sweeps},
+            fit_info={
+                "objective": "ece",
+                "value": total / data.n,
+                "sweeps": sweeps,
+                "device": "cpu",
+            },
         )
 
     def _tabulate(

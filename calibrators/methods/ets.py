@@ -181,8 +181,7 @@ def _log_partitions(data: CalibrationSet, beta: float) -> Floats:
 
 def _at_label(data: CalibrationSet, beta: float) -> tuple[Floats, Floats, Floats]:
     """Log-partitions at beta and at 1, and the parts' log probabilities of the label (n, 3)."""
-    at_label = data.logits[np.arange(data.n), data.labels]
-    gap = (data.row_max - at_label).astype(np.float64)
+    gap = data.label_gaps.astype(np.float64)
     at_beta, at_one = _log_partitions(data, beta), _log_partitions(data, 1.0)
     finite = np.count_nonzero(data.logits > -np.inf, axis=1)
     logs = np.stack([-beta * gap - at_beta, -gap - at_one, -np.log(finite)], axis=1)

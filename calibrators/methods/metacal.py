@@ -182,8 +182,8 @@ class MetaCal(AfterTemperature):
         if highest < wanted:
             raise FitError(
                 "accuracy_out_of_reach",
-                f"MetaCal.accuracy must be at most {highest:.4f}, the highest of the surest rows "
-                f"(a twentieth of all at least), got {wanted:g}",
+                f"MetaCal.accuracy must be at most {math.floor(highest * 1e4) / 1e4}, the highest "
+                f"of the surest rows (a twentieth of all at least), got {wanted:g}",
             )
         return int(cuts[accuracies >= wanted].max())
 

@@ -22,7 +22,7 @@ from calibrators.onnx import Builder
 from calibrators.softmax import softmax
 
 TICKS, BASE_DONE = 1000, 500
-MOST_NAMED = 3
+MOST_NAMED, SHOWN = 3, 80
 NOTHING_TO_BUILD_ON = (BoundarySolution.code, FlatLogits.code)
 
 
@@ -70,6 +70,23 @@ class SegmentedMap(CalibrationMap):
             check_temperature(temperature)
         object.__setattr__(self, "keeps_class", self.base.keeps_class)
 
+    def known_rows(self, groups: Groups | None) -> int:
+        """How many rows are in a segment of this map; the others get what holds for all."""
+        if groups is None:
+            return 0
+        return int(groups.counts[np.isin(groups.names, self.segments)].sum())
+
+    def unknown_note(self, groups: Groups) -> str | None:
+        """What to say of rows that are in no segment of this map, in ASCII; None if all are."""
+        unknown = groups.codes.size - self.known_rows(groups)
+        if not unknown:
+            return None
+        names = [_shown(name) for name in groups.names if name not in self.segments]
+        return (
+            f"{unknown} of {groups.codes.size} rows are in no segment of this map and get what "
+            f"holds for all: {_first(names)}"
+        )
+
     def apply_set(self, data: CalibrationSet) -> Floats:
         """Calibrated probabilities (n, k) of a checked set, each row by its segment if it has one.
 
@@ -116,7 +133,8 @@ class Segmented(Calibrator):
     segments differ tau is 0 and all T_g are 1. 1 is the largest tau, and T_g stays between 1/16 and
     16, with a BoundarySolution warning where it ends there; each is found by Newton's method inside
     a bracket. With ``shrinkage="none"`` every segment
-    has the T_g of its own rows alone (1 if there is no finite one); it is there for comparison.
+    has the T_g of its own rows alone (1, with a BoundarySolution warning, if there is none between
+    1/16 and 16); it is there for comparison.
 
     Why marginal likelihood: on drawn data with known truth it finds tau even from segments of 5
     rows, where moments of the segments' own estimates (DerSimonian and Laird 1986; Paule and Mandel
@@ -175,6 +193,7 @@ class Segmented(Calibrator):
             tau, found = 0.0, [Solution() for _ in segments]
         elif self.shrinkage == "none":
             found = [one if one.is_inside else Solution() for one in free]
+            _warn_of_segments_without(data.groups, free, context)
         else:
             tau, found = shrink(rounds)
         _warn_of_bounds(data.groups, found, context)
@@ -196,19 +215,41 @@ class Segmented(Calibrator):
 
 
 def _warn_of_bounds(groups: Groups, found: Sequence[Solution], context: FitContext) -> None:
-    """Say which segments would go beyond the bound, the first few by name."""
+    """Say which segments would go beyond the bound."""
     ended = [
         f"{name!r} at T = {1 / one.beta:g}"
         for name, one in zip(groups.names, found, strict=True)
         if one.beta in (1 / REACH, REACH)
     ]
     if ended:
-        named = ", ".join(ended[:MOST_NAMED]) + (", ..." if len(ended) > MOST_NAMED else "")
         context.warn(
             BoundarySolution,
             f"{len(ended)} of {len(found)} segments stop at a bound of their temperature, 1/16 or "
-            f"16 times what the base says: {named}; choose a base that scales the logits first",
+            f"16 times what the base says: {_first(ended)}; choose a base that scales the logits "
+            "first",
         )
+
+
+def _warn_of_segments_without(
+    groups: Groups, free: Sequence[Solution], context: FitContext
+) -> None:
+    """Say which segments have no temperature of their own rows."""
+    names = zip(groups.names, free, strict=True)
+    without = [repr(name) for name, one in names if not one.is_inside]
+    if without:
+        context.warn(
+            BoundarySolution,
+            f"the rows of {len(without)} of {len(free)} segments have no temperature between 1/16 "
+            f"and 16 times what the base says, and keep that of the base: {_first(without)}",
+        )
+
+
+def _shown(name: str) -> str:
+    return ascii(name) if len(name) <= SHOWN else f"{name[:SHOWN]!a} ... of {len(name)}"
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
 
 
 def _described(

@@ -125,8 +125,8 @@ class Smart(AfterTemperature):
     indicator: Indicator = "margin"
     objective: ObjectiveName = "charbonnier"
     bins: Annotated[int, Ge(2), Le(1000)] = 15
-    lam: Annotated[float, Gt(0)] = 200.0
-    delta: Annotated[float, Ge(0)] = 1e-3
+    lam: Annotated[float, Gt(0), Le(1e6)] = 200.0
+    delta: Annotated[float, Ge(0), Le(1)] = 1e-3
 
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext

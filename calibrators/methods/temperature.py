@@ -24,7 +24,11 @@ from calibrators.solvers import Root, bracketed_newton, minimise_on_grid, partit
 
 REACH = 1e4
 SUBSAMPLE = 500
+LEAST_START = 100
 OCTAVES = 4
+ALL_RIGHT = (
+    "every prediction on the fit set is right (or all but right), so the best T is 0 or near it"
+)
 SCALES = {4: (1e-30, 1e15), 8: (1e-30, 1e30)}
 
 
@@ -59,7 +63,7 @@ class TemperatureMap(TemperatureTypeMap):
 class TemperatureScaling(Calibrator):
     """``p = softmax(z / T)``, T minimising the mean negative log likelihood on the fit set.
 
-    The NLL is convex in 1/T. It is solved by Newton's method inside a bracket, so the answer is the
+    The NLL is convex in 1/T. It is solved by Halley's method inside a bracket, so the answer is the
     optimum to about 1e-7 and not wherever a fixed number of steps ended. If the optimum is at T = 0
     (every prediction right) or T = infinity (worse than chance) the map stops at a bound, 1e4 times
     off the scale of the logits, with a BoundarySolution warning; flat logits give T = 1 with a
@@ -83,14 +87,14 @@ class TemperatureScaling(Calibrator):
     name = "temperature"
     summary = "one temperature for all samples, the exact minimiser of the NLL"
     reference = "Guo et al., ICML 2017"
-    cost = "2 to 4 passes over the logits"
+    cost = "2 or 3 passes over the logits"
 
     objective: Literal[
         "nll", "label_smoothing", "mse", "brier", "soft_ece", "charbonnier", "ece"
     ] = "nll"
     bins: Annotated[int, Ge(2), Le(1000)] = 15
-    lam: Annotated[float, Gt(0)] = 200.0
-    delta: Annotated[float, Ge(0)] = 1e-3
+    lam: Annotated[float, Gt(0), Le(1e6)] = 200.0
+    delta: Annotated[float, Ge(0), Le(1)] = 1e-3
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
         bounds = _bounds(_every(data, data.n // SUBSAMPLE)) or _bounds(data)
@@ -100,8 +104,8 @@ class TemperatureScaling(Calibrator):
         root = _minimise_nll(data, bounds, SMOOTHING if self.objective == "label_smoothing" else 0)
         context.step(1, 2)
         if root.at_bound:
-            sharp = root.value == bounds[1]
-            context.warn(BoundarySolution, _boundary_sentence(sharp, root.value))
+            why = ALL_RIGHT if root.value == bounds[1] else _why_infinite(data)
+            context.warn(BoundarySolution, f"{why}; T stops at its bound {1 / root.value:.3g}")
         elif self.objective not in ("nll", "label_smoothing"):
             function = self._function_of_beta(observe(data, root.value), context)
             beta, evaluations = minimise_on_grid(function, 1.0, OCTAVES)
@@ -154,24 +158,25 @@ def _bounds(data: CalibrationSet) -> tuple[float, float] | None:
 
 
 def _minimise_nll(
-    data: CalibrationSet, bounds: tuple[float, float], smoothing: float, tolerance: float = 3e-4
+    data: CalibrationSet, bounds: tuple[float, float], smoothing: float, accuracy: float = 1e-8
 ) -> Root:
     """The best 1/T, started from the solution on every eighth row if there are many."""
-    pull = data.row_max - data.logits[np.arange(data.n), data.labels]
+    pull = data.label_gaps
     if smoothing:
         pull = (1 - smoothing) * pull + smoothing * mean_gaps(data)
     if not pull.any():
         return Root(bounds[1], True, 0)
     start = math.sqrt(bounds[0] * bounds[1])
-    if data.n >= 8 * SUBSAMPLE:
-        start = _minimise_nll(_every(data, 8), bounds, smoothing, 0.02).value
+    if data.n >= 8 * LEAST_START:
+        nearly = _minimise_nll(_every(data, 8), bounds, smoothing, 1e-3)
+        start = start if nearly.at_bound else nearly.value
     mean_pull = float(pull.mean(dtype=np.float64))
 
-    def derivatives(beta: float) -> tuple[float, float]:
-        _, first, second = partition_sums(data.logits, data.row_max, beta)
-        return first / data.n + mean_pull, second / data.n
+    def derivatives(beta: float) -> tuple[float, float, float]:
+        _, first, second, third = partition_sums(data.logits, data.row_max, beta)
+        return first / data.n + mean_pull, second / data.n, third / data.n
 
-    return bracketed_newton(derivatives, *bounds, start, tolerance)
+    return bracketed_newton(derivatives, *bounds, start, accuracy)
 
 
 def _every(data: CalibrationSet, stride: int) -> CalibrationSet:
@@ -186,10 +191,14 @@ def _end_sentence(objective: str, beta: float) -> str:
     )
 
 
-def _boundary_sentence(sharp: bool, beta: float) -> str:
-    why = (
-        "every prediction on the fit set is right (or all but right), so the best T is 0 or near it"
-        if sharp
-        else "the logits predict the labels no better than chance, so the best T is infinite"
+def _why_infinite(data: CalibrationSet) -> str:
+    """What drives T to infinity: one row without which it would not, or the logits as a whole."""
+    pull = data.label_gaps.astype(np.float64)
+    excess = pull - mean_gaps(data)  # of each row, the slope of its NLL at 1/T = 0
+    worst = int(excess.argmax())
+    if excess.sum() - excess[worst] >= 0:
+        return "the logits predict the labels no better than chance, so the best T is infinite"
+    return (
+        f"row {worst} outweighs all others together (check it: the logit of its label is "
+        f"{pull[worst]:.3g} below its largest), so the best T is infinite"
     )
-    return f"{why}; T stops at its bound {1 / beta:.3g}"
