@@ -23,7 +23,7 @@ from calibrd.arrays import as_array
 from calibrd.files import groups_among
 from calibrd.local_map import LocalMap
 from calibrd.progress import Progress
-from calibrd.sets import as_groups, rows_in_segments
+from calibrd.sets import as_groups
 from calibrd.streams import (
     check_ending,
     check_folder,
@@ -175,7 +175,7 @@ def apply_file(
                 with errors_of(start, done):
                     found = apply.probabilities(block.values, block.groups)
                 if isinstance(steady, SegmentedMap) and block.groups is not None:
-                    in_segments += rows_in_segments(steady, Groups.of(block.groups))
+                    in_segments += steady.known_rows(Groups.of(block.groups, most=None))
                 added = apply.added(found)
                 refuse_taken(added, kept)
                 write(block, added)

@@ -46,7 +46,7 @@ def fit_local(
     """
     recipe = make_recipe(method, params or {}, seed=seed)
     data = checked_set(logits, labels, kind, groups)
-    if recipe.needs_groups and data.groups is None:
+    if recipe.must_have_groups and data.groups is None:
         raise FitError(
             "no_groups",
             f"the method {method!r} needs the segment of each row: give them as groups=",

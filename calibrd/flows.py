@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,3 +130,11 @@ def _signature(flow: Callable[..., Any]) -> inspect.Signature:
     found = inspect.signature(flow)
     answer = str(found.return_annotation).removeprefix("Flow[").removesuffix("]")
     return found.replace(return_annotation=answer)
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn of a call at the line outside of this package that made it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import warnings
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +14,8 @@ import numpy as np
 
 from calibrators import CalibrationMap, archive
 from calibrators.blocks import Floats
+from calibrators.errors import UnknownSegments
+from calibrators.groups import Groups
 from calibrd.arrays import as_array
 from calibrd.connection import Connection
 from calibrd.errors import InputMismatch, ModelMismatch, Refused, ServerTrouble, ServiceAway
@@ -93,11 +96,19 @@ class LocalMap:
 
         A map of two classes also takes one number for each row, (n,) or (n, 1); one row of more
         classes is ``[row]``. ``groups`` (n,) name the segment of each row, for a map that has
-        segments; rows of one that it does not know get what all rows together have.
+        segments; rows of one that it does not know get what all rows together have, with an
+        UnknownSegments warning.
         """
         if type(values) is not np.ndarray:
             values = as_array(values)
-        return self._now.map.apply(values, None if groups is None else as_groups(groups))
+        fitted = self._now.map
+        if groups is None:
+            return fitted.apply(values)
+        named = Groups.of(as_groups(groups), most=None)
+        found = fitted.apply(values, named)
+        if note := fitted.unknown_note(named):
+            warnings.warn(note, UnknownSegments, stacklevel=2)
+        return found
 
     def transform(self, values: Any, groups: Any = None) -> Floats:
         """Calibrated logits (n, k): ``softmax(transform(x, g)) == apply(x, g)``."""

@@ -10,7 +10,6 @@ import numpy as np
 from calibrators import CalibrationSet, DataError
 from calibrators.data import Kind
 from calibrators.groups import Groups, check_cells
-from calibrators.methods.segmented import SegmentedMap
 from calibrd.arrays import Array, as_array
 
 
@@ -55,14 +54,6 @@ def as_groups(values: Any, name: str = "groups") -> Array:
         )
     array = np.asarray(values)  # of pandas: categories and other arrays of its own, frames
     return _from_cells(array.tolist(), name) if array.dtype == object and array.ndim == 1 else array
-
-
-def rows_in_segments(fitted: SegmentedMap, groups: Groups | None) -> int:
-    """How many rows are in a segment of this map; the others get what holds for all."""
-    if groups is None:
-        return 0
-    known = np.isin(groups.names, fitted.segments)
-    return int(groups.counts[known].sum())
 
 
 def names_of(groups: Groups) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 # a file that takes long and begins last leaves the other processes of `make test` without work
 LONGEST_FIRST = (
-    "faults/test_lost_workers.py",
     "sdk/test_examples.py",
     "faults/test_database_restarts.py",
     "test_contract.py",
@@ -40,6 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the longest files begin first; the tests of a file stay in their order."""
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look through it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

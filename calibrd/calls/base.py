@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,7 @@ class Asking:
         """
         sent = dict(headers or {})
         if body is not None:
-            content = json.dumps(body, allow_nan=False, default=_plain).encode()
+            content = _as_json(body)
             sent["Content-Type"] = "application/json"
         step = Send(method, path(*place), content, query or {}, sent, timeout)
         again = method in REPEATABLE if repeatable is None else repeatable
@@ -91,11 +93,39 @@ class Asking:
         return alias.version
 
 
+def _as_json(body: Any) -> bytes:
+    try:
+        return json.dumps(body, allow_nan=False, default=_plain).encode()
+    except ValueError as error:
+        try:
+            place, number = next(_not_finite(body))
+        except (StopIteration, RecursionError):
+            raise error from None
+        raise ValueError(f"{place} must be a finite number, got {number}") from None
+
+
+def _not_finite(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers that JSON has no form for, and where they are.
+
+    >>> list(_not_finite({"params": [{"budget": math.inf}]}))
+    [('params[0].budget', inf)]
+    """
+    match value:
+        case float() | np.floating() if not math.isfinite(value):
+            yield place, float(value)
+        case Mapping():
+            for name, one in value.items():
+                yield from _not_finite(one, f"{place}.{name}" if place else str(name))
+        case list() | tuple():
+            for number, one in enumerate(value):
+                yield from _not_finite(one, f"{place}[{number}]")
+
+
 def _plain(value: Any) -> Any:
     """A number of numpy as one of Python."""
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{value!r} of {type(value).__name__} cannot be sent as JSON")
+    raise TypeError(f"{reprlib.repr(value)} of {type(value).__name__} cannot be sent as JSON")
 
 
 def once() -> dict[str, str]:

@@ -111,6 +111,7 @@ class FitCalls(DatasetCalls, VersionCalls):
                 "delete_after_fit=, kind= and groups= are for logits that are uploaded here"
             )
         checked_name(name)
+        judging = _id_of(evaluation, "evaluation")
         if dataset is None:
             dataset = yield from DatasetCalls.upload.flow(
                 self,
@@ -123,12 +124,12 @@ class FitCalls(DatasetCalls, VersionCalls):
             )
         asked = [(one, {}) if isinstance(one, str) else one for one in methods]
         body = given(
-            dataset=_id_of(dataset),
+            dataset=_id_of(dataset, "dataset"),
             methods=[{"method": method, "params": dict(params)} for method, params in asked],
             seed=seed,
             model=model,
             held_out=held_out,
-            evaluation=_id_of(evaluation),
+            evaluation=judging,
             device=device,
             tags=tags,
             description=description,
@@ -212,5 +213,11 @@ class FitCalls(DatasetCalls, VersionCalls):
         )
 
 
-def _id_of(dataset: str | Dataset | None) -> str | None:
-    return dataset.id if isinstance(dataset, Dataset) else dataset
+def _id_of(dataset: str | Dataset | None, name: str) -> str | None:
+    if dataset is None or isinstance(dataset, str):
+        return dataset
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            f"{name} must be what upload() gives, or its id, got {type(dataset).__name__}"
+        )
+    return dataset.id

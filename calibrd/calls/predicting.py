@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 
 from calibrators import DataError, Report
 from calibrators.data import Kind
+from calibrators.errors import UnknownSegments
 from calibrators.groups import Groups
 from calibrd.answers import array_of, document_of, header_of, member_of, report_of
 from calibrd.arrays import as_array
 from calibrd.calls.base import Asking
 from calibrd.connection import given
 from calibrd.errors import AmbiguousRow, Invalid
-from calibrd.flows import Flow, Together, Work, call
+from calibrd.flows import Answer, Flow, Together, Work, call, warn_user
 from calibrd.payload import NPZ, Payload, npz, packed
 from calibrd.references import Reference
 from calibrd.results import Version
@@ -57,6 +59,14 @@ class Rows(NamedTuple):
         return file.getvalue()
 
 
+class Predicted(NamedTuple):
+    """Probabilities, the version that gave them, and what it says of segments unknown to it."""
+
+    probabilities: Array
+    version: str
+    note: str
+
+
 class PredictCalls(Asking):
     """Calls that apply maps on the service."""
 
@@ -75,40 +85,15 @@ class PredictCalls(Asking):
         Numbers without rows are one row; for a map of two classes they are the single logits (or
         probabilities) of as many rows, as for the maps of ``load``, and so are more than fit into
         one request. Many rows are sent in blocks, several at once. ``groups`` name the segment of
-        each row, for a map that has segments. With ``model``, a version that was fitted for another
-        model is refused with ModelMismatch. ``load`` does the same without a network.
+        each row, for a map that has segments, with an UnknownSegments warning if it does not know
+        some. With ``model``, a version that was fitted for another model is refused with
+        ModelMismatch. ``load`` does the same without a network.
         """
-        array: Array = yield Work(lambda: as_array(values))
-        names: Array | None = None
-        if groups is not None:
-            names = yield Work(lambda: names_of(Groups.of(as_groups(groups))))
-        if array.ndim not in (1, 2) or not array.size:
-            raise DataError(
-                "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
-            )
-        query = given(dtype=dtype, model=model)
-        name = str(Reference.of(ref))
-        if array.ndim == 1:
-            is_one_row = names is None or len(names) == 1
-            if is_one_row and array.nbytes * WIDEST <= BLOCK_BYTES:
-                with contextlib.suppress(AmbiguousRow):
-                    return (yield from self._predicted(name, Rows(array, names), query))[0]
-            array = array[:, np.newaxis]
-        if names is not None and len(names) != len(array):
-            raise DataError(
-                "groups_length", f"values have {len(array)} rows but groups have {len(names)}"
-            )
-        sent = Rows(array, names)
-        rows = max(1, BLOCK_BYTES // sent.row_bytes)
-        starts = range(rows, len(array), rows)
-        found, version = yield from self._block(name, sent, range(rows), query)
-
-        def of(start: int) -> Callable[[], Flow[tuple[Array, str]]]:
-            # by the version that answered first: an alias may move meanwhile
-            return lambda: self._block(version, sent, range(start, start + rows), query)
-
-        others = yield Together([of(start) for start in starts])
-        return np.concatenate([found, *(one for one, _ in others)]) if others else found
+        found, notes = yield from self._in_blocks(
+            ref, values, groups, given(dtype=dtype, model=model)
+        )
+        warn_of_unknown_segments(notes, len(found))
+        return found
 
     @call
     def evaluate(
@@ -123,7 +108,8 @@ class PredictCalls(Asking):
     ) -> Flow[Report]:
         """How well a version calibrates these rows, at most 100,000; calculated on the service.
 
-        With ``groups`` the report tells of each segment, whether the map has segments or not.
+        With ``groups`` the report tells of each segment, whether the map has segments or not; one
+        that has is applied as by ``predict``, with the same warning.
         """
         payload: Payload = yield Work(lambda: packed(values, labels, kind, groups))
         content: bytes = yield Work(lambda: payload.read(0, payload.bytes))
@@ -137,9 +123,50 @@ class PredictCalls(Asking):
             query=given(model=model),
             repeatable=True,
         )
-        return report_of(member_of(document_of(answer), "evaluation"))
+        report = report_of(member_of(document_of(answer), "evaluation"))
+        warn_of_unknown_segments([unknown_segments(answer)], report.n)
+        return report
 
-    def _block(self, ref: str, sent: Rows, rows: range, query: Any) -> Flow[tuple[Array, str]]:
+    def _in_blocks(
+        self, ref: str | Version, values: Any, groups: Any, query: Any
+    ) -> Flow[tuple[Array, list[str]]]:
+        """Probabilities of all rows, and what was said of segments that the map does not know."""
+        array: Array = yield Work(lambda: as_array(values))
+        names: Array | None = None
+        if groups is not None:
+            names = yield Work(lambda: names_of(Groups.of(as_groups(groups))))
+        if array.ndim not in (1, 2) or not array.size:
+            raise DataError(
+                "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
+            )
+        name = str(Reference.of(ref))
+        if array.ndim == 1:
+            is_one_row = names is None or len(names) == 1
+            if is_one_row and array.nbytes * WIDEST <= BLOCK_BYTES:
+                with contextlib.suppress(AmbiguousRow):
+                    only = yield from self._predicted(name, Rows(array, names), query)
+                    return only.probabilities, [only.note]
+            array = array[:, np.newaxis]
+        if names is not None and len(names) != len(array):
+            raise DataError(
+                "groups_length", f"values have {len(array)} rows but groups have {len(names)}"
+            )
+        sent = Rows(array, names)
+        rows = max(1, BLOCK_BYTES // sent.row_bytes)
+        starts = range(rows, len(array), rows)
+        first = yield from self._block(name, sent, range(rows), query)
+
+        def of(start: int) -> Callable[[], Flow[Predicted]]:
+            # by the version that answered first: an alias may move meanwhile
+            return lambda: self._block(first.version, sent, range(start, start + rows), query)
+
+        others: list[Predicted] = yield Together([of(start) for start in starts])
+        if not others:
+            return first.probabilities, [first.note]
+        blocks = [first, *others]
+        return np.concatenate([one.probabilities for one in blocks]), [one.note for one in blocks]
+
+    def _block(self, ref: str, sent: Rows, rows: range, query: Any) -> Flow[Predicted]:
         """What is predicted of some rows; errors name a row by its place in the whole array."""
         block = sent.some(rows)
         try:
@@ -158,8 +185,8 @@ class PredictCalls(Asking):
                 details={**error.details, "first": here},
             ) from error
 
-    def _predicted(self, ref: str, block: Rows, query: Any) -> Flow[tuple[Array, str]]:
-        """Probabilities of a block, and the version that gave them."""
+    def _predicted(self, ref: str, block: Rows, query: Any) -> Flow[Predicted]:
+        """What is predicted of a block as it is."""
         content: bytes = yield Work(block.content)
         answer = yield from self.ask(
             "POST",
@@ -171,4 +198,22 @@ class PredictCalls(Asking):
             query=query,
             repeatable=True,
         )
-        return array_of(answer), header_of(answer, "calibrd-version")
+        version = header_of(answer, "calibrd-version")
+        return Predicted(array_of(answer), version, unknown_segments(answer))
+
+
+def unknown_segments(answer: Answer) -> str:
+    """What the service says of rows of segments that a map does not know; empty if nothing."""
+    return answer.headers.get("calibrd-warning", "").partition(f"{UnknownSegments.code}; ")[2]
+
+
+def warn_of_unknown_segments(notes: Sequence[str], rows: int) -> None:
+    """One warning, at the line of the user's code, for what was said of blocks of the rows."""
+    said = [one for one in notes if one]
+    if not said:
+        return
+    counts = [re.match(r"\d+", one) for one in said]
+    if len(notes) > 1 and all(counts):
+        total = sum(int(one[0]) for one in counts if one)
+        said[0] = re.sub(r"\d+ of \d+", f"{total} of {rows}", said[0], count=1)
+    warn_user(said[0], UnknownSegments)

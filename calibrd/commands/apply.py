@@ -60,6 +60,7 @@ def apply(asked: Asked) -> None:
         "file": str(done.target),
         "rows": done.rows,
         "classes": done.classes,
+        "rows_in_segments": done.in_segments,
         "map": used.facts,
     }
     words = f"{done.target}: {done.rows:,} rows of {done.classes} probabilities by {used.words}"

@@ -17,6 +17,7 @@ from calibrators.temperatures import temperatures_of
 from calibrd.commands.asked import Asked, Verb
 
 CHOSEN = ("auto", "temperature")  # without torch there is no auto
+WIDEST_NAME = 21
 HEAD = {
     "ECE before": 10,
     "ECE after": 9,
@@ -119,7 +120,7 @@ def _line(row: Row) -> str:
 
 def _aligned(first: str, cells: Iterable[str], last: str) -> str:
     figures = (f"{one:>{width}}" for one, width in zip(cells, HEAD.values(), strict=True))
-    return f"{first:<15} {' '.join(figures)}  {last}"
+    return f"{first:<{WIDEST_NAME}} {' '.join(figures)}  {last}"
 
 
 def _write_page(row: Row, target: Path) -> Path | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from calibrators import archive
+from calibrators import ParameterError, archive
 from calibrators.judging import Judged
-from calibrators.registry import all_methods, make_recipe
+from calibrators.registry import make_recipe
 from calibrd.client import Client
 from calibrd.commands.asked import MAP_ENDING, Asked, Verb, add_rows_flags
 from calibrd.commands.output import AfterVersion, CommandError
@@ -131,8 +132,7 @@ def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
 
 def _rows(asked: Asked, path: str) -> SetFile:
     """A file's rows, with their segments if the method needs them."""
-    recipe = all_methods().get(asked.flags.method)  # a service may know more than this library
-    needed = recipe is not None and recipe.needs_groups
+    needed = _must_have_groups(asked)
     found = asked.set_file(path).for_segments(needed)
     if needed and found.groups is None:
         raise CommandError(
@@ -142,6 +142,14 @@ def _rows(asked: Asked, path: str) -> SetFile:
             "name the array or column that holds them with --groups-column",
         )
     return found
+
+
+def _must_have_groups(asked: Asked) -> bool:
+    try:
+        params = dict(_param(one) for one in asked.flags.param)
+        return make_recipe(asked.flags.method, params, seed=asked.flags.seed).must_have_groups
+    except ParameterError:  # a service may know more than this library, and says what is wrong
+        return False
 
 
 def _evaluation(asked: Asked, data: SetFile) -> SetFile:
@@ -191,8 +199,9 @@ def _fit_to_file(asked: Asked, params: dict[str, Any]) -> None:
         "verdict": judged.report.verdict,
         "report": judged.report.to_dict(),
     }
-    words = f"{judged.report.summary()}\n\n{judged.map.method} map in {target}"
-    asked.output.answer(document, words)
+    choice = _choice(judged.map.fit_info)
+    lines = [judged.report.summary(), "", *choice, f"{judged.map.method} map in {target}"]
+    asked.output.answer(document, "\n".join(lines))
 
 
 def _judged(asked: Asked, params: dict[str, Any]) -> Judged:
@@ -216,6 +225,14 @@ def _judged(asked: Asked, params: dict[str, Any]) -> Judged:
         )
 
 
+def _choice(info: Mapping[str, Any]) -> list[str]:
+    """What ``auto`` chose and why, and what it left out."""
+    if info.get("chosen_by") != "auto":
+        return []
+    left_out = [f"left out {one['method']}: {one['why']}" for one in info.get("left_out", [])]
+    return [f"auto chose {info.get('winner')}: {info.get('why')}", *left_out]
+
+
 def _param(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -234,6 +251,7 @@ def _answer(asked: Asked, version: Version, alias: Alias | None) -> None:
         "alias": alias,
     }
     lines = [] if report is None else [report.summary(), ""]
+    lines += _choice(version.fit_info)
     lines.append(f"{version.reference} ({version.method}) is on the service")
     if alias is not None:
         lines.append(f"{version.calibrator}@{alias.name} is version {alias.version}")

@@ -19,7 +19,6 @@ from calibrd.commands.asked import (
     note_segments,
 )
 from calibrd.commands.output import CommandError
-from calibrd.sets import rows_in_segments
 
 EXIT_CODES = {Gate.PASS: 0, Gate.FAIL: 1, Gate.INSUFFICIENT_DATA: 2}
 MARKS = {Gate.PASS: "✅", Gate.FAIL: "❌", Gate.INSUFFICIENT_DATA: "⚠️"}
@@ -62,8 +61,10 @@ def gate(asked: Asked) -> int:
     used = asked.map(confirmed=True)
     rows.for_segments(isinstance(used.fitted, SegmentedMap))
     check_same_kind(used.fitted, data, Path(flags.data))
+    in_segments = None
     if isinstance(used.fitted, SegmentedMap):
-        note_segments(asked, rows_in_segments(used.fitted, data.groups), data.n)
+        in_segments = used.fitted.known_rows(data.groups)
+        note_segments(asked, in_segments, data.n)
     report = evaluate(used.fitted.apply_set(data), data.labels, judged_on=flags.data)
     decided = report.gate(flags.max_ece)
     words = paragraph(report, decided, flags.max_ece, used, flags.data)
@@ -71,7 +72,8 @@ def gate(asked: Asked) -> int:
         with flags.markdown.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(markdown(report, decided, words))
     code = EXIT_CODES[decided]
-    asked.output.answer(_document(report, decided, flags.max_ece, used, words, code), words)
+    document = _document(report, decided, flags.max_ece, used, words, code)
+    asked.output.answer({**document, "rows_in_segments": in_segments}, words)
     return code
 
 

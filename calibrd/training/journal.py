@@ -54,7 +54,7 @@ class Drawer:
 
     def files(self) -> list[Path]:
         """Those of its passes, in their order."""
-        return sorted(self.folder.glob(PASSES))
+        return _passes(self.folder)
 
     def read(self, file: Path) -> Pass | None:
         """A pass; one that cannot be read is told and laid aside."""
@@ -139,7 +139,7 @@ class Journal:
 
     def has_unsent(self) -> bool:
         """Whether a pass waits, of whichever process."""
-        return any(self.folder.glob(f"*/{PASSES}"))
+        return any(map(_passes, self.folder.glob("*")))
 
     def leftovers(self) -> list[Leftover]:
         """What dead processes left behind, the oldest session first; now held."""
@@ -188,9 +188,17 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _passes(folder: Path) -> list[Path]:
+    """The files of a session's passes, in their order; none if it has just been removed."""
+    try:
+        return sorted(folder.glob(PASSES))
+    except FileNotFoundError:
+        return []
+
+
 def _is_left(plan: Path) -> bool:
     """Whether something is left in the folder of a plan, and nobody holds it."""
-    if not any(plan.parent.glob(PASSES)):
+    if not _passes(plan.parent):
         return False
     with contextlib.suppress(OSError):
         lock = _locked(plan.parent)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
-from calibrators.registry import get_method, make_recipe
+from calibrators.registry import make_recipe
 from service.core import idempotency
 from service.core.access import Principal
 from service.core.datasets import find_ready
@@ -161,7 +161,7 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
 def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
     """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
     for one in order.methods:
-        if not get_method(one.method).needs_groups:
+        if not make_recipe(one.method, one.params, seed=order.seed).must_have_groups:
             continue
         for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):
             if dataset is not None and dataset.groups is None:

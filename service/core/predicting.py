@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrators import CalibrationMap, CalibrationSet, evaluate
+from calibrators.errors import UnknownSegments
+from calibrators.groups import Groups
 from calibrators.methods.segmented import SegmentedMap
 from service.core.formats import Arrays, raised_zeros
 from service.core.formats.layout import Array
@@ -45,14 +47,18 @@ def predict(
             got=arrays.declared,
         )
     values = _rows(arrays.values, fitted.k)
-    groups = arrays.groups
-    if arrays.labels is not None and not isinstance(fitted, SegmentedMap):
-        groups = None
+    is_told_apart = arrays.labels is not None and not isinstance(fitted, SegmentedMap)
+    groups = None if arrays.groups is None or is_told_apart else Groups.of(arrays.groups)
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
     if fitted.kind == "probabilities":
-        return _from_probabilities(fitted, values, groups)
-    return Prediction(fitted.apply(values, groups))
+        found = _from_probabilities(fitted, values, groups)
+    else:
+        found = Prediction(fitted.apply(values, groups))
+    note = None if groups is None else fitted.unknown_note(groups)
+    if note is None:
+        return found
+    return found._replace(warnings=(*found.warnings, f"{UnknownSegments.code}; {note}"))
 
 
 def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
@@ -117,7 +123,7 @@ def _rows(values: Array, classes: int) -> Array:
     return values
 
 
-def _from_probabilities(fitted: CalibrationMap, values: Array, groups: Array | None) -> Prediction:
+def _from_probabilities(fitted: CalibrationMap, values: Array, groups: Groups | None) -> Prediction:
     """Zeros are raised here, since calibrators could only warn of them."""
     if not values.size or values.dtype.kind not in "fiu":
         return Prediction(fitted.apply(values, groups))

@@ -75,7 +75,8 @@ def judged(store: Store, principal: Principal, name: str, number: int) -> Judged
 def why_no_onnx(version: Version) -> str:
     """Why a version has no ONNX form."""
     kept = version.fit_info.get("warnings")
-    messages = [str(one.get("message", "")) for one in kept or () if isinstance(one, dict)]
+    listed = kept if isinstance(kept, list) else []  # a map made elsewhere may say anything
+    messages = [str(one.get("message", "")) for one in listed if isinstance(one, dict)]
     found = (one.removeprefix(f"{NO_ONNX}: ") for one in messages if one.startswith(NO_ONNX))
     return next(found, "it is made for versions that are fitted by this service")
 

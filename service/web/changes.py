@@ -59,8 +59,8 @@ def _keeps_class(version: Version) -> bool:
     """Whether a map never changes the predicted class; that of auto's winner, of segments' base."""
     kept = keeps_class(version.method)
     if kept is None:  # what a map that was registered says of itself may be anything
-        info = version.fit_info
-        kept = keeps_class(str(info.get("winner", info.get("base"))))
+        named = (version.fit_info.get(name) for name in ("winner", "base"))
+        kept = next((one for one in map(keeps_class, map(str, named)) if one is not None), None)
     return kept is True
 
 

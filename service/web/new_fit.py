@@ -6,12 +6,14 @@ refusals, ``new-fit.js`` is the form.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from fastapi import Query, Request, Response
 
 from calibrators import all_methods
+from calibrators.base import Calibrator
 from calibrators.registry import keeps_class
 from service.api.parts import Caller, Joined, needs
 from service.core.access import Scope
@@ -35,7 +37,10 @@ MEDIA_TYPES = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A method to choose; ``keeps_class`` is None if that depends on what it finds."""
+    """A method to choose; ``keeps_class`` is None if that depends on what it finds.
+
+    ``parameters`` are its defaults as JSON, empty if it has none.
+    """
 
     name: str
     summary: str
@@ -44,6 +49,7 @@ class Choice:
     keeps_class: bool | None
     needs_groups: bool
     is_chosen: bool
+    parameters: str
 
 
 @router.api_route("/new-fit", methods=["GET", "HEAD"], dependencies=needs(Scope.FIT))
@@ -85,10 +91,17 @@ def choices() -> list[Choice]:
             keeps_class(name),
             recipe.needs_groups,
             name in METHODS,
+            _defaults(recipe),
         )
         for name, recipe in all_methods().items()
     ]
     return sorted(found, key=lambda one: METHODS.index(one.name) if one.is_chosen else len(METHODS))
+
+
+def _defaults(recipe: type[Calibrator]) -> str:
+    found = asdict(recipe())
+    found.pop("seed", None)  # which is the fit's own
+    return json.dumps(found) if found else ""
 
 
 def _lines(name: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import Any, NamedTuple
 
 from fastapi import Request
@@ -29,9 +30,11 @@ def snippets(
     called = f"{name}@{ref}"
     predict = f"{url}/v1/calibrators/{called}/predict"
     model = f"{url}/v2/models/{name}" + ("" if ref == PRODUCTION else f"/versions/{ref}")
+    segments = _segments(version)
+    named = {"groups": segments} if segments else {}
     return (
-        Snippet("curl", _curl(predict, {version.kind: _row(version)}, needs_key)),
-        Snippet("Python", _python(url, called, version)),
+        Snippet("curl", _curl(predict, {version.kind: _row(version), **named}, needs_key)),
+        Snippet("Python", _python(url, called, version, segments)),
         Snippet("KServe, Triton", _curl(f"{model}/infer", _inference(version), needs_key)),
     )
 
@@ -54,11 +57,19 @@ def _row(version: Version) -> list[list[float]]:
     return [[round(1 - rest * others, 6), *[rest] * others]]
 
 
+def _segments(version: Version) -> list[str]:
+    """The segment of that row, for a map that has segments."""
+    found = version.fit_info.get("segments")
+    if version.method != "segmented" or not isinstance(found, list):
+        return []
+    return [str(one["name"]) for one in found[:1] if isinstance(one, dict) and "name" in one]
+
+
 def _curl(url: str, body: dict[str, Any], needs_key: bool) -> str:
-    content = f"'{json.dumps(body)}'"
+    content = shlex.quote(json.dumps(body))
     if len(content) > LONGEST_BODY:  # a shell makes it
         made = f"import json; print(json.dumps({_short(body)}))"
-        content = f"\"$(python3 -c '{made}')\""
+        content = f'"$(python3 -c {shlex.quote(made)})"'
     pieces = [f"curl -s {url}", KEY, "-H 'Content-Type: application/json'", f"-d {content}"]
     return " \\\n  ".join(one for one in pieces if needs_key or one != KEY)
 
@@ -73,23 +84,25 @@ def _short(value: Any) -> str:
             return f"{head} + [{rest[0]}] * {len(rest)}"
         case list():
             return f"[{', '.join(map(_short, value))}]"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _python(url: str, called: str, version: Version) -> str:
+def _python(url: str, called: str, version: Version, segments: list[str]) -> str:
     kind, follows = (
         version.kind,
         "" if called.rpartition("@")[2].isdigit() else "follows the alias, ",
     )
+    groups = ", groups=groups" if segments else ""
     return (
         "import calibrd\n\n"
         f"{kind} = {_short(_row(version))}\n"
-        "# the key is read from CALIBRD_API_KEY\n"
+        + (f"groups = {_short(segments)}  # the segment of each row\n" if segments else "")
+        + "# the key is read from CALIBRD_API_KEY\n"
         f'client = calibrd.Client("{url}")\n'
-        f'p = client.predict("{called}", {kind})\n\n'
+        f'p = client.predict("{called}", {kind}{groups})\n\n'
         f"# in this process: {follows}goes on while the service is away\n"
         f'calibrator = client.load("{called}")\n'
-        f"p = calibrator.apply({kind})"
+        f"p = calibrator.apply({kind}{groups})"
     )
 
 

@@ -79,7 +79,7 @@ def version_page(
         "params": _trusted(tables.plain(version.params)),
         "libraries": _trusted(tables.plain(version.libraries)),
         "fit_info": _fit_info(version.fit_info),
-        "candidates": _candidates(version.fit_info.get("candidates")),
+        "candidates": _candidates(version.fit_info.get("candidates"), report),
         "why_no_onnx": versions.why_no_onnx(version),
         "seen": notes_digest(version),
         "tags": "\n".join(f"{key}: {value}" for key, value in version.tags.items()),
@@ -147,8 +147,15 @@ def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
     ]
 
 
-def _candidates(found: Any) -> Markup:
-    return _trusted(tables.plain(found)) if found else Markup("")
+def _candidates(found: Any, report: Report | None) -> Markup:
+    """What ``auto`` tried, with the seconds of each one's cross-validation."""
+    if not found:
+        return Markup("")
+    seconds = None if report is None else report.fit.get("seconds")
+    rows = found if isinstance(found, list) else []  # a map made elsewhere may say anything
+    if isinstance(seconds, dict) and all(isinstance(one, dict) for one in rows):
+        found = [{**one, "seconds": seconds.get(str(one.get("method")))} for one in rows]
+    return _trusted(tables.plain(found))
 
 
 def _fit_info(info: dict[str, Any]) -> Markup:

@@ -16,10 +16,10 @@ from rounds import IS_FULL
 from sites import Site
 
 FAULT = "fault"
-# these cannot be had in less than a minute
-collect_ignore = (
-    [] if IS_FULL else ["test_hot_backup.py", "test_killed_under_training.py", "test_throughput.py"]
-)
+# the first does often what service/storage/test_jobs.py does once on both backends, the others
+# cannot be had in less than a minute
+ONLY_IF_FULL = ("lost_workers", "hot_backup", "killed_under_training", "throughput")
+collect_ignore = [] if IS_FULL else [f"test_{name}.py" for name in ONLY_IF_FULL]
 
 
 @pytest.fixture(scope="module")

@@ -10,25 +10,24 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 from live_service import wait_until
-from rounds import IS_FULL, on_both_if_full, times
+from rounds import on_both
 from sites import ENDLESS, QUICK, SOME_SECONDS, Site, Worker
 from sqlalchemy.exc import DBAPIError
 
 from service.errors import Unavailable
 from service.storage.records import Fit, FitStatus
 
-CREW = times(4, 3)
+CREW = 4
 AT_ONCE = 2
-# in `make test` it shares two cores with other tests
-AGAIN_SECONDS = 15.0 if IS_FULL else 25.0
+AGAIN_SECONDS = 15.0
 TWO_SECONDS = 2.0
 
 
-@on_both_if_full
+@on_both
 def test_a_killed_workers_fit_runs_again_and_is_written_once(
     site: Site, note: Callable[..., None]
 ) -> None:
-    count = times(20, 2) if site.is_fleet else 4
+    count = 20 if site.is_fleet else 4
     seconds: list[float] = []
     for _ in range(count // AT_ONCE):
         site.staff(CREW)
@@ -59,9 +58,9 @@ def runs_for_the_second_time(site: Site, fit: Fit) -> bool:
     return found.attempt == 2 and found.status is not FitStatus.QUEUED
 
 
-@on_both_if_full
+@on_both
 def test_a_paused_worker_that_wakes_changes_nothing(site: Site, note: Callable[..., None]) -> None:
-    count = times(5, 1) if site.is_fleet else 2
+    count = 5 if site.is_fleet else 2
     site.staff(CREW)
     for number in range(count):
         fit = site.place.order(site.place.dataset(), SOME_SECONDS)
@@ -105,7 +104,7 @@ def give_it_work(site: Site, worker: Worker) -> None:
     raise AssertionError(f"the worker that woke takes no fits:\n{worker.log.read_text()}")
 
 
-@on_both_if_full
+@on_both
 def test_the_time_limit_reaches_a_running_fit(own_site: Site, note: Callable[..., None]) -> None:
     site, limit = own_site, 3.0
     site.hire(fit_seconds=limit)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import httpx
 from live_service import Running, every
 from registering import temperature_registration
-from rounds import on_both, times
+from rounds import on_both_if_full, times
 from sites import Site
 
 RACERS = 32
@@ -101,7 +101,7 @@ def move_to(version: int) -> dict[str, object]:
     return {"version": version, "force": True, "reason": "race"}
 
 
-@on_both
+@on_both_if_full
 def test_promotes_that_race_are_linearizable(own_site: Site, note: Callable[..., None]) -> None:
     operations = times(1000, 150)
     apart = own_site.folder / "second" if own_site.is_fleet else None

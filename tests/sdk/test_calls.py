@@ -163,6 +163,15 @@ def test_numbers_of_numpy_are_sent(waiting: calibrd.Client) -> None:
     assert fit.methods[0]["params"].items() >= {"steps": 3, "learning_rate": 0.5}.items()
     with pytest.raises(TypeError, match="cannot be sent as JSON"):
         waiting.order("numpys", dataset=fit.dataset, methods=[("smart", {"steps": {3}})])
+    circular: dict[str, object] = {}
+    circular["budget"] = circular
+    with pytest.raises(ValueError, match="Circular reference"):
+        waiting.order("numpys", dataset=fit.dataset, methods=[("auto", circular)])
+    for endless in (np.inf, np.float32("inf")):
+        with pytest.raises(ValueError, match=r"methods\[0\]\.params\.budget must be a finite"):
+            waiting.order("numpys", dataset=fit.dataset, methods=[("auto", {"budget": endless})])
+    with pytest.raises(TypeError, match=r"evaluation must be what upload\(\) gives, or its id"):
+        waiting.order("numpys", dataset=fit.dataset, evaluation=(LOGITS, LABELS))
 
 
 def test_the_bar_of_a_fit_shows_step_and_loss(

@@ -173,6 +173,18 @@ def test_a_refused_promotion_names_the_version_that_was_made(
     assert told["request_id"]
 
 
+def test_what_auto_chose_and_left_out_is_said(
+    calibrd: Any, val: Path, at: str, tmp_path: Path
+) -> None:
+    fitting = ("fit", val, "--method", "auto", "--param", "budget=1e-9")
+    fitting += ("--param", 'candidates=["spline"]')
+    told = "auto chose temperature: .*\nleft out spline: .*\n"
+    for where in (("--name", "cli-auto"), ("--out", tmp_path / "auto.calibrd")):
+        done = calibrd(*fitting, *where)
+        assert done.code == 0, done.err
+        assert re.search(told, done.out), done.out
+
+
 def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path) -> None:
     target = tmp_path / "m.calibrd"
     asked = ("fit", val, "--method", "temperature", "--out", target)

@@ -119,3 +119,10 @@ def test_fingerprints(tmp_path: Path) -> None:
     wanted = f"sha256:{hashlib.sha256(file.getvalue()).hexdigest()}"
     assert calibrd.fingerprint(path) == calibrd.fingerprint(str(path)) == wanted
     assert calibrd.fingerprint(file.getvalue()) == calibrd.fingerprint(file.getbuffer()) == wanted
+
+
+def test_a_seed_among_the_parameters_is_taken() -> None:
+    data = sample(300)
+    one = calibrd.fit_local(*data, method="pts", params={"seed": 3}, progress=False)
+    other = calibrd.fit_local(*data, method="pts", seed=3, progress=False)
+    assert one.map.w1.tolist() == other.map.w1.tolist()

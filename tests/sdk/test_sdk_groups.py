@@ -20,6 +20,7 @@ from segments import rows_of_segments
 
 import calibrd
 from calibrators import CalibrationSet, DataError, FitError, archive, evaluate
+from calibrators.errors import UnknownSegments
 from calibrators.groups import Groups
 from calibrators.methods.segmented import Segmented, SegmentedMap
 from calibrd import errors
@@ -75,16 +76,24 @@ def test_predict_load_and_apply_give_the_same(
     groups = [*DATA["groups"][:-1], "nowhere"]
     expected = fitted.apply(DATA["logits"], groups)
     local = client.load(f"{NAME}@1", refresh=None)
-    np.testing.assert_array_equal(local.apply(DATA["logits"], groups), expected)
+    with pytest.warns(UnknownSegments, match="1 of 2400 rows are in no segment .*: 'nowhere'"):
+        np.testing.assert_array_equal(local.apply(DATA["logits"], groups), expected)
     np.testing.assert_array_equal(
         local.transform(DATA["logits"].tolist(), pd.Series(groups)),
         fitted.transform(DATA["logits"].astype(float), groups),
     )
-    there = client.predict(f"{NAME}@1", DATA["logits"], groups=groups)
+    with pytest.warns(UnknownSegments, match="1 of 2400 rows are in no segment .*: 'nowhere'"):
+        there = client.predict(f"{NAME}@1", DATA["logits"], groups=groups)
     np.testing.assert_array_equal(there, expected)
     monkeypatch.setattr("calibrd.calls.predicting.BLOCK_BYTES", 1 << 12)  # in many requests
-    in_blocks = client.predict(f"{NAME}@1", DATA["logits"], groups=groups)
-    np.testing.assert_array_equal(in_blocks, expected)
+    groups[0] = "elsewhere"
+    with pytest.warns(UnknownSegments, match="2 of 2400 rows are in no segment") as told:
+        in_blocks = client.predict(f"{NAME}@1", DATA["logits"], groups=groups)
+    assert [one.filename for one in told] == [__file__]
+    np.testing.assert_array_equal(in_blocks, fitted.apply(DATA["logits"], groups))
+    with pytest.warns(UnknownSegments, match="2 of 2400 rows are in no segment") as told:
+        client.evaluate(f"{NAME}@1", DATA["logits"], DATA["labels"], groups=groups)
+    assert [one.filename for one in told] == [__file__]
     one = client.predict(f"{NAME}@1", DATA["logits"][1], groups=["web"])
     np.testing.assert_array_equal(one, expected[1:2])
 
@@ -453,8 +462,11 @@ def test_rows_of_no_segment_of_the_map_are_counted(
         assert run(asked) == 0
         told = capsys.readouterr().err
         assert (note in told) if known else ("in a segment" not in told)
-        assert run([*asked, "--quiet"]) == 0
-        assert "in a segment" not in capsys.readouterr().err
+        assert run([*asked, "--quiet", "--json"]) == 0
+        quiet = capsys.readouterr()
+        assert "in a segment" not in quiet.err
+        counted = json.loads(quiet.out)["rows_in_segments"]
+        assert counted == (2400 if known is None else int(known.replace(",", "")))
 
 
 def test_a_map_without_segments_says_nothing_of_them(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from faulty_line import Asked, FaultyLine, Say, faulty_line, lose
-from live_service import ROOT, Running, wait_until
+from live_service import ROOT, Running, files_below, wait_until
 from test_training_alone import passes
 from test_training_away import nobody
 from test_training_runs import has_line, line_of, stepped
@@ -158,7 +159,7 @@ def test_the_session_before_a_checkpoint_is_put_away(
         for _ in range(3):
             job.load_state_dict({"step": 0})
             stepped(job, passes(1)[0])
-        wait_until(lambda: len(list(tmp_path.rglob("session.json"))) == 1)
+        wait_until(lambda: len(files_below(tmp_path, "session.json")) == 1)
 
 
 def test_what_waits_for_another_key_is_told(
@@ -228,3 +229,22 @@ def test_folders_of_living_jobs_are_left_alone(client: calibrd.Client, tmp_path:
             assert other.state.step == 1
         (file,) = tmp_path.rglob("00000001.json")
         assert file.exists()
+
+
+def test_a_session_may_be_removed_while_it_is_looked_at(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            for number in range(20):
+                (tmp_path / f"{number}").mkdir()
+            for number in range(20):
+                (tmp_path / f"{number}").rmdir()
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        assert not any(Journal(tmp_path).has_unsent() for _ in range(2000))
+    finally:
+        ended.set()
+        other.join()

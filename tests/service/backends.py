@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from servers import S3, Postgres, postgres, s3
 from service.jobs.prepare import prepare_database
 from service.storage.database import Database
 
+DATABASE_FILE = "calibrd.db"
 BUCKET = "calibrd-tests"
 TEMPLATE = "calibrd_template"
 
@@ -25,8 +28,23 @@ class Embedded:
     name = "embedded"
 
     def settings(self, folder: Path, *, empty: bool = False) -> dict[str, Any]:
-        """Settings of a service that has the folder for itself; its database is ``empty`` yet."""
+        """Settings of a service that has the folder for itself, with tables unless ``empty``."""
+        if not empty:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / DATABASE_FILE).write_bytes(_prepared_file())
         return {"data_dir": folder}
+
+
+@functools.cache
+def _prepared_file() -> bytes:
+    """A SQLite database that a service can start on."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / DATABASE_FILE
+        prepared = Database(f"sqlite:///{file}")
+        prepare_database(prepared)
+        prepared.close()
+        assert not list(file.parent.glob(f"{file.name}-*")), "what is not in the file yet"
+        return file.read_bytes()
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import io
 import os
 import re
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,25 @@ def wait_until(condition, seconds: float = 20.0, pause: float = 0.05):
             return found
         time.sleep(pause)
     raise AssertionError("not in time")
+
+
+def files_below(folder: Path, pattern: str = "*") -> list[Path]:
+    """Files by their names, also while others remove folders, at which ``Path.rglob`` fails."""
+    return [
+        Path(place) / name
+        for place, _, names in os.walk(folder)
+        for name in fnmatch.filter(names, pattern)
+    ]
+
+
+def within(seconds: float, take: Callable[[], float], tries: int = 2) -> None:
+    """Fail if what is taken is too long every time: a busy machine is late now and then."""
+    taken: list[float] = []
+    while len(taken) < tries:
+        taken.append(take())
+        if taken[-1] < seconds:
+            return
+    raise AssertionError(f"it took {taken} seconds, each time more than {seconds}")
 
 
 class Local(httpx.Client):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from live_service import NPZ, Local, in_process, npz, sample, wait_until
+from live_service import NPZ, Local, files_below, in_process, npz, sample, wait_until
 from one_of_each import fitted_elsewhere
 
 LIMIT = 1 << 20
@@ -83,7 +83,7 @@ def is_well(service: Local) -> bool:
 
 def left_behind(service: Local) -> list[str]:
     folder = service.app.state.parts.settings.data_dir / "uploads"
-    return [path.name for path in folder.rglob("*") if path.is_file()]
+    return [path.name for path in files_below(folder)]
 
 
 @pytest.mark.parametrize("path", DOORS)
@@ -146,10 +146,9 @@ def test_lengths_that_are_none_are_refused(service: Local, lengths: list[str]) -
 def test_too_large_by_its_length_is_refused_before_a_byte_of_it(service: Local, path: str) -> None:
     with Line(service) as line:
         line.head(path, f"Content-Length: {10**12}")
-        began = time.monotonic()
         status, told = line.answer()
+    # it would be 408 if it waited for the body
     assert (status, told["code"], told["limit"]) == (413, "body_too_large", LIMIT)
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize("path", DOORS)

@@ -252,12 +252,10 @@ def test_a_client_that_asks_first_is_told_at_once(port: int) -> None:
     with connect(port) as connection:
         connection.sendall(b"POST /stream HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n")
         connection.sendall(b"Content-Length: 99999999\r\n\r\n")
-        began = time.monotonic()
         status, _, head = answer_on(connection)
 
-    assert status == 413
+    assert status == 413  # it would be 408 if it waited for the body
     assert b"100 continue" not in head
-    assert time.monotonic() - began < 1
 
 
 @PATHS

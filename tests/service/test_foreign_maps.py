@@ -119,3 +119,15 @@ def test_a_map_that_was_cut_short(service: Local) -> None:
 def test_a_report_on_another_number_of_classes_is_refused(service: Local) -> None:
     body = fitted_elsewhere()
     assert refused(service, {**body, "report": {**body["report"], "k": 7}}) == "wrong_classes"
+
+
+@pytest.mark.parametrize("value", [-1e308, 1e308, 0])
+def test_what_is_taken_can_be_drawn(service: Local, value: float) -> None:
+    """Registering puts its charts together but does not draw them."""
+    body = fitted_elsewhere()
+    report = changed(body["report"], "by_margin.0.before.equal_mass.0.confidence", value)
+    taken = service.post("/v1/calibrators/odd/versions", json={**body, "report": report})
+    assert taken.status_code == 201, taken.text
+    place = f"/v1/calibrators/odd/versions/{taken.json()['number']}"
+    for ending in ("html", "svg", "png"):
+        assert service.get(f"{place}/report.{ending}").status_code == 200

@@ -134,6 +134,19 @@ def test_each_row_gets_the_map_of_its_segment(
     np.testing.assert_allclose(found, segmented.apply(ROWS["logits"], groups), atol=1e-6)
     np.testing.assert_allclose(found[2], segmented.base.apply(ROWS["logits"])[2], atol=1e-6)
     assert np.abs(found[0] - segmented.base.apply(ROWS["logits"])[0]).max() > 1e-3
+    told = answer.headers["calibrd-warning"]
+    assert told.startswith("unknown_segments; 1 of 6 rows ")
+    assert told.endswith(": 'nowhere'")
+
+
+def test_segments_that_are_known_or_not_sent_are_no_reason_to_warn(
+    client: httpx.Client, segmented: SegmentedMap
+) -> None:
+    rows = ROWS["logits"].tolist()
+    for document in ({"logits": rows}, {"logits": rows, "groups": ["app", "web"] * 3}):
+        answer = client.post(PREDICT, json=document)
+        assert answer.status_code == 200
+        assert "calibrd-warning" not in answer.headers
 
 
 def test_whole_numbers_are_names_too(client: httpx.Client) -> None:

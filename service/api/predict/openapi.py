@@ -208,8 +208,9 @@ OPENAPI: Plain = {
                 f"{EVALUATED_ROWS} rows.\n\n"
                 "With `groups` (n,), names or whole numbers, a map of the method `segmented` "
                 "treats each row as its segment; one that it does not know gets what all rows "
-                "together have. Other maps refuse them (`no_segments`), unless there are labels, "
-                "too: then the evaluation also tells of each segment (`by_group`)."
+                "together have, and a Calibrd-Warning counts them. Other maps refuse groups "
+                "(`no_segments`), unless there are labels, too: then the evaluation also tells of "
+                "each segment (`by_group`)."
             ),
             "parameters": OPTIONS,
             "requestBody": BODY,

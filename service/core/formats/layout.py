@@ -82,7 +82,11 @@ def _check_names(dtype: np.dtype[Any]) -> None:
             f"got an array of {str(dtype)[:80]}",
         )
     if dtype.kind != "U" and dtype.newbyteorder("=") not in DTYPES:
-        hint = ": save groups.astype(str)" if dtype.hasobject else ""
+        hint = (
+            ": save groups.astype(str), with a name such as 'other' where a row has no segment"
+            if dtype.hasobject
+            else ""
+        )
         raise DataError(
             "bad_groups", f"groups must be text or integers, got {str(dtype)[:80]}{hint}"
         )

@@ -121,8 +121,24 @@ function call(url, body, type, names) {
   return post(url, body, { type, token: form.dataset.csrf, onProgress, signal: stopping.signal });
 }
 
+// The parameters of a method, if somebody has changed its defaults.
+function paramsOf(method) {
+  const field = part(`params-${method}`);
+  const text = field?.value.trim() ?? "";
+  if (!text || text === field.defaultValue.trim()) return {};
+  try {
+    const params = JSON.parse(text);
+    if (params !== null && typeof params === "object" && !Array.isArray(params)) return { params };
+  } catch {
+    // told below
+  }
+  throw new Wrong(`The parameters of ${method} are no JSON object`, 'They are written as {"name": value, "other": value}.',
+    "Names and text stand in double quotes; true and false have small letters.");
+}
+
 async function order() {
-  const methods = [...form.querySelectorAll("input[name=method]:checked")].map((one) => ({ method: one.value }));
+  const chosenMethods = [...form.querySelectorAll("input[name=method]:checked")].map((one) => one.value);
+  const methods = chosenMethods.map((method) => ({ method, ...paramsOf(method) }));
   if (!methods.length) throw new Wrong("No method is chosen", "A fit takes at least one.");
   const [data, evaluation] = await Promise.all(WHOLE.map(chosen));
   if (data === null) throw new Wrong("No file is chosen", "A fit needs logits and labels.");

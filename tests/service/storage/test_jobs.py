@@ -10,7 +10,7 @@ import pytest
 from backends import Backend
 from crew import RUNNING, Crew
 from fit_jobs import Place
-from live_service import wait_until
+from live_service import wait_until, within
 
 from calibrators import archive
 from service.core.blob_keys import map_key, onnx_key
@@ -59,10 +59,14 @@ def test_two_methods_give_two_versions_with_maps_reports_and_onnx(place: Place, 
 
 def test_a_fit_starts_soon_after_it_was_ordered(place: Place, crew: Crew) -> None:
     data = place.dataset()
-    place.wait(place.order(data, ("temperature", {})))
-    done = place.wait(place.order(data, ("temperature", {})))
-    assert done.started_at is not None
-    assert done.started_at - done.created_at < 2
+
+    def started_after() -> float:
+        done = place.wait(place.order(data, ("temperature", {})))
+        assert done.started_at is not None
+        return done.started_at - done.created_at
+
+    started_after()
+    within(2, started_after)
 
 
 def test_a_failure_has_its_code_and_no_version(place: Place, crew: Crew) -> None:
@@ -77,19 +81,23 @@ def test_a_failure_has_its_code_and_no_version(place: Place, crew: Crew) -> None
 def test_a_running_fit_tells_its_progress_and_is_cancelled_within_two_seconds(
     place: Place, crew: Crew
 ) -> None:
-    fit = place.order(place.dataset(), ENDLESS)
-    crew.running(fit)
-    progress = place.fit(fit.id).progress
-    assert progress is not None
-    assert progress["method"] == "smart"
-    assert 0 < progress["step"] < progress["total"]
-    asked = time.monotonic()
-    with place.database.write() as store:
-        store.fits.cancel(fit.id)
-    done = place.wait(fit)
-    assert time.monotonic() - asked < 2
-    assert done.status is FitStatus.CANCELLED
-    assert place.versions_of(fit) == []
+    def cancelled_after() -> float:
+        fit = place.order(place.dataset(), ENDLESS)
+        crew.running(fit)
+        progress = place.fit(fit.id).progress
+        assert progress is not None
+        assert progress["method"] == "smart"
+        assert 0 < progress["step"] < progress["total"]
+        asked = time.monotonic()
+        with place.database.write() as store:
+            store.fits.cancel(fit.id)
+        done = place.wait(fit)
+        took = time.monotonic() - asked
+        assert done.status is FitStatus.CANCELLED
+        assert place.versions_of(fit) == []
+        return took
+
+    within(2, cancelled_after)
 
 
 def test_a_waiting_fit_is_cancelled_at_once_and_never_starts(place: Place, crew: Crew) -> None:

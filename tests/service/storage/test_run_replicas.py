@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from backends import Backend
-from live_service import Local, in_process
+from live_service import Local, in_process, within
 from training_jobs import SETTINGS, good, history, open_run, post, seen, state_of
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
@@ -85,14 +86,20 @@ def test_who_waits_hears_of_a_decision_of_another_replica_within_a_second(
     replicas: tuple[Local, Local],
 ) -> None:
     open_run(replicas[0], "news", kind="monitor", session="a")
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(state_of, replicas[0], "news", after=0, wait=30)
-        time.sleep(0.3)
-        assert not waiting.done()
-        good(post(replicas[1], "news", "a", 1, seen(1)))
-        start = time.monotonic()
-        assert waiting.result()["step"] == 1
-        assert time.monotonic() - start < 1.0
+    steps = itertools.count(1)
+
+    def heard_after() -> float:
+        step = next(steps)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(state_of, replicas[0], "news", after=step - 1, wait=30)
+            time.sleep(0.3)
+            assert not waiting.done()
+            good(post(replicas[1], "news", "a", step, seen(step)))
+            start = time.monotonic()
+            assert waiting.result()["step"] == step
+            return time.monotonic() - start
+
+    within(1.0, heard_after)
 
 
 def test_who_waits_for_nothing_is_answered_in_the_end(replicas: tuple[Local, Local]) -> None:
@@ -130,7 +137,7 @@ def test_those_who_wait_hold_nobody_up(replicas: tuple[Local, Local]) -> None:
             assert not any(task.done() for task in waiting)
             start = time.monotonic()
             await asyncio.to_thread(post, replicas[0], "crowd", "a", 1, seen(1))
-            assert time.monotonic() - start < 1.0
+            assert time.monotonic() - start < 15, "behind those who wait it would take 29 s"
             return [answer.json()["step"] for answer in await asyncio.gather(*waiting)]
 
     assert asyncio.run(wait_all()) == [1] * 80

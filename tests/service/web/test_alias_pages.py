@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from dashboard import Shell, check_page, csrf_of, make_key, row_of, signed_in
 from live_service import Local, in_process, sample
@@ -17,6 +18,7 @@ from sqlalchemy import update
 from calibrators import CalibrationSet
 from calibrators.judging import fit_and_judge
 from calibrators.methods.identity import Identity
+from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
 from service.core.access import Scope
 from service.storage.tables import versions
@@ -162,6 +164,17 @@ def test_what_a_registered_map_says_of_itself_is_not_believed(service: Local) ->
         page = client.get("/calibrators/foreign/promote", params={"version": 1})
     assert page.status_code == 200
     assert "may differ from the model's" in row_of(page.text, "predicted class")
+
+
+def test_segments_that_auto_chose_keep_what_their_base_keeps(service: Local) -> None:
+    base = TemperatureMap(k=5, temperature=2.0)
+    chosen = SegmentedMap(k=5, base=base, segments=(), temperatures=np.zeros(0))
+    body = registration(chosen.with_info(winner="segmented", base="temperature"))
+    made = service.post("/v1/calibrators/by-auto/versions", json=body, headers=bearer(service))
+    assert made.status_code == 201, made.text
+    with signed_in(service, Scope.PROMOTE, name="ann") as client:
+        page = client.get("/calibrators/by-auto/promote", params={"version": 1})
+    assert "may differ from the model's" not in row_of(page.text, "predicted class")
 
 
 def bearer(service: Local) -> dict[str, str]:

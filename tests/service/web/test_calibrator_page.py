@@ -9,12 +9,16 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from dashboard import HTML, Shell, check_page, row_of, signed_in
 from live_service import Local
 from one_of_each import ALIAS, CALIBRATOR, CLASSES, fitted_elsewhere
 from registering import registration
+from samples import draw
 
+from calibrators import CalibrationSet
+from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureMap
 from service.core.access import Scope
 from service.web import calibrator
@@ -115,6 +119,22 @@ def test_lines_to_paste_work_for_few_and_many_classes(
     assert names["p"][0] == pytest.approx(expected, rel=1e-6)
     assert "follows the alias" not in python
     assert len(page) < 20_000
+
+
+def test_lines_to_paste_name_a_segment_where_there_are_some(local: Local) -> None:
+    data = draw(400, 3)
+    names = ['it\'s "here" 😀', "web"] * 200
+    fitted = Segmented(shrinkage="none").fit(CalibrationSet(data.logits, data.labels, names))
+    body = registration(fitted)
+    assert local.post("/v1/calibrators/parted/versions", json=body).status_code == 201
+    curl, python, _ = pasted(local.get("/calibrators/parted", headers=HTML).text)
+    expected = fitted.apply([[3.0, 1.0, 0.0]], names[:1])[0]
+    assert np.abs(expected - fitted.base.apply([[3.0, 1.0, 0.0]])[0]).max() > 1e-4
+    assert json.loads(_run(curl))["probabilities"][0] == pytest.approx(expected, rel=1e-6)
+    names_there: dict[str, Any] = {}
+    exec(python, names_there)  # noqa: S102 - what the page offers to paste
+    names_there["client"].close()
+    assert names_there["p"][0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_lines_to_paste_name_the_place_behind_a_proxy(two: Local) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -181,6 +182,33 @@ def test_refusals_name_the_file_the_rule_and_the_rows_as_text(tab: Tab) -> None:
     tab.press("Upload and fit")
     expect(trouble(tab)).to_contain_text(f"Line 17, column 'logit_1': '{MARKUP}' is not a number.")
     expect(tab.page.locator("img")).to_have_count(0)
+
+
+def test_parameters_of_a_method_are_sent(tab: Tab, service: Local) -> None:
+    choose(tab, {"x.npz": npz(LOGITS, LABELS)})
+    for name in ("temperature", "smart"):
+        tab.page.locator(f"input[value={name}]").uncheck()
+    tab.page.locator("input[value=auto]").check()
+    tab.page.get_by_text("Parameters of auto").click()
+    field = tab.page.get_by_label("Parameters of auto, as JSON")
+    assert json.loads(field.input_value())["allow_class_change"] is False
+    tab.asked.clear()
+    field.fill("{'budget': 5}")
+    tab.press("Upload and fit")
+    expect(trouble(tab)).to_contain_text("The parameters of auto are no JSON object")
+    assert not [one for one in tab.asked if "/v1/" in one]
+    field.fill('{"buget": 5}')
+    tab.press("Upload and fit")
+    expect(trouble(tab)).to_contain_text("Auto has no parameter 'buget'; did you mean 'budget'?")
+    tab.check_access()
+    field.fill('{"allow_class_change": true, "budget": 5}')
+    tab.press("Upload and fit")
+    tab.page.wait_for_url("**/jobs/fit_*")
+    fit = tab.page.url.rpartition("/")[2].partition("#")[0]
+    with service.app.state.parts.database.write() as store:
+        ordered = store.fits.start(fit, worker="one", device="cpu").order["methods"]
+    assert [one["method"] for one in ordered] == ["auto"]
+    assert ordered[0]["params"].items() >= {"allow_class_change": True, "budget": 5}.items()
 
 
 def test_what_was_uploaded_is_not_sent_again(tab: Tab) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from html import unescape
 
 import pytest
 from dashboard import HTML, MARKUP, check_page, csrf_of, make_key, signed_in
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from live_service import NPZ, Local, in_process, npz, sample
 
 from calibrators import all_methods
+from calibrators.registry import make_recipe
 from calibrd.errors import NAMED
 from service.core.access import Scope
 from service.core.names import NAME
@@ -56,6 +59,17 @@ def test_every_method_is_offered_with_what_there_is_to_know(fitter: Local) -> No
     chosen = [one.name for one in choices() if one.is_chosen]
     assert chosen == ["temperature", "smart"]
     assert {one.name for one in choices()} == set(all_methods())
+
+
+def test_the_parameters_offered_are_those_that_a_method_has(fitter: Local) -> None:
+    text = unescape(fitter.get("/new-fit").text)
+    for one in choices():
+        recipe = all_methods()[one.name]()
+        if not one.parameters:
+            assert f"params-{one.name}" not in text
+            continue
+        assert one.parameters in text
+        assert make_recipe(one.name, json.loads(one.parameters)) == recipe
 
 
 def test_the_name_is_filled_in_and_limits_are_shown(fitter: Local) -> None:

@@ -18,11 +18,12 @@ from registering import registration
 from segments import rows_of_segments
 from sqlalchemy import update
 
-from calibrators import CalibrationSet, Report
+from calibrators import CalibrationSet, Report, tables
 from calibrators.catalogue import METRICS
 from calibrators.judging import fit_and_judge
 from calibrators.methods.auto import Auto
 from calibrators.methods.segmented import Segmented
+from calibrators.methods.temperature import TemperatureMap
 from service.core.access import Scope
 from service.storage.tables import versions
 from service.web.version import read_tags
@@ -235,7 +236,21 @@ def test_candidates_of_auto_are_a_table(local: Local) -> None:
     table = text[text.index("<h3>Candidates") :]
     for name in ("identity", "temperature"):
         assert f'<th scope="row">{name}</th>' in table
+    assert "seconds</th>" in table
+    for seconds in report.fit["seconds"].values():
+        assert f"<td>{tables.plain(seconds)}</td>" in table
     assert fitted.fit_info["why"] in text
+
+
+@pytest.mark.parametrize("odd", [5, True, "all", [{"method": ["a"]}], [1, {}], {"a": 1}])
+def test_what_a_map_made_elsewhere_says_of_itself_may_be_anything(local: Local, odd: Any) -> None:
+    info = {"candidates": odd, "warnings": odd, "left_out": odd, "segments": odd}
+    fitted = TemperatureMap(k=3, temperature=2.0, fit_info=info)
+    answer = local.post("/v1/calibrators/fashion/versions", json=registration(fitted))
+    assert answer.status_code == 201, answer.text
+    with signed_in(local, Scope.PREDICT) as client:
+        assert "<h3>Candidates" in client.get(PAGE).text
+        assert client.get(f"/v1{PAGE}/onnx").json()["code"] == "no_onnx"
 
 
 def test_segments_are_a_table(local: Local) -> None:
