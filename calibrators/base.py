@@ -187,9 +187,9 @@ class Calibrator(ABC):
         check_fields(self)
 
     @property
-    def must_have_groups(self) -> bool:
-        """Whether a fit with these parameters needs the segment of each row."""
-        return self.needs_groups
+    def method_of_segments(self) -> str | None:
+        """The method for which a fit with these parameters needs the segment of each row."""
+        return self.name if self.needs_groups else None
 
     def fit(
         self,
@@ -218,11 +218,11 @@ class Calibrator(ABC):
                 f"fit takes a CalibrationSet, got {type(data).__name__}: "
                 "make one with CalibrationSet(logits, labels)",
             )
-        if self.must_have_groups and data.groups is None:
+        if self.method_of_segments and data.groups is None:
             raise FitError(
                 "no_groups",
-                f"the method {self.name!r} needs the segment of each row: make the set with "
-                "CalibrationSet(logits, labels, groups)",
+                f"the method {self.method_of_segments!r} needs the segment of each row: "
+                "make the set with CalibrationSet(logits, labels, groups)",
             )
         fitted = self._fit(data, context)
         return fitted.with_info(rows=data.n, warnings=context.warnings)

@@ -46,10 +46,11 @@ def fit_local(
     """
     recipe = make_recipe(method, params or {}, seed=seed)
     data = checked_set(logits, labels, kind, groups)
-    if recipe.must_have_groups and data.groups is None:
+    if recipe.method_of_segments and data.groups is None:
         raise FitError(
             "no_groups",
-            f"the method {method!r} needs the segment of each row: give them as groups=",
+            f"the method {recipe.method_of_segments!r} needs the segment of each row: "
+            "give them as groups=",
         )
     if evaluation is not None and not isinstance(evaluation, CalibrationSet):
         values, truth, *names = evaluation

@@ -155,7 +155,7 @@ def test_with_class_changes_the_likelihood_decides() -> None:
 def test_segments_are_asked_for() -> None:
     """Its map needs the segment of each row for ever, so it is no surprise to be sprung on one."""
     data = draw(600, 3)
-    with pytest.raises(FitError, match="needs the segment of each row"):
+    with pytest.raises(FitError, match="the method 'segmented' needs the segment of each row"):
         Auto(candidates=("segmented",)).fit(data)
     names = ["web", "app"] * 300
     grouped = CalibrationSet(data.logits, data.labels, names)

@@ -13,6 +13,8 @@ from calibrators import all_methods
 from calibrd.command_line import run
 from calibrd.commands import demo
 
+FEW = ("auto", "identity", "segmented", "smart", "temperature")
+
 
 def test_the_demo_prints_every_method_and_writes_its_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -36,7 +38,7 @@ def test_the_demo_prints_every_method_and_writes_its_page(
 def test_without_torch_and_charts_it_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = {name: all_methods()[name] for name in ("auto", "identity", "smart", "temperature")}
+    few = {name: all_methods()[name] for name in FEW}
     monkeypatch.setattr(demo, "all_methods", lambda: few)  # the others need neither
     # None stands for a module that cannot be imported
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -45,11 +47,12 @@ def test_without_torch_and_charts_it_says_what_is_missing(
     assert run(["demo", "--out", str(target)]) == 0
     printed = capsys.readouterr().out
     assert "left out, for want of torch: smart, auto (pip install 'calibrd[train]')" in printed
+    assert "left out, for want of segments in this sample: segmented" in printed
     assert "pip install 'calibrd[charts]'" in printed
     assert not target.exists()
     assert run(["demo", "--json", "--out", str(target)]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["left_out"] == ["smart", "auto"]
+    assert document["left_out"] == ["smart", "auto", "segmented"]
     assert document["page"] is None
     judged = {one["method"]: one["verdict"] for one in document["methods"]}
     assert judged == {"identity": "no_measurable_change", "temperature": "improved"}

@@ -85,11 +85,11 @@ class Auto(Calibrator):
             self._recipes()
 
     @property
-    def must_have_groups(self) -> bool:
-        """Whether a candidate that was named needs the segment of each row."""
+    def method_of_segments(self) -> str | None:
+        """The first candidate that was named and needs the segment of each row."""
         from calibrators.registry import get_method
 
-        return any(get_method(name).needs_groups for name in self.candidates)
+        return next((name for name in self.candidates if get_method(name).needs_groups), None)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         recipes = self._recipes()

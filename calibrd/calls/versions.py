@@ -111,7 +111,10 @@ class VersionCalls(Asking):
 
     @call
     def get_onnx(self, ref: str | Version) -> Flow[bytes]:
-        """A version as an ONNX model: float32 logits (n, k) to probabilities (n, k)."""
+        """A version that the service fitted as ONNX: float32 logits (n, k) to probabilities (n, k).
+
+        One that was registered has none there; make it with ``calibrators.onnx.export(map)``.
+        """
         return (yield from self._bytes(Reference.of(ref), "onnx"))
 
     def version_at(self, ref: Reference) -> Flow[Version]:

@@ -62,7 +62,8 @@ def demo(asked: Asked) -> None:
     say("An ECE at its floor is as small as a perfectly calibrated model would measure.\n")
     say(_aligned("method", HEAD, "verdict"))
     rows, left_out = [], []
-    methods = [name for name, recipe in all_methods().items() if not recipe.needs_groups]
+    of_segments = [name for name, recipe in all_methods().items() if recipe.needs_groups]
+    methods = set(all_methods()).difference(of_segments)
     for name in sorted(methods, key=lambda one: (one == CHOSEN[0], one != "identity", one)):
         row = _fitted(name, cal, test)
         if row is None:
@@ -72,13 +73,14 @@ def demo(asked: Asked) -> None:
             say(_line(row))
     if left_out:
         say(f"\nleft out, for want of torch: {', '.join(left_out)} (pip install 'calibrd[train]')")
+    say(f"\nleft out, for want of segments in this sample: {', '.join(of_segments)}")
     chosen = next(row for name in CHOSEN for row in rows if row.name == name)
     target = _write_page(chosen, asked.flags.out)
     if target is None:
         say("\nno page was written, for want of charts: pip install 'calibrd[charts]'")
     else:
         say(f"\nThe report of {chosen.name!r} is in {target}")
-    asked.output.document(_document(rows, left_out, target))
+    asked.output.document(_document(rows, [*left_out, *of_segments], target))
 
 
 def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row | None:

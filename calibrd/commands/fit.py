@@ -132,24 +132,24 @@ def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
 
 def _rows(asked: Asked, path: str) -> SetFile:
     """A file's rows, with their segments if the method needs them."""
-    needed = _must_have_groups(asked)
-    found = asked.set_file(path).for_segments(needed)
-    if needed and found.groups is None:
+    method = _method_of_segments(asked)
+    found = asked.set_file(path).for_segments(method is not None)
+    if method and found.groups is None:
         raise CommandError(
             "no_groups",
-            f"the method {asked.flags.method!r} needs the segment of each row, and {path} has no "
+            f"the method {method!r} needs the segment of each row, and {path} has no "
             "'groups' or 'group'",
             "name the array or column that holds them with --groups-column",
         )
     return found
 
 
-def _must_have_groups(asked: Asked) -> bool:
+def _method_of_segments(asked: Asked) -> str | None:
     try:
         params = dict(_param(one) for one in asked.flags.param)
-        return make_recipe(asked.flags.method, params, seed=asked.flags.seed).must_have_groups
+        return make_recipe(asked.flags.method, params, seed=asked.flags.seed).method_of_segments
     except ParameterError:  # a service may know more than this library, and says what is wrong
-        return False
+        return None
 
 
 def _evaluation(asked: Asked, data: SetFile) -> SetFile:

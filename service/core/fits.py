@@ -161,13 +161,14 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
 def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
     """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
     for one in order.methods:
-        if not make_recipe(one.method, one.params, seed=order.seed).must_have_groups:
+        method = make_recipe(one.method, one.params, seed=order.seed).method_of_segments
+        if method is None:
             continue
         for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):
             if dataset is not None and dataset.groups is None:
                 raise Invalid(
                     "no_groups",
-                    f"the method {one.method!r} needs the segment of each row, and the {name} "
+                    f"the method {method!r} needs the segment of each row, and the {name} "
                     "names none: send it with groups",
                 )
 

@@ -16,9 +16,16 @@ from rounds import IS_FULL
 from sites import Site
 
 FAULT = "fault"
-# the first does often what service/storage/test_jobs.py does once on both backends, the others
-# cannot be had in less than a minute
-ONLY_IF_FULL = ("lost_workers", "hot_backup", "killed_under_training", "throughput")
+# the first two do often what service/storage/test_jobs.py and sdk/test_killed_service.py do once,
+# the others cannot be had in less than half a minute
+ONLY_IF_FULL = (
+    "lost_workers",
+    "killed_api",
+    "database_restarts",
+    "hot_backup",
+    "killed_under_training",
+    "throughput",
+)
 collect_ignore = [] if IS_FULL else [f"test_{name}.py" for name in ONLY_IF_FULL]
 
 
