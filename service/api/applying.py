@@ -70,6 +70,6 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
     )
 
 
-def mismatch_header(mismatch: str) -> tuple[bytes, bytes]:
-    """The header that warns of another model."""
-    return b"calibrd-warning", f"model_mismatch; {mismatch}".encode("ascii")
+def warning_header(code: str, sentence: str) -> tuple[bytes, bytes]:
+    """The header that tells a caller something of the answer, in ASCII."""
+    return b"calibrd-warning", f"{code}; {sentence}".encode("ascii")

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from calibrators import CalibrationMap
+from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.smart import SmartMap
 from calibrators.methods.temperature import TemperatureMap
 from service.api.inference_protocol import inference_routes
@@ -34,9 +35,9 @@ class NotingMap(TemperatureMap):
 
     threads: set[str] = set()  # noqa: RUF012 - shared on purpose
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Any, groups: Any = None) -> Any:
         self.threads.add(threading.current_thread().name)
-        return super().apply(values)
+        return super().apply(values, groups)
 
 
 def smart(k: int) -> SmartMap:
@@ -68,6 +69,16 @@ VERSIONS = {
     ),
     ("fingerprinted", "production"): Served(
         "fingerprinted", 1, TemperatureMap(k=3, temperature=1.5), "ab" * 32, "modèle:v1"
+    ),
+    ("segmented", "production"): served(
+        "segmented",
+        1,
+        SegmentedMap(
+            k=3,
+            base=TemperatureMap(k=3, temperature=1.5),
+            segments=("12", "app", "wéb"),
+            temperatures=np.array([0.5, 2.0, 3.0]),
+        ),
     ),
     ("large", "production"): served("large", 1, NotingMap(k=1000, temperature=2.5)),
 }

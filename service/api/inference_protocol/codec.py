@@ -10,30 +10,22 @@ from __future__ import annotations
 import reprlib
 import zlib
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from calibrators.blocks import Floats
+from calibrators.groups import Groups
 from service.api.applying import JSON_BYTES, check_answer
-from service.api.inference_protocol.tensors import DATATYPES, from_bytes, from_json
+from service.api.inference_protocol import fields
+from service.api.inference_protocol.inputs import read_inputs
 from service.core.serving import Served
-from service.errors import Invalid, Malformed, TooLarge, Unsupported
+from service.errors import Malformed, TooLarge, Unsupported
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 OUTPUT = "probabilities"
-ANSWERED_IN_FP32 = ("FP32", "FP16", "BF16")
-NOUNS = {
-    dict: "an object",
-    list: "a list",
-    str: "a string",
-    int: "a whole number",
-    bool: "true or false",
-}
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -46,10 +38,11 @@ class InferLimits:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """The input's values (n, columns), whose they are, and how the answer is wanted."""
+    """Values (n, columns), their segments and model, and how the answer is wanted."""
 
     id: str | None
     values: NDArray[Any]
+    groups: Groups | None
     binary: bool
     model: str | None
     only_warn: bool
@@ -92,21 +85,19 @@ def decode(
             f"the JSON has {length} bytes, at most {limits.json} are read: send binary tensors",
         )
     document = _parse(memoryview(body)[:length])
-    tensor = _only_input(document, served)
-    datatype = _datatype(tensor)
-    shape = _shape(tensor, served)
-    values = _values(tensor, datatype, shape, memoryview(body)[length:])
-    parameters = _parameters(document, "parameters")
+    values, groups = read_inputs(document, memoryview(body)[length:], served)
+    parameters = fields.parameters(document, "parameters")
     binary = _wants_binary(document, parameters)
-    number = 4 if datatype in ANSWERED_IN_FP32 else 8
-    size = shape[0] * served.map.k * (number if binary else JSON_BYTES[number])
+    number = 4 if values.dtype in (np.float32, np.float16) else 8
+    size = len(values) * served.map.k * (number if binary else JSON_BYTES[number])
     advice = "send fewer rows" if binary else "send fewer rows, or ask for binary_data_output"
     check_answer(size, limits.body, advice)
     return InferRequest(
-        _field(document, "id", str),
-        values.reshape(shape),
+        fields.optional(document, "id", str),
+        values,
+        groups,
         binary,
-        _field(parameters, "parameters.model", str),
+        fields.optional(parameters, "parameters.model", str),
         _only_warns(parameters),
     )
 
@@ -151,82 +142,9 @@ def _parse(text: memoryview) -> dict[str, Any]:
     return document
 
 
-def _only_input(document: dict[str, Any], served: Served) -> dict[str, Any]:
-    expected = served.map.kind
-    inputs = _required(document, "inputs", list)
-    if len(inputs) != 1 or type(inputs[0]) is not dict:
-        raise Malformed(
-            "wrong_inputs",
-            f"inputs must be a list of one tensor named {expected!r}, got {len(inputs)} entries",
-        )
-    tensor: dict[str, Any] = inputs[0]
-    name = _required(tensor, "inputs[0].name", str)
-    if name != expected:
-        raise Malformed(
-            "unknown_input",
-            f"calibrator {served.calibrator!r} version {served.number} has one input, "
-            f"{expected!r}, got {reprlib.repr(name)}",
-        )
-    return tensor
-
-
-def _datatype(tensor: dict[str, Any]) -> str:
-    datatype = _required(tensor, "inputs[0].datatype", str)
-    if datatype not in DATATYPES:
-        raise Malformed(
-            "bad_datatype",
-            f"inputs[0].datatype must be one of {', '.join(DATATYPES)}, "
-            f"got {reprlib.repr(datatype)}",
-        )
-    return datatype
-
-
-def _shape(tensor: dict[str, Any], served: Served) -> tuple[int, int]:
-    shape, k = _required(tensor, "inputs[0].shape", list), served.map.k
-    if len(shape) != 2 or any(type(one) is not int or one < 1 for one in shape):
-        raise Malformed(
-            "bad_shape",
-            f"inputs[0].shape must be [n, {k}] with n at least 1, got {reprlib.repr(shape)}",
-        )
-    rows, columns = shape
-    if columns != k and not (columns == 1 and k == 2):
-        raise Invalid(
-            "wrong_classes",
-            f"calibrator {served.calibrator!r} version {served.number} was fitted on {k} classes, "
-            f"got {columns} columns: inputs[0].shape must be [n, {k}]",
-        )
-    return rows, columns
-
-
-def _values(
-    tensor: dict[str, Any], datatype: str, shape: tuple[int, int], tail: memoryview
-) -> NDArray[Any]:
-    parameters = _parameters(tensor, "inputs[0].parameters")
-    size = _field(parameters, "inputs[0].parameters.binary_data_size", int)
-    if size is None:
-        if tail:
-            raise Malformed(
-                "wrong_length",
-                f"{len(tail)} bytes follow the JSON, but no input has the parameter "
-                "binary_data_size",
-            )
-        return from_json(_required(tensor, "inputs[0].data", list), datatype, shape)
-    if tensor.get("data") is not None:
-        raise Malformed("bad_field", "an input has either data or binary_data_size, not both")
-    count = shape[0] * shape[1]
-    expected = count * DATATYPES[datatype].itemsize
-    if not size == expected == len(tail):
-        raise Malformed(
-            "wrong_length",
-            f"{count} values of {datatype} are {expected} bytes, but binary_data_size is {size} "
-            f"and {len(tail)} bytes follow the JSON ({LENGTH_HEADER} says where it ends)",
-        )
-    return from_bytes(tail, datatype)
-
-
 def _only_warns(parameters: dict[str, Any]) -> bool:
     """Whether another model than the map's is warned of, and not refused."""
-    choice = _field(parameters, "parameters.fingerprint", str) or "refuse"
+    choice = fields.optional(parameters, "parameters.fingerprint", str) or "refuse"
     if choice not in ("refuse", "warn"):
         raise Malformed(
             "bad_field",
@@ -236,8 +154,8 @@ def _only_warns(parameters: dict[str, Any]) -> bool:
 
 
 def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:
-    binary = _field(parameters, "parameters.binary_data_output", bool) or False
-    outputs = _field(document, "outputs", list) or []
+    binary = fields.optional(parameters, "parameters.binary_data_output", bool) or False
+    outputs = fields.optional(document, "outputs", list) or []
     if len(outputs) > 1 or any(type(one) is not dict for one in outputs):
         raise Malformed(
             "wrong_outputs",
@@ -245,39 +163,13 @@ def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:
             f"got {len(outputs)} entries",
         )
     for output in outputs:
-        name = _required(output, "outputs[0].name", str)
+        name = fields.required(output, "outputs[0].name", str)
         if name != OUTPUT:
             raise Malformed(
                 "unknown_output", f"the only output is {OUTPUT!r}, got {reprlib.repr(name)}"
             )
-        parameters = _parameters(output, "outputs[0].parameters")
-        chosen = _field(parameters, "outputs[0].parameters.binary_data", bool)
+        parameters = fields.parameters(output, "outputs[0].parameters")
+        chosen = fields.optional(parameters, "outputs[0].parameters.binary_data", bool)
         if chosen is not None:
             binary = chosen
     return binary
-
-
-def _parameters(owner: dict[str, Any], path: str) -> dict[str, Any]:
-    """The parameters of a tensor or request; unknown ones are ignored, as the protocol has it."""
-    parameters = _field(owner, path, dict) or {}
-    for name in ("shared_memory_region", "classification"):
-        if name in parameters:
-            raise Malformed(
-                "not_offered", f"{path}.{name} belongs to an extension that is not offered here"
-            )
-    return parameters
-
-
-def _field(owner: dict[str, Any], path: str, kind: type[Value]) -> Value | None:
-    """The value at the end of a path, None if it is absent or null."""
-    value = owner.get(path.rpartition(".")[2])
-    if value is not None and type(value) is not kind:
-        raise Malformed("bad_field", f"{path} must be {NOUNS[kind]}, got {reprlib.repr(value)}")
-    return value
-
-
-def _required(owner: dict[str, Any], path: str, kind: type[Value]) -> Value:
-    value = _field(owner, path, kind)
-    if value is None:
-        raise Malformed("missing_field", f"{path} is missing: it must be {NOUNS[kind]}")
-    return value

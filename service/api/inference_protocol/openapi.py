@@ -6,7 +6,8 @@ from typing import Any
 
 from service.api.applying import MODEL_HEADER
 from service.api.inference_protocol.codec import LENGTH_HEADER
-from service.api.inference_protocol.tensors import DATATYPES
+from service.api.inference_protocol.tensors import DATATYPES, TEXT
+from service.core.formats.segments import GROUPS
 
 Plain = dict[str, Any]
 
@@ -17,7 +18,7 @@ SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 ERRORS = {
     "400": (
         "The request cannot be read: JSON, field, datatype, name or number of bytes",
-        "inputs[0].data must hold 6 numbers for the shape [2, 3], got 3",
+        "inputs[0].data must hold 6 values for the shape [2, 3], got 3",
     ),
     "401": ("No key, or one that is not valid", "send a valid key"),
     "403": ("The key has no predict scope", "this needs a key with the scope predict"),
@@ -58,6 +59,7 @@ def _list_of(items: Plain, **rules: int) -> Plain:
 
 STRING: Plain = {"type": "string"}
 NUMBER: Plain = {"type": "number"}
+CELL: Plain = {"type": ["number", "string"]}
 BOOLEAN: Plain = {"type": "boolean"}
 COUNT: Plain = {"type": "integer", "minimum": 0}
 ERROR = _object("error", error=STRING)
@@ -68,11 +70,11 @@ INPUT = _object(
     "name",
     "datatype",
     "shape",
-    name={"type": "string", "enum": ["logits", "probabilities"]},
-    datatype={"type": "string", "enum": list(DATATYPES)},
-    shape=_list_of({"type": "integer", "minimum": 1}, minItems=2, maxItems=2),
+    name={"type": "string", "enum": ["logits", "probabilities", GROUPS]},
+    datatype={"type": "string", "enum": [*DATATYPES, TEXT]},
+    shape=_list_of({"type": "integer", "minimum": 1}, minItems=1, maxItems=2),
     parameters=_or_null(_object(binary_data_size=_or_null(COUNT))),
-    data=_or_null(_list_of({"oneOf": [NUMBER, _list_of(NUMBER)]})),
+    data=_or_null(_list_of({"oneOf": [CELL, _list_of(CELL)]})),
 )
 OUTPUT = _object(
     "name",
@@ -82,7 +84,7 @@ OUTPUT = _object(
 REQUEST = _object(
     "inputs",
     id=_or_null(STRING),
-    inputs=_list_of(INPUT, minItems=1, maxItems=1),
+    inputs=_list_of(INPUT, minItems=1, maxItems=2),
     outputs=_or_null(_list_of(OUTPUT, maxItems=1)),
     parameters=_or_null(
         _object(
@@ -165,6 +167,10 @@ INFER_DESCRIPTION = (
     "A tensor may follow the JSON as raw little-endian bytes, with its `binary_data_size` and the "
     f"header `{LENGTH_HEADER}`; ask for such an answer with `binary_data_output`, or with "
     "`binary_data` of an output. Content-Encoding may be gzip or deflate.\n\n"
+    "A map of the method `segmented` takes a second input, `groups`, BYTES or integers of shape "
+    "[n] or [n, 1]: the segment of each row. Without it all rows get what the map for all rows "
+    "gives; so do rows of segments that it does not know, which the header Calibrd-Warning "
+    "counts.\n\n"
     "The fingerprint of the model whose values are sent may be given as the header "
     f"`{MODEL_HEADER}` or the request's parameter `model`. If the map was fitted for another model "
     "the answer is 409; with the parameter `fingerprint` of `warn` it has the header "

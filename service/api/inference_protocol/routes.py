@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from calibrators.errors import UnknownSegments
 from service.api.applying import (
     INLINE_BYTES,
     INLINE_NUMBERS,
@@ -19,8 +20,8 @@ from service.api.applying import (
     Find,
     Load,
     check_model,
-    mismatch_header,
     model_in_header,
+    warning_header,
 )
 from service.api.inference_protocol.codec import (
     LENGTH_HEADER,
@@ -31,8 +32,10 @@ from service.api.inference_protocol.codec import (
     encode,
     unpack,
 )
+from service.api.inference_protocol.tensors import TEXT
 from service.api.parts import check_scope
 from service.core.access import Principal, Scope
+from service.core.formats.segments import GROUPS
 from service.core.serving import Served
 from service.errors import Malformed
 from service.settings import MEGABYTE
@@ -99,12 +102,15 @@ class _Protocol:
     async def model(self, request: Request) -> Response:
         served = await self._served(request)
         shape = [-1, served.map.k]
+        inputs = [{"name": served.map.kind, "datatype": "FP32", "shape": shape}]
+        if served.has_segments:
+            inputs.append({"name": GROUPS, "datatype": TEXT, "shape": [-1]})
         return _json(
             {
                 "name": served.calibrator,
                 "versions": [str(served.number)],
                 "platform": "calibrd",
-                "inputs": [{"name": served.map.kind, "datatype": "FP32", "shape": shape}],
+                "inputs": inputs,
                 "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": shape}],
             }
         )
@@ -118,8 +124,9 @@ class _Protocol:
         header_length = _header_length(request)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         body = await request.body()
-        # a small compressed body may unpack to a large one
-        is_small = len(body) <= INLINE_BYTES and encoding == "identity"
+        # a small compressed body may unpack to a large one, and names are read one by one
+        is_quick = encoding == "identity" and not served.has_segments
+        is_small = is_quick and len(body) <= INLINE_BYTES
         if is_small:
             asked = decode(body, header_length, served, self.limits)
         else:
@@ -131,7 +138,7 @@ class _Protocol:
         else:
             answer = await run_in_threadpool(_answer, asked, served)
         if mismatch is not None:
-            answer.raw_headers.append(mismatch_header(mismatch))
+            answer.raw_headers.append(warning_header("model_mismatch", mismatch))
         return answer
 
     def _unpacked(
@@ -150,14 +157,17 @@ class _Protocol:
 
 
 def _answer(asked: InferRequest, served: Served) -> Response:
-    content, json_length = encode(asked, served.map.apply(asked.values), served)
-    if not asked.binary:
-        return Response(content, media_type=JSON)
-    return Response(
-        content,
-        headers={LENGTH_HEADER: str(json_length)},
-        media_type="application/octet-stream",
-    )
+    probabilities = served.map.apply(asked.values, asked.groups)
+    content, json_length = encode(asked, probabilities, served)
+    if asked.binary:
+        answer = Response(content, media_type="application/octet-stream")
+        answer.headers[LENGTH_HEADER] = str(json_length)
+    else:
+        answer = Response(content, media_type=JSON)
+    note = None if asked.groups is None else served.map.unknown_note(asked.groups)
+    if note is not None:
+        answer.raw_headers.append(warning_header(UnknownSegments.code, note))
+    return answer
 
 
 def _models(request: Request) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,9 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
     **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
 }
+WHOLE = tuple(name for name in DATATYPES if "INT" in name)
+TEXT = "BYTES"
+LENGTH_BYTES = 4  # before each text of a binary tensor
 
 
 def from_bytes(data: memoryview, datatype: str) -> NDArray[Any]:
@@ -30,33 +32,47 @@ def from_bytes(data: memoryview, datatype: str) -> NDArray[Any]:
     return array if array.flags.aligned else array.copy()
 
 
-def from_json(data: list[Any], datatype: str, shape: tuple[int, int]) -> NDArray[Any]:
-    """Values written out flat, or as one list for each row; flat."""
-    rows, columns = shape
-    if data and type(data[0]) is list:
-        if any(type(row) is not list or len(row) != columns for row in data):
-            raise Malformed(
-                "wrong_length", f"every row of inputs[0].data must be a list of {columns}"
-            )
-        data = list(chain.from_iterable(data))
-    if len(data) != rows * columns:
+def names_from_bytes(data: memoryview, count: int, path: str) -> list[str]:
+    """Texts in UTF-8, each behind its length in bytes.
+
+    >>> names_from_bytes(memoryview(b"\\3\\0\\0\\0web\\0\\0\\0\\0"), 2, "inputs[1]")
+    ['web', '']
+    """
+    names: list[str] = []
+    end = 0
+    while len(names) < count and end + LENGTH_BYTES <= len(data):
+        start = end + LENGTH_BYTES
+        end = start + int.from_bytes(data[end:start], "little")
+        try:
+            names.append(str(data[start:end], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise Malformed("bad_values", f"{path} must hold texts in UTF-8") from error
+    if len(names) != count or end != len(data):
         raise Malformed(
             "wrong_length",
-            f"inputs[0].data must hold {rows * columns} numbers for the shape {list(shape)}, "
-            f"got {len(data)}",
+            f"the bytes of {path} must be {count} texts, each behind its length in "
+            f"{LENGTH_BYTES} bytes, and nothing else",
         )
-    return _numbers(data, datatype)
+    return names
 
 
-def _numbers(data: list[Any], datatype: str) -> NDArray[Any]:
+def names_from_json(data: list[Any], path: str) -> list[str]:
+    """The same written out."""
+    if not {str}.issuperset(map(type, data)):
+        raise Malformed("bad_values", f"{path} of {TEXT} must hold texts only")
+    return data
+
+
+def from_json(data: list[Any], datatype: str, path: str) -> NDArray[Any]:
+    """Numbers written out."""
     if datatype == "BF16":
         raise Malformed("bad_datatype", "BF16 is read from binary tensors only: send FP32")
     dtype = DATATYPES[datatype]
     allowed = {int, float} if dtype.kind == "f" else {int}
     if not allowed.issuperset(map(type, data)):
         noun = "numbers" if dtype.kind == "f" else "whole numbers"
-        raise Malformed("bad_values", f"inputs[0].data of {datatype} must hold {noun} only")
-    out_of_range = f"inputs[0].data holds numbers beyond the range of {datatype}"
+        raise Malformed("bad_values", f"{path} of {datatype} must hold {noun} only")
+    out_of_range = f"{path} holds numbers beyond the range of {datatype}"
     try:
         with np.errstate(over="ignore"):
             array = np.array(data, dtype)

@@ -22,7 +22,7 @@ from service.api.applying import (
     Load,
     check_answer,
     check_model,
-    mismatch_header,
+    warning_header,
 )
 from service.api.parts import check_scope
 from service.api.predict.asked import NOTHING, Asked, Sent, answer_format, read_headers, read_query
@@ -72,7 +72,7 @@ class Predict:
         else:
             headers, body = await self._posted(served, asked, sent, receive)
         if mismatch is not None:
-            headers.append(mismatch_header(mismatch))
+            headers.append(warning_header("model_mismatch", mismatch))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

@@ -1,0 +1,45 @@
+"""Fields of a request's JSON, each looked up by its path so that an error can name it."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any, TypeVar
+
+from service.errors import Malformed
+
+NOUNS = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "a whole number",
+    bool: "true or false",
+}
+
+Value = TypeVar("Value")
+
+
+def optional(owner: dict[str, Any], path: str, kind: type[Value]) -> Value | None:
+    """The value at the end of a path, None if it is absent or null."""
+    value = owner.get(path.rpartition(".")[2])
+    if value is not None and type(value) is not kind:
+        raise Malformed("bad_field", f"{path} must be {NOUNS[kind]}, got {reprlib.repr(value)}")
+    return value
+
+
+def required(owner: dict[str, Any], path: str, kind: type[Value]) -> Value:
+    """The value at the end of a path, which must be there."""
+    value = optional(owner, path, kind)
+    if value is None:
+        raise Malformed("missing_field", f"{path} is missing: it must be {NOUNS[kind]}")
+    return value
+
+
+def parameters(owner: dict[str, Any], path: str) -> dict[str, Any]:
+    """The parameters of a tensor or request; unknown ones are ignored, as the protocol has it."""
+    found = optional(owner, path, dict) or {}
+    for name in ("shared_memory_region", "classification"):
+        if name in found:
+            raise Malformed(
+                "not_offered", f"{path}.{name} belongs to an extension that is not offered here"
+            )
+    return found
