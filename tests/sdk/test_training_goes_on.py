@@ -99,11 +99,11 @@ def test_what_another_machine_did_since_counts(
 ) -> None:
     """Here something waits that is older than what the service has."""
     batches = passes(4)
-    with away(line), Monitor(line.url, run="elsewhere", budget=0.2) as job:
+    with away(line), Monitor(line.url, run="another-folder", budget=0.2) as job:
         stepped(job, batches[0])
-    with Monitor(client, run="elsewhere", budget=30, folder=tmp_path / "there") as job:
+    with Monitor(client, run="another-folder", budget=30, folder=tmp_path / "there") as job:
         stepped(job, *batches[1:])
-    with Monitor(line.url, run="elsewhere", budget=30) as job:
+    with Monitor(line.url, run="another-folder", budget=30) as job:
         assert job.steps == 3
 
 

@@ -124,34 +124,39 @@ def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
     pl: Any, client: calibrd.Client, tmp_path: Path
 ) -> None:
     watching = callbacks.MonitorCallback(
-        client, run="named", loss="online_label_smoothing", classes=3
+        client, run="loss-by-name", loss="online_label_smoothing", classes=3
     )
     module = net_of(pl)(watching.loss)
     fitted(pl, module, tmp_path, 2, watching)
     assert not torch.allclose(module.loss.soft, torch.full((3, 3), 1 / 3))
     assert not module.loss.seen.any()
-    assert [one.metrics.rows for one in client.run_history("named")] == [64, 64]
+    assert [one.metrics.rows for one in client.run_history("loss-by-name")] == [64, 64]
 
 
 def test_which_losses_a_monitor_takes() -> None:
     with pytest.raises(ParameterError, match="there is no loss 'secca'; did you mean 'seca'"):
-        callbacks.MonitorCallback(None, run="named", loss="secca")
+        callbacks.MonitorCallback(None, run="loss-by-name", loss="secca")
     for steered in ("adafocal", make_loss("refcal", loss="adafocal")):
         with pytest.raises(ValueError, match=r"take AdaFocalCallback\(loss='adafocal'\)"):
-            callbacks.MonitorCallback(None, run="named", loss=steered)
+            callbacks.MonitorCallback(None, run="loss-by-name", loss=steered)
     with pytest.raises(ValueError, match="gamma: parameters go with the name"):
-        callbacks.MonitorCallback(None, run="named", gamma=1.0)
+        callbacks.MonitorCallback(None, run="loss-by-name", gamma=1.0)
     with pytest.raises(ValueError, match="a loss of make_loss, got CrossEntropyLoss"):
-        callbacks.MonitorCallback(None, run="named", loss=torch.nn.CrossEntropyLoss())
-    made = callbacks.MonitorCallback(None, run="named", loss=make_loss("brier", ignore_index=255))
+        callbacks.MonitorCallback(None, run="loss-by-name", loss=torch.nn.CrossEntropyLoss())
+    made = callbacks.MonitorCallback(
+        None, run="loss-by-name", loss=make_loss("brier", ignore_index=255)
+    )
     assert made.ignore_index == 255
 
 
 def test_which_losses_are_steered() -> None:
-    assert callbacks.AdaFocalCallback(None, run="named", loss="calfocal").loss.name == "calfocal"
+    assert (
+        callbacks.AdaFocalCallback(None, run="loss-by-name", loss="calfocal").loss.name
+        == "calfocal"
+    )
     for other in ("seca", make_loss("seca")):
         with pytest.raises(ValueError, match="only adafocal and calfocal are steered, got seca"):
-            callbacks.AdaFocalCallback(None, run="named", loss=other)
+            callbacks.AdaFocalCallback(None, run="loss-by-name", loss=other)
 
 
 def test_validation_alone_is_no_step(pl: Any, tmp_path: Path) -> None:
