@@ -33,8 +33,8 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	echo "no browser: the tests that need one are skipped (on Debian: apt-get install chromium)"
 
-test: .venv/base browser  ## run every test, in four processes (they wait as much as they calculate)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+test: .venv/base browser  ## run the tests, in three processes (they wait as much as they calculate)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-faults: .venv/base  ## every fault of tests/faults as often as its table says (about 20 minutes)
 	CALIBRD_TEST_FAULTS=full $(BIN)/python -m pytest tests/faults

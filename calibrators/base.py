@@ -41,11 +41,12 @@ class CalibrationMap(ABC):
     ``k`` classes and the ``kind`` of input it was fitted on; other input is refused. ``fit_info``
     is plain JSON: how the fit went, with its warnings. ``keeps_class`` says whether the predicted
     class always keeps the largest probability; of a class of maps it is None if that depends on the
-    map.
+    map. ``has_segments`` says whether it takes groups.
     """
 
     method: ClassVar[str]
     keeps_class: ClassVar[bool | None]
+    has_segments: ClassVar[bool] = False
 
     k: int
     kind: Kind = "logits"
@@ -187,7 +188,7 @@ class Calibrator(ABC):
         check_fields(self)
 
     @property
-    def method_of_segments(self) -> str | None:
+    def method_needing_groups(self) -> str | None:
         """The method for which a fit with these parameters needs the segment of each row."""
         return self.name if self.needs_groups else None
 
@@ -218,10 +219,10 @@ class Calibrator(ABC):
                 f"fit takes a CalibrationSet, got {type(data).__name__}: "
                 "make one with CalibrationSet(logits, labels)",
             )
-        if self.method_of_segments and data.groups is None:
+        if self.method_needing_groups and data.groups is None:
             raise FitError(
                 "no_groups",
-                f"the method {self.method_of_segments!r} needs the segment of each row: "
+                f"the method {self.method_needing_groups!r} needs the segment of each row: "
                 "make the set with CalibrationSet(logits, labels, groups)",
             )
         fitted = self._fit(data, context)

@@ -76,11 +76,11 @@ def fit_and_judge(
     job = _Job(recipe, device, progress, cancel)
     if evaluation is not None:
         _check_alike(data, evaluation)
-        if recipe.method_of_segments and evaluation.groups is None:
+        if recipe.method_needing_groups and evaluation.groups is None:
             raise DataError(
                 "evaluation_differs",
                 "evaluation must name the segment of each row, "
-                f"as {recipe.method_of_segments!r} needs it",
+                f"as {recipe.method_needing_groups!r} needs it",
             )
         fitted = job.fit(data, 0.0, 1.0)
         if evaluation.groups is not None:

@@ -159,7 +159,7 @@ def apply_file(
     done = classes = in_segments = 0
 
     def segments(names: Sequence[str]) -> str | None:
-        is_used = groups is not None or isinstance(steady, SegmentedMap)
+        is_used = groups is not None or steady.has_segments
         return groups_among(start, names, groups) if is_used else None
 
     with open_source(start, steady.kind, chosen, segments) as opened:
@@ -181,4 +181,4 @@ def apply_file(
                 write(block, added)
                 done, classes = done + len(found), found.shape[1]
                 bar.add(len(found))
-    return Applied(end, done, classes, in_segments if isinstance(steady, SegmentedMap) else None)
+    return Applied(end, done, classes, in_segments if steady.has_segments else None)

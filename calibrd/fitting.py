@@ -46,10 +46,10 @@ def fit_local(
     """
     recipe = make_recipe(method, params or {}, seed=seed)
     data = checked_set(logits, labels, kind, groups)
-    if recipe.method_of_segments and data.groups is None:
+    if recipe.method_needing_groups and data.groups is None:
         raise FitError(
             "no_groups",
-            f"the method {recipe.method_of_segments!r} needs the segment of each row: "
+            f"the method {recipe.method_needing_groups!r} needs the segment of each row: "
             "give them as groups=",
         )
     if evaluation is not None and not isinstance(evaluation, CalibrationSet):

@@ -36,37 +36,6 @@ LONGEST_FIRST = (
     "service/test_documentation.py",
     "sdk/test_wheel.py",
 )
-# these tests are promises in seconds, or give up after less than one; on a busy machine a process
-# may stand still for longer than that, so they may fail once (the summary then names them)
-BY_THE_CLOCK = (
-    "faults/test_*.py",
-    "sdk/test_calls.py",
-    "sdk/test_killed_service.py",
-    "sdk/test_local_map*.py",
-    "sdk/test_model_server.py",
-    "sdk/test_retries.py",
-    "sdk/test_training_*.py",
-    "sdk/test_uploads.py",
-    "service/storage/test_aliases.py",
-    "service/storage/test_blob_store_away.py",
-    "service/storage/test_jobs.py",
-    "service/storage/test_keys.py",
-    "service/storage/test_news.py",
-    "service/storage/test_partition.py",
-    "service/storage/test_presigned.py",
-    "service/storage/test_retries_and_races.py",
-    "service/storage/test_run_*.py",
-    "service/storage/test_sweeping.py",
-    "service/storage/test_upkeep.py",
-    "service/test_bad_connections.py",
-    "service/test_body_guard.py",
-    "service/test_command_line.py",
-    "service/test_documentation.py",
-    "service/test_formats_refused.py",
-    "service/test_http_protocol.py",
-    "service/test_operations.py",
-    "service/test_supervisor.py",
-)
 
 
 @pytest.hookimpl(trylast=True)
@@ -74,10 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the longest files begin first; the tests of a file stay in their order."""
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
-    by_the_clock = {path for pattern in BY_THE_CLOCK for path in TESTS.glob(pattern)}
-    for item in items:
-        if item.path in by_the_clock:
-            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_collection_finish() -> None:

@@ -85,7 +85,7 @@ class Auto(Calibrator):
             self._recipes()
 
     @property
-    def method_of_segments(self) -> str | None:
+    def method_needing_groups(self) -> str | None:
         """The first candidate that was named and needs the segment of each row."""
         from calibrators.registry import get_method
 

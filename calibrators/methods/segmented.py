@@ -36,6 +36,7 @@ class SegmentedMap(CalibrationMap):
 
     method = "segmented"
     keeps_class = None
+    has_segments = True
 
     base: CalibrationMap
     segments: tuple[str, ...]
@@ -43,7 +44,7 @@ class SegmentedMap(CalibrationMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.base, SegmentedMap):
+        if self.base.has_segments:
             raise ParameterError(
                 "bad_parameter", "base must be a map without segments, got one of 'segmented'"
             )

@@ -132,9 +132,9 @@ def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
 
 def _rows(asked: Asked, path: str) -> SetFile:
     """A file's rows, with their segments if the method needs them."""
-    method = _method_of_segments(asked)
+    method = _method_needing_groups(asked)
     found = asked.set_file(path).for_segments(method is not None)
-    if method and found.groups is None:
+    if method is not None and found.groups is None:
         raise CommandError(
             "no_groups",
             f"the method {method!r} needs the segment of each row, and {path} has no "
@@ -144,10 +144,10 @@ def _rows(asked: Asked, path: str) -> SetFile:
     return found
 
 
-def _method_of_segments(asked: Asked) -> str | None:
+def _method_needing_groups(asked: Asked) -> str | None:
     try:
         params = dict(_param(one) for one in asked.flags.param)
-        return make_recipe(asked.flags.method, params, seed=asked.flags.seed).method_of_segments
+        return make_recipe(asked.flags.method, params, seed=asked.flags.seed).method_needing_groups
     except ParameterError:  # a service may know more than this library, and says what is wrong
         return None
 

@@ -42,7 +42,7 @@ def model_in_header(value: bytes) -> str:
 
 
 def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> str | None:
-    """Refuse the values of another model than the map was fitted for; or what to warn of.
+    """Refuse the values of another model than the map was fitted for; or the warning of it.
 
     ``stated`` are the fingerprints given in all places where one can be given.
     """
@@ -60,8 +60,10 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
             "bad_parameter", "the model's fingerprint must not be empty: give it or leave it out"
         )
     mismatch = model_mismatch(served, model)
-    if mismatch is None or only_warn:
-        return mismatch
+    if mismatch is None:
+        return None
+    if only_warn:
+        return f"model_mismatch; {mismatch}"
     raise Conflict(
         "model_mismatch",
         f"{mismatch}: send that model's values, or ask with fingerprint=warn",
@@ -70,6 +72,6 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
     )
 
 
-def warning_header(code: str, sentence: str) -> tuple[bytes, bytes]:
-    """The header that tells a caller something of the answer, in ASCII."""
-    return b"calibrd-warning", f"{code}; {sentence}".encode("ascii")
+def warning_header(warning: str) -> tuple[bytes, bytes]:
+    """The header that tells a caller something of the answer: a code and a sentence, in ASCII."""
+    return b"calibrd-warning", warning.encode("ascii")

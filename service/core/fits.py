@@ -161,7 +161,7 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
 def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
     """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
     for one in order.methods:
-        method = make_recipe(one.method, one.params, seed=order.seed).method_of_segments
+        method = make_recipe(one.method, one.params, seed=order.seed).method_needing_groups
         if method is None:
             continue
         for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):

@@ -9,7 +9,6 @@ import numpy as np
 from calibrators import CalibrationMap, CalibrationSet, evaluate
 from calibrators.errors import UnknownSegments
 from calibrators.groups import Groups
-from calibrators.methods.segmented import SegmentedMap
 from service.core.formats import Arrays, raised_zeros
 from service.core.formats.layout import Array
 from service.core.serving import Served
@@ -47,7 +46,7 @@ def predict(
             got=arrays.declared,
         )
     values = _rows(arrays.values, fitted.k)
-    is_told_apart = arrays.labels is not None and not isinstance(fitted, SegmentedMap)
+    is_told_apart = arrays.labels is not None and not fitted.has_segments
     groups = None if arrays.groups is None or is_told_apart else Groups.of(arrays.groups)
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import structlog
 
 from calibrators import CalibrationError, CalibrationMap, archive
-from calibrators.methods.segmented import SegmentedMap
 from service.core import aliases, versions
 from service.core.access import Principal
 from service.core.blob_keys import map_key
@@ -37,11 +36,6 @@ class Served:
     map: CalibrationMap
     sha256: str
     model: str | None
-
-    @property
-    def has_segments(self) -> bool:
-        """Whether rows may be calibrated by their segments."""
-        return isinstance(self.map, SegmentedMap)
 
 
 class Place(NamedTuple):

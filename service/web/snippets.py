@@ -35,7 +35,9 @@ def snippets(
     return (
         Snippet("curl", _curl(predict, {version.kind: _row(version), **named}, needs_key)),
         Snippet("Python", _python(url, called, version, segments)),
-        Snippet("KServe, Triton", _curl(f"{model}/infer", _inference(version), needs_key)),
+        Snippet(
+            "KServe, Triton", _curl(f"{model}/infer", _inference(version, segments), needs_key)
+        ),
     )
 
 
@@ -106,7 +108,8 @@ def _python(url: str, called: str, version: Version, segments: list[str]) -> str
     )
 
 
-def _inference(version: Version) -> dict[str, Any]:
+def _inference(version: Version, segments: list[str]) -> dict[str, Any]:
     shape = [1, version.classes]
-    tensor = {"name": version.kind, "shape": shape, "datatype": "FP64", "data": _row(version)}
-    return {"inputs": [tensor]}
+    values = {"name": version.kind, "shape": shape, "datatype": "FP64", "data": _row(version)}
+    groups = {"name": "groups", "shape": [1], "datatype": "BYTES", "data": segments}
+    return {"inputs": [values, groups] if segments else [values]}

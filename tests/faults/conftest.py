@@ -1,7 +1,7 @@
 """Faults on purpose: real processes on a real PostgreSQL and S3, killed, paused and starved.
 
 ``make test-faults`` runs every fault as often as the table in its answer says; ``make test`` runs
-the same tests a few times.
+the quick ones a few times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often each fault is made: all of it in ``make test-faults``, a little in ``make test``."""
+"""How often a fault is made: all of it in ``make test-faults``, a little in ``make test``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import pytest
 from backends import Fleet, fleet
 from live_service import every
 from load import ALIAS, CALIBRATOR, Load, Told
-from rounds import times
 from sites import Site
 
 from service.core.blob_keys import dataset_key
@@ -31,7 +30,7 @@ def durable_fleet() -> Iterator[Fleet]:
 def test_a_database_that_crashes_loses_nothing_acknowledged(
     durable_fleet: Fleet, tmp_path: Path, note: Callable[..., None]
 ) -> None:
-    count = times(5, 1)
+    count = 5
     with Site(durable_fleet.settings(tmp_path), tmp_path) as site:
         replicas = [site.replica(), site.replica(tmp_path / "second")]
         site.staff(2)

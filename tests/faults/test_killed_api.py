@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 from live_service import NPZ, Running, every, npz, sample
-from rounds import on_both_if_full, times
+from rounds import on_both
 from sites import Site
 
 from service.core.blob_keys import dataset_key
@@ -63,11 +63,11 @@ def order(number: int) -> Sent:
     return Sent(npz(*sample(20_000, 50, seed=1000 + number)), path, headers)
 
 
-@on_both_if_full
+@on_both
 def test_a_killed_api_loses_nothing_it_acknowledged(
     own_site: Site, note: Callable[..., None]
 ) -> None:
-    site, count = own_site, times(20, 2)
+    site, count = own_site, 20
     dice = random.Random(4)  # noqa: S311
     second = site.replica(site.folder / "second") if site.is_fleet else None
     first = site.replica()

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from faulty_line import Say, faulty_line
-from live_service import wait_until
+from live_service import by_the_clock, wait_until
 from local_maps import LOGITS, Site, fitted, release
 
 import calibrd
@@ -101,6 +101,7 @@ def kill_after_first_answer(site: Site, client: calibrd.Client) -> None:
     client._http.event_hooks = {"response": [kill]}
 
 
+@by_the_clock
 def test_killed_while_it_loads_the_cache_serves(
     site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:

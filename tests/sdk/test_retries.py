@@ -14,7 +14,7 @@ from email.utils import format_datetime
 
 import pytest
 from faulty_line import Asked, FaultyLine, Say, first, lose
-from live_service import sample
+from live_service import by_the_clock, sample
 
 import calibrd
 from calibrators import CalibrationSet
@@ -56,6 +56,7 @@ def test_the_same_awaited(line: FaultyLine) -> None:
     assert line.count("GET") == 4
 
 
+@by_the_clock
 def test_pauses_grow_and_are_drawn_at_random(line: FaultyLine) -> None:
     line.before = lambda asked: BUSY
     spans = []
@@ -75,6 +76,7 @@ def test_pauses_grow_and_are_drawn_at_random(line: FaultyLine) -> None:
     assert abs(spans[0][0] - spans[1][0]) > 1e-4
 
 
+@by_the_clock
 def test_retry_after_is_honoured(over: calibrd.Client, line: FaultyLine) -> None:
     line.before = first(1, lambda: Say(503, {"Retry-After": "1"}))
     began = time.monotonic()

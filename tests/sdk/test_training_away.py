@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from faulty_line import Asked, FaultyLine, Lost, Say, faulty_line, first, lose
-from live_service import Running, wait_until
+from live_service import Running, by_the_clock, wait_until
 from test_training_alone import passes
 from test_training_runs import has_line, line_of, stepped
 
@@ -81,6 +81,7 @@ def nobody() -> Iterator[str]:
         yield f"http://127.0.0.1:{found.getsockname()[1]}"
 
 
+@by_the_clock
 @pytest.mark.parametrize("place", [nobody, black_hole])
 def test_away_from_the_beginning(
     place: Callable[[], Iterator[str]],
@@ -102,6 +103,7 @@ def test_away_from_the_beginning(
     assert left == ["00000001.json", "00000002.json", "00000003.json"]
 
 
+@by_the_clock
 @pytest.mark.parametrize("place", [nobody, black_hole])
 def test_a_rank_that_waits_for_the_others_in_vain(
     place: Callable[[], Iterator[str]], wanted: AdaFocalState
@@ -112,6 +114,7 @@ def test_a_rank_that_waits_for_the_others_in_vain(
     assert watch.longest < BUDGET + SLACK
 
 
+@by_the_clock
 def test_slow_names_are_not_waited_for(
     wanted: AdaFocalState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +130,7 @@ def test_slow_names_are_not_waited_for(
     assert watch.longest < BUDGET + SLACK
 
 
+@by_the_clock
 def test_silent_in_the_middle_and_back_again(
     wanted: AdaFocalState, line: FaultyLine, client: calibrd.Client
 ) -> None:
@@ -215,6 +219,7 @@ def test_the_next_process_sends_what_is_left_and_goes_on_from_it(
     assert len({step.session for step in client.run_history("left")}) == 3
 
 
+@by_the_clock
 def test_a_folder_that_cannot_be_written_is_told_once(
     wanted: AdaFocalState,
     client: calibrd.Client,
@@ -229,6 +234,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     wait_until(lambda: has_line(client, "no-folder", 1, 2, 3))
 
 
+@by_the_clock
 def test_a_disk_that_hangs_is_not_waited_for(
     wanted: AdaFocalState, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +248,7 @@ def test_a_disk_that_hangs_is_not_waited_for(
     is_awake.set()
 
 
+@by_the_clock
 def test_a_refusal_in_the_middle_is_told_once_and_kept(
     line: FaultyLine,
     client: calibrd.Client,

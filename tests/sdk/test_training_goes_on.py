@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from faulty_line import Asked, FaultyLine, Say
-from live_service import wait_until
+from live_service import by_the_clock, wait_until
 from test_training_alone import passes
 from test_training_leftovers import away
 from test_training_runs import has_line, line_of, stepped
@@ -67,6 +67,7 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
     assert "goes on as this machine left it, from step 5" in caplog.text
 
 
+@by_the_clock
 def test_a_long_queue_is_not_waited_for(
     line: FaultyLine,
     client: calibrd.Client,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty_line import Asked, FaultyLine, Say, first, lose
-from live_service import Running, sample
+from live_service import Running, by_the_clock, sample
 
 import calibrd
 from calibrators import DataError
@@ -212,6 +212,7 @@ def test_two_who_send_the_same_end_with_one_dataset(line: FaultyLine, data) -> N
     assert len(set(found)) == 1
 
 
+@by_the_clock
 @pytest.mark.parametrize("fault", [lose, lambda: time.sleep(8)], ids=["lost", "hangs"])
 def test_ctrl_c_does_not_wait(over: calibrd.Client, line, data, fault) -> None:
     line.before = lambda asked: fault() if asked.method == "PUT" else None

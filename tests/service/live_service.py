@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 import uvicorn
 from fastapi import FastAPI
 
@@ -126,6 +127,11 @@ def files_below(folder: Path, pattern: str = "*") -> list[Path]:
         for place, _, names in os.walk(folder)
         for name in fnmatch.filter(names, pattern)
     ]
+
+
+# a promise of seconds, or something given up after less than one: on a busy machine a process may
+# stand still for longer, so such a test may fail once, and the summary then names it
+by_the_clock = pytest.mark.flaky(reruns=1)
 
 
 def within(seconds: float, take: Callable[[], float], tries: int = 2) -> None:

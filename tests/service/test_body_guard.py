@@ -16,6 +16,7 @@ import pytest
 import structlog
 import uvicorn
 from fastapi import Body, FastAPI, Request
+from live_service import by_the_clock
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.body_guard import BodyGuard
@@ -24,7 +25,7 @@ from service.api.observed import Observed
 from service.api.problems import LastResort, install_problems
 
 LIMIT = 1 << 20
-TIMEOUT = 0.4
+PATIENCE, LITTLE = 60.0, 0.4
 LEAST_RATE = 1000
 
 
@@ -44,7 +45,7 @@ class Counting:
         await self.app(scope, counting_receive, send)
 
 
-def guarded() -> Counting:
+def guarded(timeout: float = PATIENCE) -> Counting:
     app = FastAPI()
     install_problems(app)
 
@@ -71,7 +72,7 @@ def guarded() -> Counting:
         await send({"type": "http.response.body", "body": str(size).encode()})
 
     app.mount("/raw", raw)
-    guard = BodyGuard(app, lambda scope: LIMIT, TIMEOUT, LEAST_RATE)
+    guard = BodyGuard(app, lambda scope: LIMIT, timeout, LEAST_RATE)
     return Counting(Observed(LastResort(guard), Metrics()))
 
 
@@ -99,6 +100,13 @@ def app() -> Counting:
 @pytest.fixture(scope="module")
 def port(app: Counting) -> Iterator[int]:
     with running(app) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def hasty_port() -> Iterator[int]:
+    """Of an app with little patience."""
+    with running(guarded(LITTLE)) as port:
         yield port
 
 
@@ -184,9 +192,10 @@ def test_a_length_of_thousands_of_digits_is_413() -> None:
     assert answer.status_code == 413
 
 
+@by_the_clock
 @PATHS
-def test_silence_is_408(path: str, port: int) -> None:
-    with connect(port) as connection:
+def test_silence_is_408(path: str, hasty_port: int) -> None:
+    with connect(hasty_port) as connection:
         connection.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\n" % path.encode())
         connection.sendall(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n123")
         began = time.monotonic()
@@ -197,9 +206,10 @@ def test_silence_is_408(path: str, port: int) -> None:
     assert time.monotonic() - began < 8
 
 
+@by_the_clock
 @PATHS
-def test_a_trickle_is_408(path: str, port: int) -> None:
-    with connect(port) as connection:
+def test_a_trickle_is_408(path: str, hasty_port: int) -> None:
+    with connect(hasty_port) as connection:
         connection.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\n" % path.encode())
         connection.sendall(b"Content-Type: application/json\r\nContent-Length: 900\r\n\r\n")
         for _ in range(12):

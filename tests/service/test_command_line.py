@@ -18,7 +18,7 @@ from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from live_service import NPZ, ROOT, npz, running, sample, wait_until
+from live_service import NPZ, ROOT, by_the_clock, npz, running, sample, wait_until
 
 from service.__main__ import main
 from service.jobs.identity import new_worker_id
@@ -215,6 +215,7 @@ SLOW_UPLOAD = (
 )
 
 
+@by_the_clock
 def test_who_waits_is_answered_when_the_service_ends(tmp_path: Path) -> None:
     with running(tmp_path, "--workers", "0") as started, started.client() as client:
         dataset = client.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]

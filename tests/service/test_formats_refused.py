@@ -343,7 +343,7 @@ def told(format: Format, body: bytes) -> str:
 def only_told_errors(format: Format, body: bytes) -> None:
     started = time.monotonic()
     assert len(told(format, body)) < 5000
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
 
 
 @settings(max_examples=150, deadline=None)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import uvicorn
-from live_service import STOP_SECONDS, wait_until
+from live_service import STOP_SECONDS, by_the_clock, wait_until
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -163,6 +163,7 @@ def test_what_is_no_http_is_a_problem(line: socket.socket, request_bytes: bytes)
     assert refused(line) == MALFORMED
 
 
+@by_the_clock
 def test_headers_that_come_too_slowly(hasty: socket.socket) -> None:
     began = time.monotonic()
     hasty.sendall(b"GET /echo HTTP/1.1\r\nX: a")
@@ -178,6 +179,7 @@ def test_a_connection_on_which_nothing_comes_is_closed(
     assert everything(hasty) == b""
 
 
+@by_the_clock
 def test_later_requests_have_the_same_limits_and_may_be_far_apart(hasty: socket.socket) -> None:
     for _ in range(2):
         hasty.sendall(get())
@@ -187,6 +189,7 @@ def test_later_requests_have_the_same_limits_and_may_be_far_apart(hasty: socket.
     assert refused(hasty) == (408, "headers_timeout")
 
 
+@by_the_clock
 def test_half_a_request_behind_a_slow_answer_does_not_disturb_it(hasty: socket.socket) -> None:
     hasty.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\nGET /ec")
     time.sleep(2 * HEAD_SECONDS)

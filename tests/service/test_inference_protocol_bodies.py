@@ -64,11 +64,11 @@ def test_json_flat_and_nested_are_the_same(http: httpx.Client) -> None:
         ([], "must be an object"),
         ({}, "inputs is missing"),
         ({"inputs": {}}, "inputs must be a list"),
-        ({"inputs": []}, "one tensor named 'logits', got 0"),
-        ({"inputs": [1]}, "one tensor named 'logits'"),
-        ({"inputs": request()["inputs"] * 2}, "got 2 entries"),
-        (request(name="image"), "takes 'logits', got 'image'"),
-        (request(name="x" * 10_000), "takes 'logits'"),
+        ({"inputs": []}, "a list of tensors, one of them named 'logits'"),
+        ({"inputs": [1]}, "a list of tensors, one of them named 'logits'"),
+        ({"inputs": request()["inputs"] * 2}, "inputs[1] is named 'logits'"),
+        (request(name="image"), "takes one input named 'logits'"),
+        (request(name="x" * 10_000), "inputs[0] is named 'xxx"),
         (request(name=...), "inputs[0].name is missing"),
         (request(datatype="BYTES"), "must be one of FP32, FP64"),
         (request(datatype="BOOL"), "got 'BOOL'"),
@@ -94,7 +94,7 @@ def test_json_flat_and_nested_are_the_same(http: httpx.Client) -> None:
         (request(data=...), "inputs[0].data is missing"),
         (request(data={"0": 1}), "inputs[0].data must be a list"),
         (request(parameters=[]), "inputs[0].parameters must be an object"),
-        (sized(12), "12 bytes, but binary_data_size is 12 and 0 bytes are there"),
+        (sized(12), "where 0 are left, got 12"),
         (sized(True), "binary_data_size must be a whole number, got True"),
         ({**request(), "id": 7}, "id must be a string, got 7"),
         ({**request(), "outputs": [{"name": "temperature"}]}, "the only output is 'probabilities'"),
@@ -125,21 +125,25 @@ def test_documents_that_are_refused(http: httpx.Client, document: Any, sentence:
         (b"[" * 100_000, {}, 400, "depth limit"),
         (json.dumps(request(data=[1, 2, float("nan")])).encode(), {}, 400, "are not JSON"),
         (b'{"inputs": [1e999]}', {}, 400, "cannot be read"),
-        (b'{"inputs": ' + b"[" * 1000 + b"]" * 1000 + b"}", {}, 400, "one tensor named"),
+        (b'{"inputs": ' + b"[" * 1000 + b"]" * 1000 + b"}", {}, 400, "a list of tensors"),
         (b'{"inputs": "\\ud800"}', {}, 400, "cannot be read"),
         (b'{"id": ' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}", {}, 400, "is missing"),
         (b'{"id": "\\ud800"}', {}, 400, "cannot be read"),
         (*raw(request(), THREE), 400, "12 bytes follow the JSON that are in no input's"),
-        (*raw(sized(12), THREE[:-1]), 400, "binary_data_size is 12 and 11 bytes are there"),
+        (*raw(sized(12), THREE[:-1]), 400, "where 11 are left, got 12"),
         (*raw(sized(12), THREE + b"\0"), 400, "1 bytes follow the JSON that are in no input's"),
-        (*raw(sized(16), FOUR), 400, "3 values of FP32 are 12 bytes, but binary_data_size is 16"),
+        (
+            *raw(sized(16), FOUR),
+            400,
+            "3 values of FP32 are 12 bytes, but binary_data_size of inputs[0] is 16",
+        ),
         (*raw(sized(16, shape=[1, 4]), FOUR), 422, "fitted on 3 classes, got 4 columns"),
         (*raw(sized(12, datatype="FP64"), THREE), 400, "3 values of FP64 are 24 bytes"),
-        (*raw(sized(-12), THREE), 400, "binary_data_size is -12"),
+        (*raw(sized(-12), THREE), 400, "where 12 are left, got -12"),
         (*raw({**sized(12)}, THREE, 10**6), 400, "says 1000000 bytes, the body has"),
         (*raw(sized(12), THREE, 0), 400, "cannot be read"),
-        (*raw(request(parameters={"binary_data_size": 12}), THREE), 400, "not both"),
-        (*raw(sized(0, shape=[2**62, 3]), b""), 400, "but binary_data_size is 0"),
+        (*raw(request(parameters={"binary_data_size": 12}), THREE), 400, "inputs[0] has either"),
+        (*raw(sized(0, shape=[2**62, 3]), b""), 400, "but binary_data_size of inputs[0] is 0"),
         (*raw(sized(12, shape=[2**64, 3]), THREE), 400, "n at least 1"),
         (json.dumps(request()).encode(), {"Inference-Header-Content-Length": "-1"}, 400, "whole"),
         (b"nonsense", {"Content-Encoding": "gzip"}, 400, "not valid gzip"),
@@ -246,6 +250,13 @@ def test_another_model_can_be_only_warned_of(http: httpx.Client, binary: bool) -
     assert answer.headers["calibrd-warning"].startswith("model_mismatch; fingerprinted@1 was")
     assert "calibrd-warning" not in fingerprinted(http, "modèle:v1".encode(), **warn).headers
     assert fingerprinted(http, b"v2", fingerprint="refuse").status_code == 409
+
+
+def test_zeros_are_raised_and_told(http: httpx.Client) -> None:
+    body = request(name="probabilities", data=[0.0, 0.4, 0.6])
+    answer = http.post("/v2/models/from-probabilities/infer", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["calibrd-warning"].startswith("clipped_probabilities; 1 zeros")
 
 
 def test_null_is_absent(http: httpx.Client) -> None:

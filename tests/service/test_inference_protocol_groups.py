@@ -119,10 +119,10 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "tail", "status", "sentence"),
     [
-        (both(name="logits"), b"", 400, "must have one tensor named 'logits'"),
-        ({"inputs": both()["inputs"][1:]}, b"", 400, "must have one tensor named 'logits'"),
-        ({"inputs": both()["inputs"] * 2}, b"", 400, "one named 'groups' if you like, got 4"),
-        (both(name="segments"), b"", 400, "takes 'logits' and 'groups', got 'segments'"),
+        (both(name="logits"), b"", 400, "one named 'groups'; inputs[1] is named 'logits'"),
+        ({"inputs": both()["inputs"][1:]}, b"", 400, "must have a tensor named 'logits'"),
+        ({"inputs": both()["inputs"] * 2}, b"", 400, "inputs[2] is named 'logits'"),
+        (both(name="segments"), b"", 400, "inputs[1] is named 'segments'"),
         (both(datatype="FP32", data=[1.5]), b"", 400, "inputs[1].datatype must be one of BYTES"),
         (both(data=[1]), b"", 400, "inputs[1].data of BYTES must hold texts only"),
         (both(datatype="INT8", data=["app"]), b"", 400, "must hold whole numbers only"),
@@ -135,14 +135,17 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
         (both(data=[" "]), b"", 422, "printable characters, not all spaces"),
         (both(data=["x" * 201]), b"", 422, "must be 1 to 200"),
         (both(data=["app\0"]), b"", 422, "printable characters"),
-        (sized(7), APP[:-1], 400, "must be 1 texts, each behind its length"),
+        (sized(7), APP[:-1], 400, "where 6 are left, got 7"),
+        (sized(8), APP, 400, "where 7 are left, got 8"),
         (sized(6), APP[:-1], 400, "must be 1 texts, each behind its length"),
         (sized(8), APP + b"\0", 400, "must be 1 texts, each behind its length"),
         (sized(7), APP + b"\0", 400, "1 bytes follow the JSON that are in no input's"),
         (sized(7, shape=[2**60]), APP, 400, "must be 1152921504606846976 texts"),
         (sized(8), struct.pack("<I", 2**32 - 1) + b"abcd", 400, "must be 1 texts"),
         (sized(5), struct.pack("<I", 1) + b"\xff", 400, "texts in UTF-8"),
-        (sized(-7), APP, 400, "binary_data_size is -7"),
+        (sized(6), text("é")[:-1] + b"a", 400, "texts in UTF-8"),
+        (sized(5), text("é")[:-1], 400, "must be 1 texts"),
+        (sized(-7), APP, 400, "where 7 are left, got -7"),
         (sized(7, datatype="INT64"), APP, 400, "1 values of INT64 are 8 bytes"),
     ],
 )
@@ -158,8 +161,8 @@ def test_what_is_refused(
 
 def test_maps_without_segments_take_none(http: httpx.Client) -> None:
     answer = http.post("/v2/models/plain/infer", json=both())
-    assert answer.status_code == 400
-    assert "a list of one tensor named 'logits', got 2 entries" in answer.json()["error"]
+    assert answer.status_code == 422
+    assert "has no segments: leave groups out" in answer.json()["error"]
 
 
 @settings(max_examples=200, deadline=None)
@@ -172,5 +175,6 @@ def test_any_bytes_are_names_or_refused(data: bytes, size: int, rows: int, is_te
     with contextlib.suppress(ServiceError, DataError):
         asked = decode(head + data, len(head), SEGMENTED, InferLimits(LIMIT, JSON_LIMIT))
         assert asked.groups is not None
-        assert len(asked.groups.codes) == rows
+        assert len(asked.groups) == rows
+        assert size == len(data)
         assert is_text or size == 4 * rows

@@ -1,8 +1,8 @@
 """Bodies of the Open Inference Protocol to arrays and back.
 
 A body is JSON alone, or JSON followed by raw little-endian tensors; then the header
-``Inference-Header-Content-Length`` says where the JSON ends. Nothing is allocated before the shape,
-multiplied out in Python integers, is known to agree with the bytes that came.
+``Inference-Header-Content-Length`` says where the JSON ends. No numbers are allocated before the
+shape, multiplied out in Python integers, is known to agree with the bytes that came.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import orjson
 from numpy.typing import NDArray
 
 from calibrators.blocks import Floats
-from calibrators.groups import Groups
 from service.api.applying import JSON_BYTES, check_answer
 from service.api.inference_protocol import fields
 from service.api.inference_protocol.inputs import read_inputs
@@ -42,7 +41,7 @@ class InferRequest:
 
     id: str | None
     values: NDArray[Any]
-    groups: Groups | None
+    groups: NDArray[Any] | None
     binary: bool
     model: str | None
     only_warn: bool

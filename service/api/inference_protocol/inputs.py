@@ -1,4 +1,4 @@
-"""The inputs of a request: a map's values and, if it has segments, the segment of each row."""
+"""The inputs of a request: the values and, for a map that has segments, the segment of each row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from calibrators.groups import Groups
 from service.api.inference_protocol import fields
 from service.api.inference_protocol.tensors import (
     DATATYPES,
@@ -28,27 +27,27 @@ from service.errors import Invalid, Malformed
 
 
 class Inputs(NamedTuple):
-    """Values (n, columns), and the segments of the rows if they were sent."""
+    """Values (n, columns), and the segment of each row (n,) if they were sent."""
 
     values: NDArray[Any]
-    groups: Groups | None
+    groups: NDArray[Any] | None
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input as it was sent: its place in the JSON, its fields, and its bytes behind the JSON.
+    """An input: its place in the JSON, what was sent there, and its bytes behind the JSON.
 
     ``size`` is how many bytes it says it has there, None if its values are in the JSON.
     """
 
     path: str
-    fields: dict[str, Any]
+    sent: dict[str, Any]
     size: int | None
     raw: memoryview
 
     def datatype(self, known: Iterable[str]) -> str:
         """Its datatype, one of those known."""
-        found = fields.required(self.fields, f"{self.path}.datatype", str)
+        found = fields.required(self.sent, f"{self.path}.datatype", str)
         if found not in known:
             raise Malformed(
                 "bad_datatype",
@@ -59,7 +58,7 @@ class Tensor:
 
     def shape(self, form: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         """Its shape, of one of these numbers of dimensions, none of them empty."""
-        found = fields.required(self.fields, f"{self.path}.shape", list)
+        found = fields.required(self.sent, f"{self.path}.shape", list)
         if len(found) not in dimensions or any(type(one) is not int or one < 1 for one in found):
             raise Malformed(
                 "bad_shape",
@@ -69,7 +68,7 @@ class Tensor:
 
     def data(self, shape: tuple[int, ...]) -> list[Any]:
         """Its values in the JSON, which may be one list for each row; flat."""
-        data = fields.required(self.fields, f"{self.path}.data", list)
+        data = fields.required(self.sent, f"{self.path}.data", list)
         if data and type(data[0]) is list:
             columns = shape[-1] if len(shape) > 1 else 1
             if any(type(row) is not list or len(row) != columns for row in data):
@@ -91,11 +90,11 @@ class Tensor:
             return from_json(self.data(shape), datatype, f"{self.path}.data")
         count = math.prod(shape)
         expected = count * DATATYPES[datatype].itemsize
-        if not self.size == expected == len(self.raw):
+        if self.size != expected:
             raise Malformed(
                 "wrong_length",
-                f"{count} values of {datatype} are {expected} bytes, but binary_data_size is "
-                f"{self.size} and {len(self.raw)} bytes are there for {self.path}",
+                f"{count} values of {datatype} are {expected} bytes, but binary_data_size of "
+                f"{self.path} is {self.size}",
             )
         return from_bytes(self.raw, datatype)
 
@@ -115,31 +114,29 @@ def read_inputs(document: dict[str, Any], tail: memoryview, served: Served) -> I
     values = tensor.numbers(datatype, shape).reshape(shape)
     if GROUPS not in found:
         return Inputs(values, None)
-    return Inputs(values, _groups(found[GROUPS], rows=len(values)))
+    return Inputs(values, _groups(found[GROUPS]))
 
 
 def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, Tensor]:
     """The inputs by their names; the bytes behind the JSON are theirs in their order."""
-    known = (served.map.kind, *([GROUPS] if served.has_segments else []))
+    kind = served.map.kind
     inputs = fields.required(document, "inputs", list)
-    if not 1 <= len(inputs) <= len(known) or any(type(one) is not dict for one in inputs):
-        also = f", and one named {GROUPS!r} if you like" if served.has_segments else ""
+    if not inputs or any(type(one) is not dict for one in inputs):
         raise Malformed(
-            "wrong_inputs",
-            f"inputs must be a list of one tensor named {known[0]!r}{also}, "
-            f"got {len(inputs)} entries",
+            "wrong_inputs", f"inputs must be a list of tensors, one of them named {kind!r}"
         )
     found: dict[str, Tensor] = {}
     for place, sent in enumerate(inputs):
         path = f"inputs[{place}]"
         name = fields.required(sent, f"{path}.name", str)
-        if name not in known:
+        if name not in (kind, GROUPS) or name in found:
             raise Malformed(
                 "unknown_input",
-                f"calibrator {served.calibrator!r} version {served.number} takes "
-                f"{' and '.join(map(repr, known))}, got {reprlib.repr(name)}",
+                f"calibrator {served.calibrator!r} version {served.number} takes one input named "
+                f"{kind!r} and, where rows have segments, one named {GROUPS!r}; {path} is named "
+                f"{reprlib.repr(name)}",
             )
-        size = _size(sent, path)
+        size = _size(sent, path, len(tail))
         found[name] = Tensor(path, sent, size, tail[: size or 0])
         tail = tail[size or 0 :]
     if tail:
@@ -147,18 +144,25 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
             "wrong_length",
             f"{len(tail)} bytes follow the JSON that are in no input's binary_data_size",
         )
-    if len(found) < len(inputs) or known[0] not in found:
-        raise Malformed("wrong_inputs", f"inputs must have one tensor named {known[0]!r}")
+    if kind not in found:
+        raise Malformed("wrong_inputs", f"inputs must have a tensor named {kind!r}")
     return found
 
 
-def _size(sent: dict[str, Any], path: str) -> int | None:
+def _size(sent: dict[str, Any], path: str, there: int) -> int | None:
+    """How many of the bytes that are still there belong to an input, None if it has its own."""
     parameters = fields.parameters(sent, f"{path}.parameters")
     size = fields.optional(parameters, f"{path}.parameters.binary_data_size", int)
-    if size is not None and sent.get("data") is not None:
-        raise Malformed("bad_field", "an input has either data or binary_data_size, not both")
-    if size is not None and size < 0:
-        raise Malformed("wrong_length", f"{path}: binary_data_size is {size}, less than nothing")
+    if size is None:
+        return None
+    if sent.get("data") is not None:
+        raise Malformed("bad_field", f"{path} has either data or binary_data_size, not both")
+    if not 0 <= size <= there:
+        raise Malformed(
+            "wrong_length",
+            f"binary_data_size of {path} must be a number of bytes behind the JSON, where "
+            f"{there} are left, got {size}",
+        )
     return size
 
 
@@ -175,12 +179,15 @@ def _shape(tensor: Tensor, served: Served) -> tuple[int, ...]:
     return shape
 
 
-def _groups(tensor: Tensor, rows: int) -> Groups:
-    """The segment of each row, named by text or by whole numbers."""
+def _groups(tensor: Tensor) -> NDArray[Any]:
+    """The segment of each row, named by text or by whole numbers (n,)."""
     datatype = tensor.datatype((TEXT, *WHOLE))
     shape = tensor.shape("[n] or [n, 1]", (1, 2))
     if shape[1:] not in ((), (1,)):
-        raise Malformed("bad_shape", f"{tensor.path}.shape must be [n] or [n, 1]")
+        raise Malformed(
+            "bad_shape",
+            f"{tensor.path}.shape must be [n] or [n, 1], got {reprlib.repr(list(shape))}",
+        )
     if datatype == TEXT:
-        return Groups.of(from_names(tensor.names(shape)), rows=rows)
-    return Groups.of(tensor.numbers(datatype, shape), rows=rows)
+        return from_names(tensor.names(shape))
+    return tensor.numbers(datatype, shape)

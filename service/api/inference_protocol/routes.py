@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from calibrators.errors import UnknownSegments
 from service.api.applying import (
     INLINE_BYTES,
     INLINE_NUMBERS,
@@ -35,7 +34,9 @@ from service.api.inference_protocol.codec import (
 from service.api.inference_protocol.tensors import TEXT
 from service.api.parts import check_scope
 from service.core.access import Principal, Scope
+from service.core.formats import Arrays
 from service.core.formats.segments import GROUPS
+from service.core.predicting import predict
 from service.core.serving import Served
 from service.errors import Malformed
 from service.settings import MEGABYTE
@@ -103,7 +104,7 @@ class _Protocol:
         served = await self._served(request)
         shape = [-1, served.map.k]
         inputs = [{"name": served.map.kind, "datatype": "FP32", "shape": shape}]
-        if served.has_segments:
+        if served.map.has_segments:
             inputs.append({"name": GROUPS, "datatype": TEXT, "shape": [-1]})
         return _json(
             {
@@ -124,21 +125,20 @@ class _Protocol:
         header_length = _header_length(request)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         body = await request.body()
-        # a small compressed body may unpack to a large one, and names are read one by one
-        is_quick = encoding == "identity" and not served.has_segments
-        is_small = is_quick and len(body) <= INLINE_BYTES
+        # a small compressed body may unpack to a large one
+        is_small = len(body) <= INLINE_BYTES and encoding == "identity"
         if is_small:
             asked = decode(body, header_length, served, self.limits)
         else:
             asked = await run_in_threadpool(self._unpacked, body, encoding, header_length, served)
         models = [*_models(request), *([] if asked.model is None else [asked.model])]
         mismatch = check_model(served, models, only_warn=asked.only_warn)
-        if is_small and asked.values.size <= INLINE_NUMBERS:
+        if is_small and asked.values.size <= INLINE_NUMBERS and asked.groups is None:
             answer = _answer(asked, served)
         else:
             answer = await run_in_threadpool(_answer, asked, served)
         if mismatch is not None:
-            answer.raw_headers.append(warning_header("model_mismatch", mismatch))
+            answer.raw_headers.append(warning_header(mismatch))
         return answer
 
     def _unpacked(
@@ -157,16 +157,14 @@ class _Protocol:
 
 
 def _answer(asked: InferRequest, served: Served) -> Response:
-    probabilities = served.map.apply(asked.values, asked.groups)
-    content, json_length = encode(asked, probabilities, served)
+    found = predict(served.map, Arrays(asked.values, groups=asked.groups))
+    content, json_length = encode(asked, found.probabilities, served)
     if asked.binary:
         answer = Response(content, media_type="application/octet-stream")
         answer.headers[LENGTH_HEADER] = str(json_length)
     else:
         answer = Response(content, media_type=JSON)
-    note = None if asked.groups is None else served.map.unknown_note(asked.groups)
-    if note is not None:
-        answer.raw_headers.append(warning_header(UnknownSegments.code, note))
+    answer.raw_headers += map(warning_header, found.warnings)
     return answer
 
 

@@ -43,6 +43,8 @@ def names_from_bytes(data: memoryview, count: int, path: str) -> list[str]:
     while len(names) < count and end + LENGTH_BYTES <= len(data):
         start = end + LENGTH_BYTES
         end = start + int.from_bytes(data[end:start], "little")
+        if end > len(data):
+            break
         try:
             names.append(str(data[start:end], "utf-8"))
         except UnicodeDecodeError as error:
@@ -66,7 +68,7 @@ def names_from_json(data: list[Any], path: str) -> list[str]:
 def from_json(data: list[Any], datatype: str, path: str) -> NDArray[Any]:
     """Numbers written out."""
     if datatype == "BF16":
-        raise Malformed("bad_datatype", "BF16 is read from binary tensors only: send FP32")
+        raise Malformed("bad_datatype", f"{path}: BF16 is read from binary tensors only: send FP32")
     dtype = DATATYPES[datatype]
     allowed = {int, float} if dtype.kind == "f" else {int}
     if not allowed.issuperset(map(type, data)):

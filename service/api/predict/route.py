@@ -72,7 +72,7 @@ class Predict:
         else:
             headers, body = await self._posted(served, asked, sent, receive)
         if mismatch is not None:
-            headers.append(warning_header("model_mismatch", mismatch))
+            headers.append(warning_header(mismatch))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -199,7 +199,7 @@ def _headers(served: Served, found: Prediction, format: Format, length: int) -> 
         *_same_headers(served.calibrator, served.number, served.sha256, format),
     ]
     if found.warnings:
-        headers += [(b"calibrd-warning", one.encode("ascii")) for one in found.warnings]
+        headers += map(warning_header, found.warnings)
     return headers
 
 

@@ -10,7 +10,7 @@ import pytest
 from backends import Backend
 from crew import RUNNING, Crew
 from fit_jobs import Place
-from live_service import wait_until, within
+from live_service import by_the_clock, wait_until, within
 
 from calibrators import archive
 from service.core.blob_keys import map_key, onnx_key
@@ -164,6 +164,7 @@ def test_what_no_worker_saw_the_end_of_is_deleted_by_the_housekeeping(
         assert store.idempotency.find(place.workspace, "k") is not None
 
 
+@by_the_clock
 def test_a_worker_that_leaves_hands_its_fit_back(place: Place, crew: Crew) -> None:
     fit = place.order(place.dataset(), SOME_SECONDS)
     leaver = crew.running(fit)

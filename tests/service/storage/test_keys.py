@@ -8,7 +8,7 @@ import sys
 import time
 
 from backends import environment
-from live_service import ROOT, in_process, wait_until
+from live_service import ROOT, by_the_clock, in_process, wait_until
 
 from service.core import keys
 from service.core.access import Scope
@@ -37,6 +37,7 @@ def test_over_http_first_key_closes_the_door_and_rotation_keeps_it_open(local):
     assert ended.headers["www-authenticate"] == "Bearer"
 
 
+@by_the_clock
 def test_expired_keys_end_and_use_is_noted(local):
     parts = local.app.state.parts
     with parts.database.write() as store:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from fit_jobs import Place
-from live_service import wait_until, within
+from live_service import by_the_clock, wait_until, within
 from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
@@ -61,6 +61,7 @@ def test_three_lost_workers_are_enough(place: Place) -> None:
         assert [worker.id for worker in store.workers.alive(60)] == ["alive"]
 
 
+@by_the_clock
 def test_a_worker_that_was_silent_itself_judges_nobody(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
     first = upkeep(place, "first", silence=0.2)
@@ -81,6 +82,7 @@ class SlowBlobs(Blobs):
         super().delete(key)
 
 
+@by_the_clock
 def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
     place.blobs = SlowBlobs(place.settings.blobs)
     spent = place.dataset(delete_after_fit=True)

@@ -127,10 +127,11 @@ def test_lines_to_paste_name_a_segment_where_there_are_some(local: Local) -> Non
     fitted = Segmented(shrinkage="none").fit(CalibrationSet(data.logits, data.labels, names))
     body = registration(fitted)
     assert local.post("/v1/calibrators/parted/versions", json=body).status_code == 201
-    curl, python, _ = pasted(local.get("/calibrators/parted", headers=HTML).text)
+    curl, python, inference = pasted(local.get("/calibrators/parted", headers=HTML).text)
     expected = fitted.apply([[3.0, 1.0, 0.0]], names[:1])[0]
     assert np.abs(expected - fitted.base.apply([[3.0, 1.0, 0.0]])[0]).max() > 1e-4
     assert json.loads(_run(curl))["probabilities"][0] == pytest.approx(expected, rel=1e-6)
+    assert json.loads(_run(inference))["outputs"][0]["data"] == pytest.approx(expected, rel=1e-6)
     names_there: dict[str, Any] = {}
     exec(python, names_there)  # noqa: S102 - what the page offers to paste
     names_there["client"].close()
