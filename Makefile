@@ -37,7 +37,7 @@ test: .venv/base browser  ## run the tests, in three processes (they wait as muc
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-faults: .venv/base  ## every fault of tests/faults as often as its table says (about 20 minutes)
-	CALIBRD_TEST_FAULTS=full $(BIN)/python -m pytest tests/faults
+	CALIBRD_TEST_FAULTS=yes $(BIN)/python -m pytest tests/faults
 
 check: .venv/base  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

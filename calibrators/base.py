@@ -97,10 +97,10 @@ class CalibrationMap(ABC):
         else:
             logits = as_logits(values)
         if logits.shape[1] != self.k:
-            raise DataError(
-                "wrong_classes",
-                f"this map was fitted on {self.k} classes, got {logits.shape[1]} columns",
-            )
+            got = f"{logits.shape[1]} columns"
+            if np.ndim(values) == 1:
+                got = f"a list of {len(logits)} numbers: one row is [[...]]"
+            raise DataError("wrong_classes", f"this map was fitted on {self.k} classes, got {got}")
         return logits
 
     def _logits_of_set(self, data: CalibrationSet) -> Floats:
@@ -182,6 +182,7 @@ class Calibrator(ABC):
     reference: ClassVar[str]
     cost: ClassVar[str]
     needs_groups: ClassVar[bool] = False
+    needs_torch: ClassVar[bool] = False
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:

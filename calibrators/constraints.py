@@ -12,6 +12,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 from annotated_types import BaseMetadata, Ge, Gt, Interval, Le, Lt
 
 from calibrators.errors import ParameterError
@@ -28,6 +29,9 @@ def check_fields(recipe: Any) -> None:
     """Raise a ParameterError naming the field, the rule and the value, if one is broken."""
     for name, hint in field_hints(recipe.__class__).items():
         value = getattr(recipe, name)
+        if isinstance(value, np.generic):  # as a sweep over np.arange gives them
+            value = value.item()
+            object.__setattr__(recipe, name, value)
         rule = broken_rule(hint, value)
         if rule is not None:
             raise ParameterError(

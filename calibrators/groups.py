@@ -39,10 +39,8 @@ class Groups:
         ``most`` is how many names there may be; to apply a map there may be any number.
         """
         array = values.codes if isinstance(values, Groups) else _as_names(values)
-        if rows is not None and len(array) != rows:
-            raise DataError(
-                "groups_length", f"logits have {rows} rows but groups have {len(array)}"
-            )
+        if rows is not None:
+            check_length(len(array), rows)
         if isinstance(values, Groups):
             return values
         names, codes = _numbered(array)
@@ -75,6 +73,12 @@ class Groups:
         """The groups of the chosen rows; segments without any of them are gone."""
         used, codes = np.unique(self.codes[rows], return_inverse=True)
         return Groups._made(tuple(self.names[place] for place in used), codes)
+
+
+def check_length(groups: int, rows: int) -> None:
+    """Raise unless there are as many groups as rows."""
+    if groups != rows:
+        raise DataError("groups_length", f"there are {rows} rows but groups have {groups}")
 
 
 def check_cells(cells: Sequence[Any], name: str = "groups") -> type[str] | type[int]:

@@ -19,6 +19,7 @@ from calibrators import (
     all_methods,
     fit_and_judge,
 )
+from calibrators.context import FitContext
 from calibrators.errors import OutOfTime, SmallSample
 from calibrators.methods.auto import Auto
 from calibrators.methods.smart import Smart
@@ -183,6 +184,13 @@ def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
     assert re.search(r"stopped after|needs about", left_out["smart"])
     assert fitted.fit_info["budget_seconds"] == 0.2
     assert "smart" not in [one["method"] for one in fitted.fit_info["candidates"]]
+
+
+def test_seconds_are_told_also_of_what_was_stopped() -> None:
+    context = FitContext("cpu", None, None)
+    fitted = Auto(budget=0.02, candidates=("pts",)).fit_in(draw(3000, 5), context)
+    assert "stopped after" in fitted.fit_info["left_out"][0]["why"]
+    assert context.seconds["pts"] > 0
 
 
 @pytest.mark.parametrize("budget", [1e-6, 0.01, 0.05, 0.1])

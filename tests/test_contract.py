@@ -278,6 +278,9 @@ def test_refuses_rows_without_a_softmax(
 def test_refuses_another_number_of_classes(name: str, fitted: CalibrationMap) -> None:
     with pytest.raises(DataError, match="fitted on 5 classes, got 3 columns"):
         fitted.apply(np.zeros((2, 3)))
+    if fitted.kind == "logits":
+        with pytest.raises(DataError, match=r"got a list of 5 numbers: one row is \[\[\.\.\.\]\]"):
+            fitted.apply(np.zeros(5))
 
 
 def test_refuses_bare_arrays(name: str) -> None:

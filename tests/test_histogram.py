@@ -190,3 +190,12 @@ def test_few_rows_of_many_classes_get_what_many_rows_get() -> None:
         together = fitted.apply(data.logits)
         for few in (1, 5):
             np.testing.assert_array_equal(fitted.apply(data.logits[:few]), together[:few])
+
+
+def test_parameters_may_be_numbers_of_numpy() -> None:
+    """As a sweep over ``np.arange`` gives them."""
+    made = Histogram(bins=np.int64(7), smoothing=np.float32(0.5))  # type: ignore[arg-type]
+    assert made == Histogram(bins=7, smoothing=0.5)
+    assert (type(made.bins), type(made.smoothing)) == (int, float)
+    with pytest.raises(ParameterError, match=r"bins must be an integer, got 7\.5"):
+        Histogram(bins=np.float64(7.5))  # type: ignore[arg-type]

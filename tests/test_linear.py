@@ -177,6 +177,12 @@ def test_vector_scaling_finds_the_true_weights_and_bias() -> None:
 
 
 @every_method
+def test_a_tolerance_at_which_nothing_need_be_done_is_refused(recipe: type) -> None:
+    with pytest.raises(ParameterError, match=r"tolerance must be at most 0\.01, got 10"):
+        recipe(tolerance=10)
+
+
+@every_method
 def test_a_tolerance_out_of_reach_is_said(recipe: type) -> None:
     with pytest.warns(NotConverged, match="above the tolerance of 1e-30"):
         fitted = recipe(tolerance=1e-30).fit(distorted(300, 3))

@@ -284,6 +284,16 @@ def test_only_the_segment_that_stops_at_a_bound_is_named() -> None:
         Segmented(base="identity").fit(CalibrationSet(logits, data.labels, names))
 
 
+@pytest.mark.parametrize("times", [100.0, 1e6])
+def test_a_segment_on_a_scale_of_its_own_is_named(times: float) -> None:
+    """Which holds the temperature of all, and so the others, at its own scale."""
+    data = draw(1500, 3, temperature=1.0)
+    logits, names = data.logits.copy(), np.resize(["a", "b", "c", "d", "far"], data.n)
+    logits[names == "far"] *= times
+    with pytest.warns(BoundarySolution, match="bring these segments' logits to the scale"):
+        Segmented().fit(CalibrationSet(logits, data.labels, names))
+
+
 def test_a_thousand_segments_of_one_row() -> None:
     data = draw(1000, 3, temperature=1.5)
     made = Segmented().fit(CalibrationSet(data.logits, data.labels, np.arange(1000)))

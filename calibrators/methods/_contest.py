@@ -104,6 +104,7 @@ class Contest:
         except FitCancelled:
             self._context.cancelled()
             spent = time.monotonic() - start
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent
             self._leave_out(
                 name, f"its fit was stopped after {spent:.3g} s: its share of the time was up"
             )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Gt
+from annotated_types import Gt, Le
 from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap
@@ -34,6 +34,10 @@ from calibrators.methods._regression import Full
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.onnx import DOUBLE, FLOAT, Builder
 from calibrators.softmax import rewritten
+
+Penalty = Annotated[float, Gt(0), Le(1e9)]
+# a looser one could end where it starts, at temperature scaling
+Tolerance = Annotated[float, Gt(0), Le(1e-2)]
 
 Features = Literal["centred", "log_softmax"]
 
@@ -172,10 +176,10 @@ class FullCalibrator(AfterTemperature):
     ``off_diagonal``, ``diagonal`` and ``intercept`` are the precisions of its penalty.
     """
 
-    off_diagonal: Annotated[float, Gt(0)] = 100.0
-    diagonal: Annotated[float, Gt(0)] = 2.0
-    intercept: Annotated[float, Gt(0)] = 2.0
-    tolerance: Annotated[float, Gt(0)] = 1e-6
+    off_diagonal: Penalty = 100.0
+    diagonal: Penalty = 2.0
+    intercept: Penalty = 2.0
+    tolerance: Tolerance = 1e-6
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Le
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
+from calibrators.devices import torch_device
 from calibrators.errors import OutOfTime, ParameterError, SmallSample
 from calibrators.methods._contest import SIMPLE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
@@ -101,6 +102,8 @@ class Auto(Calibrator):
             fitted = _with_prior(data, scaled, context)
             context.step(total, total)
             return fitted.with_info(score=self._score, budget_seconds=self.budget, left_out=[])
+        if any(recipe.needs_torch for recipe in recipes.values()):
+            torch_device(context.device)  # loading it takes seconds that are no candidate's
         contest = Contest(data, context, folds=self.folds, seed=self.seed, budget=self.budget)
         trials = contest.held(recipes)
         base, why = base_of(data, scaled)

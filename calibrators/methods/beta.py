@@ -111,7 +111,7 @@ class Beta(OneVsRestCalibrator[Minimum]):
     cost = "temperature scaling and about 10 passes over the logits"
 
     prior: Annotated[float, Gt(0), Le(1e9)] = 0.1
-    tolerance: Annotated[float, Gt(0), Le(1)] = 1e-8
+    tolerance: Annotated[float, Gt(0), Le(1e-2)] = 1e-8
 
     def _fit_classes(self, shares: Shares, is_label: Bools, k: int) -> Minimum:
         rows = informative(shares)

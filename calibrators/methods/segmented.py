@@ -23,6 +23,7 @@ from calibrators.softmax import softmax
 
 TICKS, BASE_DONE = 1000, 500
 MOST_NAMED, SHOWN = 3, 80
+MANY_ROWS = 100
 NOTHING_TO_BUILD_ON = (BoundarySolution.code, FlatLogits.code)
 
 
@@ -197,7 +198,7 @@ class Segmented(Calibrator):
             _warn_of_segments_without(data.groups, free, context)
         else:
             tau, found = shrink(rounds)
-        _warn_of_bounds(data.groups, found, context)
+        _warn_of_bounds(data.groups, found, free, context)
         context.step(TICKS, TICKS)
         info = {"base": base.method, "base_fit": base.fit_info, "tau": tau}
         return SegmentedMap(
@@ -215,19 +216,25 @@ class Segmented(Calibrator):
         )
 
 
-def _warn_of_bounds(groups: Groups, found: Sequence[Solution], context: FitContext) -> None:
-    """Say which segments would go beyond the bound."""
+def _warn_of_bounds(
+    groups: Groups, found: Sequence[Solution], free: Sequence[Solution], context: FitContext
+) -> None:
+    """Say which segments would go beyond the bound, or with many rows if they were on their own.
+
+    One segment on a scale of its own may hold all others at what the base says.
+    """
+    bounds = (1 / REACH, REACH)
     ended = [
-        f"{name!r} at T = {1 / one.beta:g}"
-        for name, one in zip(groups.names, found, strict=True)
-        if one.beta in (1 / REACH, REACH)
+        f"{name!r} at T = {1 / alone.beta:g}"
+        for name, rows, one, alone in zip(groups.names, groups.counts, found, free, strict=True)
+        if one.beta in bounds or (rows >= MANY_ROWS and alone.beta in bounds)
     ]
     if ended:
         context.warn(
             BoundarySolution,
             f"{len(ended)} of {len(found)} segments stop at a bound of their temperature, 1/16 or "
             f"16 times what the base says: {_first(ended)}; choose a base that scales the logits "
-            "first",
+            "first or, if it does, bring these segments' logits to the scale of the others",
         )
 
 

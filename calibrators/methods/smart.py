@@ -114,6 +114,7 @@ class Smart(AfterTemperature):
     """
 
     name = "smart"
+    needs_torch = True
     summary = "a temperature for each sample from its logit margin (49 parameters)"
     reference = "SMART: Sample Margin-Aware Recalibration of Temperature"
     cost = "one to a few seconds; needs torch"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Gt
 
 from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
@@ -14,6 +12,8 @@ from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._linear import (
     Features,
     LinearMap,
+    Penalty,
+    Tolerance,
     features_of_set,
     fitted_map,
 )
@@ -69,9 +69,9 @@ class VectorScaling(AfterTemperature):
     reference = "Guo et al., ICML 2017"
     cost = "temperature scaling and 15 to 80 passes over the logits"
 
-    diagonal: Annotated[float, Gt(0)] = 2.0
-    intercept: Annotated[float, Gt(0)] = 2.0
-    tolerance: Annotated[float, Gt(0)] = 1e-6
+    diagonal: Penalty = 2.0
+    intercept: Penalty = 2.0
+    tolerance: Tolerance = 1e-6
 
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from calibrators.methods.segmented import Segmented
 from calibrators.verdict import Verdict
 from service.core.access import Principal
 from service.core.names import check_alias
@@ -130,6 +131,11 @@ def objection(version: Version, before: Version | None, alias: str) -> str | Non
         found.append(
             f"takes {_input(version)}, but callers of {alias!r} send {_input(before)} now, as "
             f"version {before.number} takes them"
+        )
+    if before is not None and before.method == Segmented.name != version.method:
+        found.append(
+            f"takes no groups, which callers of {alias!r} may send now, as version "
+            f"{before.number} takes them"
         )
     if version.verdict is None:
         found.append("was not judged: it has no report, or one without a verdict")

@@ -1,32 +1,22 @@
 """Faults on purpose: real processes on a real PostgreSQL and S3, killed, paused and starved.
 
-``make test-faults`` runs every fault as often as the table in its answer says; ``make test`` runs
-the quick ones a few times.
+``make test-faults`` makes every fault as often as the table in its answer says.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from backends import Backend, Embedded
-from rounds import IS_FULL
 from sites import Site
 
 FAULT = "fault"
-# the first two do often what service/storage/test_jobs.py and sdk/test_killed_service.py do once,
-# the others cannot be had in less than half a minute
-ONLY_IF_FULL = (
-    "lost_workers",
-    "killed_api",
-    "database_restarts",
-    "hot_backup",
-    "killed_under_training",
-    "throughput",
-)
-collect_ignore = [] if IS_FULL else [f"test_{name}.py" for name in ONLY_IF_FULL]
+# they take minutes; storage/test_jobs.py and sdk/test_killed_service.py do a little of it
+collect_ignore_glob = [] if os.environ.get("CALIBRD_TEST_FAULTS") else ["test_*.py"]
 
 
 @pytest.fixture(scope="module")

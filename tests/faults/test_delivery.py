@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from both_backends import on_both
 from live_service import wait_until
-from rounds import on_both_if_full, times
 from sites import QUICK, Site
 
 from service.storage.records import Fit, FitStatus
 
-CREW = times(3, 2)
+CREW = 3
 COPIES = 4
 TOGETHER = 5
 
@@ -36,9 +36,9 @@ def all_is_delivered(site: Site) -> None:
     wait_until(lambda: site.entries_left() == 0, seconds=60)
 
 
-@on_both_if_full
+@on_both
 def test_a_fit_delivered_many_times_is_done_once(site: Site, note: Callable[..., None]) -> None:
-    count = times(10, 2)
+    count = 10
     site.staff(CREW)
     for _ in range(count):
         all_is_delivered(site)  # so that the workers are idle and take the copies at once
@@ -50,11 +50,11 @@ def test_a_fit_delivered_many_times_is_done_once(site: Site, note: Callable[...,
     note(f"duplicate delivery ({site.kind})", count, copies=str(1 + COPIES))
 
 
-@on_both_if_full
+@on_both
 def test_fits_delivered_out_of_order_and_late_are_done_once(
     site: Site, note: Callable[..., None]
 ) -> None:
-    count = times(10, 1)
+    count = 10
     dice = random.Random(5)  # noqa: S311
     site.staff(CREW)
     for _ in range(count):
@@ -72,7 +72,7 @@ def test_fits_delivered_out_of_order_and_late_are_done_once(
     note(f"reordered and late delivery ({site.kind})", count, fits_each=str(TOGETHER))
 
 
-@on_both_if_full
+@on_both
 def test_a_cancelled_fit_delivered_again_stays_cancelled(site: Site) -> None:
     site.staff(CREW)
     with site.place.database.write() as store:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
+from both_backends import on_both
 from live_service import NPZ, Running, every, npz, sample
-from rounds import on_both
 from sites import Site
 
 from service.core.blob_keys import dataset_key

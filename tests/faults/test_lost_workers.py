@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
 import pytest
+from both_backends import on_both
 from live_service import wait_until
-from rounds import on_both
 from sites import ENDLESS, QUICK, SOME_SECONDS, Site, Worker
 from sqlalchemy.exc import DBAPIError
 

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
+from both_backends import on_both
 from live_service import Running, every
 from registering import temperature_registration
-from rounds import on_both_if_full, times
 from sites import Site
 
 RACERS = 32
@@ -101,9 +101,9 @@ def move_to(version: int) -> dict[str, object]:
     return {"version": version, "force": True, "reason": "race"}
 
 
-@on_both_if_full
+@on_both
 def test_promotes_that_race_are_linearizable(own_site: Site, note: Callable[..., None]) -> None:
-    operations = times(1000, 150)
+    operations = 1000
     apart = own_site.folder / "second" if own_site.is_fleet else None
     replicas = [own_site.replica(), own_site.replica(apart)]
     with replicas[0].client() as client:

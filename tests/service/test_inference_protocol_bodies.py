@@ -29,6 +29,7 @@ from inference_server import (
 
 from calibrators.errors import DataError
 from service.api.inference_protocol.codec import InferLimits, decode, encode, unpack
+from service.core.predicting import Prediction
 from service.errors import ServiceError, TooLarge
 
 FOUR = np.float32([1, 2, 3, 4]).tobytes()
@@ -305,7 +306,7 @@ def infer(body: bytes, length: int | None) -> None:
         return
     assert probabilities.shape == (len(asked.values), 3)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
-    text, json_length = encode(asked, probabilities, PLAIN)
+    text, json_length = encode(asked, Prediction(probabilities), PLAIN)
     (output,) = json.loads(text[:json_length])["outputs"]
     assert output["shape"] == list(probabilities.shape)
 

@@ -89,14 +89,23 @@ def both(**changes: Any) -> dict[str, Any]:
     return {"inputs": [*request()["inputs"], sent]}
 
 
+def parameters_of(answer: httpx.Response) -> dict[str, Any]:
+    length = int(answer.headers.get("inference-header-content-length", len(answer.content)))
+    parameters: dict[str, Any] = json.loads(answer.content[:length])["parameters"]
+    return parameters
+
+
 @pytest.mark.parametrize("binary", [True, False])
 def test_unknown_segments_are_counted_in_a_warning(http: httpx.Client, binary: bool) -> None:
     wanted = {"parameters": {"binary_data_output": binary}}
     answer = http.post(URL, json={**both(data=["elsewhere"]), **wanted})
-    assert answer.headers["calibrd-warning"].startswith("unknown_segments; 1 of 1 rows")
+    warning = answer.headers["calibrd-warning"]
+    assert warning.startswith("unknown_segments; 1 of 1 rows")
+    assert parameters_of(answer)["warning"] == warning  # Triton's client shows no headers
     known = http.post(URL, json={**both(), **wanted})
     assert known.status_code == 200
     assert "calibrd-warning" not in known.headers
+    assert "warning" not in parameters_of(known)
 
 
 def test_they_may_be_left_out(http: httpx.Client) -> None:
@@ -131,7 +140,7 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
         (both(data=[["app", "web"]]), b"", 400, "every row of inputs[1].data must be a list of 1"),
         (both(shape=[1, 2], data=["a", "b"]), b"", 400, "inputs[1].shape must be [n] or [n, 1]"),
         (both(shape=[]), b"", 400, "inputs[1].shape must be [n] or [n, 1]"),
-        (both(shape=[2], data=["a", "b"]), b"", 422, "logits have 1 rows but groups have 2"),
+        (both(shape=[2], data=["a", "b"]), b"", 422, "1 rows but groups have 2"),
         (both(data=[" "]), b"", 422, "printable characters, not all spaces"),
         (both(data=["x" * 201]), b"", 422, "must be 1 to 200"),
         (both(data=["app\0"]), b"", 422, "printable characters"),
@@ -140,7 +149,7 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
         (sized(6), APP[:-1], 400, "must be 1 texts, each behind its length"),
         (sized(8), APP + b"\0", 400, "must be 1 texts, each behind its length"),
         (sized(7), APP + b"\0", 400, "1 bytes follow the JSON that are in no input's"),
-        (sized(7, shape=[2**60]), APP, 400, "must be 1152921504606846976 texts"),
+        (sized(7, shape=[2**60]), APP, 422, "1 rows but groups have 1152921504606846976"),
         (sized(8), struct.pack("<I", 2**32 - 1) + b"abcd", 400, "must be 1 texts"),
         (sized(5), struct.pack("<I", 1) + b"\xff", 400, "texts in UTF-8"),
         (sized(6), text("é")[:-1] + b"a", 400, "texts in UTF-8"),

@@ -16,10 +16,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from calibrators.blocks import Floats
 from service.api.applying import JSON_BYTES, check_answer
 from service.api.inference_protocol import fields
 from service.api.inference_protocol.inputs import read_inputs
+from service.core.predicting import Prediction
 from service.core.serving import Served
 from service.errors import Malformed, TooLarge, Unsupported
 
@@ -101,8 +101,9 @@ def decode(
     )
 
 
-def encode(request: InferRequest, probabilities: Floats, served: Served) -> tuple[bytes, int]:
+def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[bytes, int]:
     """The answer's body, and how much of it is JSON."""
+    probabilities = found.probabilities
     array = np.ascontiguousarray(probabilities, probabilities.dtype.newbyteorder("<"))
     output: dict[str, Any] = {
         "name": OUTPUT,
@@ -113,10 +114,13 @@ def encode(request: InferRequest, probabilities: Floats, served: Served) -> tupl
         output["parameters"] = {"binary_data_size": array.nbytes}
     else:
         output["data"] = array.ravel()
+    parameters = {"calibrator_version": served.number, "sha256": served.sha256}
+    if found.warnings:  # clients of the protocol do not show headers
+        parameters["warning"] = "\n".join(found.warnings)
     document = {
         "model_name": served.calibrator,
         "model_version": str(served.number),
-        "parameters": {"calibrator_version": served.number, "sha256": served.sha256},
+        "parameters": parameters,
         "outputs": [output],
     }
     if request.id is not None:

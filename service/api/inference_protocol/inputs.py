@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from calibrators.groups import check_length
 from service.api.inference_protocol import fields
 from service.api.inference_protocol.tensors import (
     DATATYPES,
@@ -114,7 +115,7 @@ def read_inputs(document: dict[str, Any], tail: memoryview, served: Served) -> I
     values = tensor.numbers(datatype, shape).reshape(shape)
     if GROUPS not in found:
         return Inputs(values, None)
-    return Inputs(values, _groups(found[GROUPS]))
+    return Inputs(values, _groups(found[GROUPS], rows=len(values)))
 
 
 def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, Tensor]:
@@ -179,7 +180,7 @@ def _shape(tensor: Tensor, served: Served) -> tuple[int, ...]:
     return shape
 
 
-def _groups(tensor: Tensor) -> NDArray[Any]:
+def _groups(tensor: Tensor, rows: int) -> NDArray[Any]:
     """The segment of each row, named by text or by whole numbers (n,)."""
     datatype = tensor.datatype((TEXT, *WHOLE))
     shape = tensor.shape("[n] or [n, 1]", (1, 2))
@@ -188,6 +189,7 @@ def _groups(tensor: Tensor) -> NDArray[Any]:
             "bad_shape",
             f"{tensor.path}.shape must be [n] or [n, 1], got {reprlib.repr(list(shape))}",
         )
+    check_length(shape[0], rows)
     if datatype == TEXT:
         return from_names(tensor.names(shape))
     return tensor.numbers(datatype, shape)

@@ -103,7 +103,11 @@ ANSWER = _object(
     model_name=STRING,
     model_version=STRING,
     parameters=_object(
-        "calibrator_version", "sha256", calibrator_version={"type": "integer"}, sha256=STRING
+        "calibrator_version",
+        "sha256",
+        calibrator_version={"type": "integer"},
+        sha256=STRING,
+        warning=STRING,
     ),
     outputs=_list_of(
         _object(
@@ -169,8 +173,8 @@ INFER_DESCRIPTION = (
     "`binary_data` of an output. Content-Encoding may be gzip or deflate.\n\n"
     "A map of the method `segmented` takes a second input, `groups`, BYTES or integers of shape "
     "[n] or [n, 1]: the segment of each row. Without it all rows get what the map for all rows "
-    "gives; so do rows of segments that it does not know, which the header Calibrd-Warning "
-    "counts.\n\n"
+    "gives; so do rows of segments that it does not know, which the header Calibrd-Warning and "
+    "the answer's parameter `warning` count.\n\n"
     "The fingerprint of the model whose values are sent may be given as the header "
     f"`{MODEL_HEADER}` or the request's parameter `model`. If the map was fitted for another model "
     "the answer is 409; with the parameter `fingerprint` of `warn` it has the header "

@@ -158,7 +158,7 @@ class _Protocol:
 
 def _answer(asked: InferRequest, served: Served) -> Response:
     found = predict(served.map, Arrays(asked.values, groups=asked.groups))
-    content, json_length = encode(asked, found.probabilities, served)
+    content, json_length = encode(asked, found, served)
     if asked.binary:
         answer = Response(content, media_type="application/octet-stream")
         answer.headers[LENGTH_HEADER] = str(json_length)

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from calibrators import DataError
-from calibrators.groups import LONGEST_NAME, MOST_GROUPS, Groups, check_cells, name_rule
+from calibrators.groups import (
+    LONGEST_NAME,
+    MOST_GROUPS,
+    Groups,
+    check_cells,
+    check_length,
+    name_rule,
+)
 from service.core.formats.layout import CHARACTER_BYTES, Array, Layout
 from service.errors import Invalid, TooLarge
 
@@ -66,8 +73,7 @@ def check_layout(layout: Layout, rows: int) -> None:
     if len(shape) != 1:
         Groups.of(np.broadcast_to(np.zeros((), dtype), layout.shape))
     Groups.of(np.ones(1, dtype))
-    if shape[0] != rows:
-        raise DataError("groups_length", f"logits have {rows} rows but groups have {shape[0]}")
+    check_length(shape[0], rows)
 
 
 def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 
+import numpy as np
 import pytest
 from live_service import in_process, sample, wait_until, within
 from registering import registration, temperature_registration
 
 from calibrators import CalibrationSet, fit_and_judge
+from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 
 ALIAS = "/v1/calibrators/c/aliases/production"
@@ -94,6 +96,18 @@ def test_what_takes_other_input_needs_force_and_a_reason(local, k, kind, taken):
     assert (back.status_code, back.json()["code"]) == (409, "needs_force")
     assert f"send {taken} now" in back.json()["detail"]
     assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
+
+
+def test_what_takes_no_groups_needs_force_where_groups_were_taken(local):
+    register(local, 1.0)
+    base = TemperatureMap(k=5, temperature=1.5)
+    segmented = SegmentedMap(k=5, base=base, segments=("web",), temperatures=np.array([2.0]))
+    assert local.post("/v1/calibrators/c/versions", json=registration(segmented)).status_code == 201
+    assert move(local, 2, force=True, reason="the first one").status_code == 200
+    refused = move(local, 1)
+    assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
+    assert "takes no groups, which callers of 'production' may send now" in refused.json()["detail"]
+    assert move(local, 1, force=True, reason="nobody sends any").status_code == 200
 
 
 def test_trade_off_is_moved_to_with_a_warning(local):
