@@ -21,9 +21,10 @@ from calibrators import (
 )
 from calibrators.context import FitContext
 from calibrators.errors import OutOfTime, SmallSample
+from calibrators.methods._contest import Contest
 from calibrators.methods.auto import Auto
 from calibrators.methods.smart import Smart
-from calibrators.methods.temperature import TemperatureScaling
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.registry import keeps_class
 
 # all that keep the class but SMART, which takes ten times as long
@@ -186,11 +187,23 @@ def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
     assert "smart" not in [one["method"] for one in fitted.fit_info["candidates"]]
 
 
+class Endless(TemperatureScaling):
+    """A fit that is still at work when its time is up."""
+
+    def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
+        while True:
+            context.cancelled()
+
+
 def test_seconds_are_told_also_of_what_was_stopped() -> None:
     context = FitContext("cpu", None, None)
-    fitted = Auto(budget=0.02, candidates=("pts",)).fit_in(draw(3000, 5), context)
-    assert "stopped after" in fitted.fit_info["left_out"][0]["why"]
-    assert context.seconds["pts"] > 0
+    contest = Contest(draw(300, 3), context, folds=4, seed=0, budget=0.3)
+    trials = contest.held({"temperature": TemperatureScaling(), "endless": Endless()})
+    assert list(trials) == ["temperature"]
+    (left_out,) = contest.left_out
+    assert re.search("stopped after|not begun", left_out["why"])
+    assert set(context.seconds) >= {"temperature"}
+    assert ("endless" in context.seconds) == ("stopped" in left_out["why"])
 
 
 @pytest.mark.parametrize("budget", [1e-6, 0.01, 0.05, 0.1])
