@@ -198,7 +198,7 @@ class Segmented(Calibrator):
             _warn_of_segments_without(data.groups, free, context)
         else:
             tau, found = shrink(rounds)
-        _warn_of_bounds(data.groups, found, free, context)
+            _warn_of_bounds(data.groups, found, free, context)
         context.step(TICKS, TICKS)
         info = {"base": base.method, "base_fit": base.fit_info, "tau": tau}
         return SegmentedMap(
