@@ -225,7 +225,7 @@ def _warn_of_bounds(
     """
     bounds = (1 / REACH, REACH)
     ended = [
-        f"{name!r} at T = {1 / alone.beta:g}"
+        f"{name!r} at T = {1 / (one if one.beta in bounds else alone).beta:g}"
         for name, rows, one, alone in zip(groups.names, groups.counts, found, free, strict=True)
         if one.beta in bounds or (rows >= MANY_ROWS and alone.beta in bounds)
     ]
