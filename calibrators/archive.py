@@ -33,6 +33,7 @@ from calibrators.registry import all_maps
 MAGIC = b"calibrd"
 FORMAT = 1
 PREFIX = struct.Struct("<8s32sI")
+MOST_NAMED = 5
 DTYPES = ("<f8", "<f4", "<i8")
 
 
@@ -72,6 +73,14 @@ def describe(data: bytes) -> dict[str, Any]:
     return {**header, "format": FORMAT, "sha256": data[8:40].hex()}
 
 
+def header_text(data: bytes) -> bytes:
+    """Return the bytes of the header as they are, unparsed; fewer if there are not as many."""
+    if len(data) < PREFIX.size:
+        return b""
+    length = PREFIX.unpack_from(data)[2]
+    return data[PREFIX.size : PREFIX.size + length]
+
+
 def _parts(fitted: CalibrationMap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The parameters and the arrays of a map, and of the map inside it if there is one."""
     parameters: dict[str, Any] = {}
@@ -103,7 +112,7 @@ def _made(
     hints = field_hints(kind)
     if is_inside and CalibrationMap in hints.values():
         raise ArchiveError("wrong_fields", "a map inside a map must not hold another")
-    values = {**parameters, **arrays}
+    values = {"floor": 0.0, "rounding": 0.0, **parameters, **arrays}  # older maps have none
     for name, hint in hints.items():
         if hint is CalibrationMap:
             inside = {key: values.pop(key) for key in arrays if key.startswith(f"{name}.")}
@@ -112,7 +121,7 @@ def _made(
         elif get_origin(hint) is tuple and isinstance(values.get(name), list):
             values[name] = tuple(values[name])
     if set(values) != set(hints):
-        odd = sorted(set(values) ^ set(hints))
+        odd = sorted(set(values) ^ set(hints))[:MOST_NAMED]
         raise ArchiveError("wrong_fields", f"missing or unknown fields of {method!r}: {odd}")
     for name, hint in hints.items():
         rule = broken_rule(hint, values[name])

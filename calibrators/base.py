@@ -15,23 +15,36 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrators.blocks import Floats
+from calibrators.blocks import Floats, scratch_bytes
 from calibrators.constraints import check_fields
 from calibrators.context import FitContext, Progress
 from calibrators.data import (
     CalibrationSet,
+    Clipped,
     Kind,
     as_logits,
     check_rows,
     log_probabilities,
     row_maxima,
+    two_columns,
+    warn_if_clipped,
 )
-from calibrators.errors import DataError, ExportError, FitError, ParameterError
+from calibrators.errors import (
+    ClippedProbabilities,
+    DataError,
+    ExportError,
+    FitError,
+    MapError,
+    ParameterError,
+)
 from calibrators.groups import Groups
+from calibrators.rounding import Zeros
 from calibrators.softmax import scaled_logits, softmax
 
 if TYPE_CHECKING:
     from calibrators.onnx import Builder
+
+FALLBACK = "temperature"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,7 +54,8 @@ class CalibrationMap(ABC):
     ``k`` classes and the ``kind`` of input it was fitted on; other input is refused. ``fit_info``
     is plain JSON: how the fit went, with its warnings. ``keeps_class`` says whether the predicted
     class always keeps the largest probability; of a class of maps it is None if that depends on the
-    map. ``has_segments`` says whether it takes groups.
+    map. ``has_segments`` says whether it takes groups. ``floor`` and ``rounding`` say what zeros
+    among probabilities stand for (see calibrators.rounding.Zeros): a row alone cannot show it.
     """
 
     method: ClassVar[str]
@@ -51,8 +65,18 @@ class CalibrationMap(ABC):
     k: int
     kind: Kind = "logits"
     fit_info: dict[str, Any] = field(default_factory=dict)
+    floor: float = 0.0
+    rounding: float = 0.0
 
     def __post_init__(self) -> None:
+        if not (0 <= self.rounding <= 0.5 and 0 <= self.floor <= 0.5) or (
+            self.rounding and not 0 < self.floor <= self.rounding / 2
+        ):
+            raise ParameterError(
+                "bad_parameter",
+                "rounding must lie in [0, 0.5] and floor below half of it (0.5 if it is 0), "
+                f"got rounding={self.rounding} and floor={self.floor}",
+            )
         if not 2 <= self.k < 2**31:
             raise ParameterError("bad_parameter", f"a map needs at least 2 classes, got k={self.k}")
         for value in vars(self).values():
@@ -65,11 +89,14 @@ class CalibrationMap(ABC):
         float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
         answers (n, 2). ``groups`` (n,) name the segment of each row, for a map that has segments.
         """
-        logits = self._logits_of(values)
+        return self.apply_logits(self._logits_of(values), groups)
+
+    def apply_logits(self, logits: Floats, groups: ArrayLike | Groups | None = None) -> Floats:
+        """Calibrated probabilities (n, k) of what ``read`` gave."""
         if groups is None:
             return self._apply(logits)
         scales = self._segment_scales(Groups.of(groups, rows=len(logits), most=None))
-        return softmax(self._transform(logits), scales)
+        return self._softmax(self._transform(logits), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
         """Calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
@@ -83,25 +110,64 @@ class CalibrationMap(ABC):
         scales = self._segment_scales(Groups.of(groups, rows=len(logits), most=None))
         return scaled_logits(self._transform(logits), scales)
 
+    @property
+    def row_cost(self) -> int:
+        """Return about how many numbers are calculated for a row beside its logits."""
+        return 0
+
+    def segment_scales(self, names: ArrayLike) -> Floats:
+        """Return what calibrated logits are multiplied by in each of some segments, (n,)."""
+        return self._segment_scales(Groups.of(names, most=None))
+
     def with_info(self, **info: Any) -> Self:
         """The same map with more in its ``fit_info``."""
         return replace(self, fit_info={**self.fit_info, **info})
+
+    @property
+    def made_by(self) -> frozenset[str]:
+        """The methods whose fit may give this map: its own, one that chose it or fell back to it.
+
+        Only temperature scaling is fallen back to. ``fit_info`` of a map made elsewhere may hold
+        anything.
+        """
+        names = [self.method, self.fit_info.get("chosen_by")]
+        match self.fit_info.get("fallback"):
+            case {"method": str() as name} if self.method == FALLBACK:
+                names.append(name)
+        return frozenset(name for name in names if isinstance(name, str))
 
     def unknown_note(self, groups: Groups) -> str | None:
         """What to say of rows of segments that this map does not know, in ASCII; None if none."""
         return None
 
-    def _logits_of(self, values: ArrayLike) -> Floats:
+    def read(self, values: ArrayLike) -> tuple[Floats, Clipped | None]:
+        """Logits (n, k) of values of the map's kind, and how probabilities were changed for it."""
+        clipped = None
         if self.kind == "probabilities":
-            logits = log_probabilities(values, stacklevel=4)
+            array = two_columns(values)
+            self._check_classes(array, values)
+            logits, clipped = log_probabilities(array, self.zeros)
         else:
             logits = as_logits(values)
-        if logits.shape[1] != self.k:
-            got = f"{logits.shape[1]} columns"
-            if np.ndim(values) == 1:
-                got = f"a list of {len(logits)} numbers: one row is [[...]]"
-            raise DataError("wrong_classes", f"this map was fitted on {self.k} classes, got {got}")
+            self._check_classes(logits, values)
+        return logits, clipped
+
+    @property
+    def zeros(self) -> Zeros:
+        """Return what zeros among probabilities are replaced by."""
+        return Zeros(self.floor, self.rounding)
+
+    def _logits_of(self, values: ArrayLike) -> Floats:
+        logits, clipped = self.read(values)
+        warn_if_clipped(clipped, stacklevel=4)
         return logits
+
+    def _check_classes(self, rows: Floats, values: ArrayLike) -> None:
+        if rows.shape[1] != self.k:
+            got = f"{rows.shape[1]} columns"
+            if np.ndim(values) == 1:
+                got = f"a list of {len(rows)} numbers: one row is [[...]]"
+            raise DataError("wrong_classes", f"this map was fitted on {self.k} classes, got {got}")
 
     def _logits_of_set(self, data: CalibrationSet) -> Floats:
         if (data.k, data.kind) != (self.k, self.kind):
@@ -109,14 +175,27 @@ class CalibrationMap(ABC):
                 "wrong_kind",
                 f"this map takes {self.kind} of {self.k} classes, got {data.kind} of {data.k}",
             )
-        return data.logits
+        if data.source is None or data.zeros == self.zeros:
+            return data.logits
+        found, _ = self.zeros.filled(data.source.probabilities())
+        return np.asarray(np.log(np.minimum(found, 1)))
 
     @abstractmethod
     def _transform(self, logits: Floats) -> Floats:
         """Calibrated logits of checked-shape logits (n, k)."""
 
     def _apply(self, logits: Floats) -> Floats:
-        return softmax(self._transform(logits))
+        return self._softmax(self._transform(logits))
+
+    def _softmax(self, transformed: Floats, scales: Floats | None = None) -> Floats:
+        """Softmax of calibrated logits, times ``scales`` (n,); raise a MapError if it has none.
+
+        The input's own NaN and infinities are refused by ``_transform``.
+        """
+        try:
+            return softmax(transformed, scales)
+        except DataError as error:
+            raise MapError(error.rows or 0, error.first or 0) from error
 
     def _segment_scales(self, groups: Groups) -> Floats:
         """What the calibrated logits of each row are multiplied by in its segment, (n,)."""
@@ -183,6 +262,8 @@ class Calibrator(ABC):
     cost: ClassVar[str]
     needs_groups: ClassVar[bool] = False
     needs_torch: ClassVar[bool] = False
+    copies: ClassVar[float] = 0.25
+    numbers_a_row: ClassVar[float] = 4.0
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -192,6 +273,14 @@ class Calibrator(ABC):
     def method_needing_groups(self) -> str | None:
         """The method for which a fit with these parameters needs the segment of each row."""
         return self.name if self.needs_groups else None
+
+    def memory_bytes(self, n: int, k: int) -> int:
+        """Estimate the memory that a fit on n rows of k classes takes at its peak.
+
+        Beside the data themselves, which are taken as float64: ``copies`` of them, and
+        ``numbers_a_row``; measured, and right to a factor of 2 above 50 MB.
+        """
+        return int(8 * (self.copies * n * k + self.numbers_a_row * n)) + scratch_bytes()
 
     def fit(
         self,
@@ -226,8 +315,20 @@ class Calibrator(ABC):
                 f"the method {self.method_needing_groups!r} needs the segment of each row: "
                 "make the set with CalibrationSet(logits, labels, groups)",
             )
-        fitted = self._fit(data, context)
-        return fitted.with_info(rows=data.n, warnings=context.warnings)
+        fitted = replace(
+            self._fit(data, context), floor=data.zeros.floor, rounding=data.zeros.rounding
+        )
+        info: dict[str, Any] = {"rows": data.n, "warnings": context.warnings}
+        if data.clipped is not None:
+            # the set itself has warned its maker
+            said = {"code": ClippedProbabilities.code, "message": str(data.clipped)}
+            info["warnings"] = [said, *info["warnings"]]
+            info["clipped"] = {
+                "zeros": data.clipped.raised,
+                "normalised_rows": data.clipped.normalised,
+                **data.zeros._asdict(),
+            }
+        return fitted.with_info(**info)
 
     @abstractmethod
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap: ...

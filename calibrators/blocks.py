@@ -88,6 +88,11 @@ class Scratch:
         return buffer[:size].view(dtype).reshape(shape)
 
 
+def scratch_bytes() -> int:
+    """Estimate the memory of the buffers that blocks are worked on with."""
+    return 2 * 8 * BLOCK_ELEMENTS * _Threads.count
+
+
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
     """Slices of rows small enough for the block to stay in the cache.
 

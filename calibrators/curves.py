@@ -66,6 +66,11 @@ def to_device(array: Floats, device: str) -> Array:
     return torch.from_numpy(array).to(device)
 
 
+def curve_numbers(k: int) -> int:
+    """Estimate how many numbers a row ``observe`` takes for k classes at its peak."""
+    return min(k, 130)
+
+
 def observe(data: CalibrationSet, scale: float = 1.0, device: str | None = None) -> Samples:
     """The samples of a set on logits times ``scale``, as numpy arrays or on a torch device."""
     label_gap = data.label_gaps.astype(np.float64) * scale

@@ -4,20 +4,58 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from calibrators.blocks import Floats, Scratch, map_blocks, oriented
+from calibrators.checks import Labels, as_floats, as_labels, reject_rows
 from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
 from calibrators.groups import Groups
+from calibrators.rounding import Zeros, step_of
 
 Kind = Literal["logits", "probabilities"]
-Labels = NDArray[np.int64]
 
 SUM_TOLERANCE = 1e-3
-PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
+EXACT = Zeros()
+
+
+class Source(NamedTuple):
+    """The probabilities that a set was made of, not copied: these rows, or all, of an array."""
+
+    array: Floats
+    rows: NDArray[np.intp] | None = None
+
+    def take(self, rows: NDArray[np.intp]) -> Source:
+        """Choose some of the rows."""
+        return Source(self.array, rows if self.rows is None else self.rows[rows])
+
+    def probabilities(self) -> Floats:
+        """Return the probabilities (n, k)."""
+        return self.array if self.rows is None else np.asarray(self.array[self.rows])
+
+
+class Clipped(NamedTuple):
+    """How probabilities were changed before their logarithms were taken.
+
+    ``raised`` zeros were raised, ``normalised`` rows did not sum to 1; ``zeros`` says what a zero
+    stands for.
+    """
+
+    raised: int
+    normalised: int
+    zeros: Zeros
+
+    def __str__(self) -> str:
+        parts = []
+        if self.raised:
+            parts.append(f"{self.raised} zeros were raised to about {self.zeros.floor:.2g}")
+        if self.normalised:
+            parts.append(f"{self.normalised} rows that do not sum to 1 were normalised")
+        if self.zeros.rounding:
+            parts.append(f"the probabilities are taken as rounded to {self.zeros.rounding:g}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,43 +81,79 @@ class CalibrationSet:
     row_max: Floats = field(init=False, repr=False)
     kind: Kind = field(default="logits", init=False)
     groups: Groups | None = field(default=None, init=False)
+    zeros: Zeros = field(default=EXACT, init=False, repr=False)
+    clipped: Clipped | None = field(default=None, init=False, repr=False)
+    source: Source | None = field(default=None, init=False, repr=False)
 
     def __init__(
         self, logits: ArrayLike, labels: ArrayLike, groups: ArrayLike | None = None
     ) -> None:
-        given = _as_floats(logits, "logits")
+        given = as_floats(logits, "logits")
         self._check_in(as_logits(given), labels, groups, "logits")
         warn_if_probabilities(given, stacklevel=3)
 
     @classmethod
     def from_probabilities(
-        cls, probabilities: ArrayLike, labels: ArrayLike, groups: ArrayLike | None = None
+        cls,
+        probabilities: ArrayLike,
+        labels: ArrayLike,
+        groups: ArrayLike | None = None,
+        *,
+        rounding: float | None = None,
+        warn: bool = True,
     ) -> CalibrationSet:
         """A set from probabilities: rows in [0, 1] that sum to 1, or (n,) / (n, 1) for class 1.
 
-        Their logarithms serve as logits. Zeros are raised to the smallest positive normal number of
-        their type, with a warning that says how many.
+        Their logarithms serve as logits. ``rounding`` is the step that they were rounded to, such
+        as 0.01, or 0 if they were not; None looks whether all are multiples of a decimal step. A
+        zero of rounded probabilities stands for what was below half a step, see
+        :class:`calibrators.rounding.Zeros`; the rows may then sum to 1 up to rounding, and are
+        normalised. Other zeros are raised to half of the smallest positive value. Both are counted
+        in ``clipped`` and, if ``warn``, in a ClippedProbabilities warning.
 
         >>> CalibrationSet.from_probabilities([0.9, 0.2], [1, 0]).k
         2
         """
         made = cls.__new__(cls)
-        logits = log_probabilities(probabilities, stacklevel=3)
-        made._check_in(logits, labels, groups, "probabilities")
+        if rounding is not None and not 0 <= rounding <= 0.5:
+            raise DataError("bad_rounding", f"rounding must lie in [0, 0.5], got {rounding}")
+        given = as_floats(probabilities, "probabilities")
+        array = two_columns(given)
+        step = step_of(given) if rounding is None else float(rounding)
+        logits, clipped = log_probabilities(array, Zeros(rounding=step), estimate=True)
+        made._check_in(logits, labels, groups, "probabilities", clipped)
+        object.__setattr__(made, "source", Source(array))
+        if warn:
+            warn_if_clipped(clipped, stacklevel=3)
         return made
 
     def _check_in(
-        self, logits: Floats, labels: ArrayLike, groups: ArrayLike | None, kind: Kind
+        self,
+        logits: Floats,
+        labels: ArrayLike,
+        groups: ArrayLike | None,
+        kind: Kind,
+        clipped: Clipped | None = None,
     ) -> None:
-        checked = _as_labels(labels, rows=len(logits), classes=logits.shape[1])
+        checked = as_labels(labels, rows=len(logits), classes=logits.shape[1])
         maxima = row_maxima(logits)
         check_rows(maxima)
         check_labelled(logits[np.arange(len(checked)), checked])
         segments = None if groups is None else Groups.of(groups, rows=len(logits))
         self._set(logits, checked, maxima, kind, segments)
+        if clipped is not None:
+            object.__setattr__(self, "zeros", clipped.zeros)
+            if clipped.raised or clipped.normalised:
+                object.__setattr__(self, "clipped", clipped)
 
     def _set(
-        self, logits: Floats, labels: Labels, row_max: Floats, kind: Kind, groups: Groups | None
+        self,
+        logits: Floats,
+        labels: Labels,
+        row_max: Floats,
+        kind: Kind,
+        groups: Groups | None,
+        zeros: Zeros = EXACT,
     ) -> None:
         for name, array in (("logits", logits), ("labels", labels), ("row_max", row_max)):
             view = array.view()
@@ -87,6 +161,9 @@ class CalibrationSet:
             object.__setattr__(self, name, view)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "zeros", zeros)
+        object.__setattr__(self, "clipped", None)
+        object.__setattr__(self, "source", None)
 
     @property
     def n(self) -> int:
@@ -107,17 +184,23 @@ class CalibrationSet:
         """The same rows, each in the segment that is named for it."""
         made = CalibrationSet.__new__(CalibrationSet)
         named = Groups.of(groups, rows=self.n)
-        made._set(self.logits, self.labels, self.row_max, self.kind, named)
+        made._set(self.logits, self.labels, self.row_max, self.kind, named, self.zeros)
+        object.__setattr__(made, "clipped", self.clipped)
+        object.__setattr__(made, "source", self.source)
         return made
 
     def take(self, rows: NDArray[np.intp]) -> CalibrationSet:
-        """The chosen rows as a set of their own."""
+        """The chosen rows as a set of their own; what was clipped is not counted anew."""
         labels = self.labels[rows]
         if labels.ndim != 1 or not labels.size:
             raise DataError("empty", "rows must choose at least one row, and be one list of them")
         taken = CalibrationSet.__new__(CalibrationSet)
         groups = None if self.groups is None else self.groups.take(rows)
-        taken._set(self.logits[rows], labels, self.row_max[rows], self.kind, groups)
+        row_max = self.row_max[rows]
+        taken._set(self.logits[rows], labels, row_max, self.kind, groups, self.zeros)
+        if self.source is not None:
+            chosen = np.arange(self.n)[rows]
+            object.__setattr__(taken, "source", self.source.take(chosen))
         return taken
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple[CalibrationSet, CalibrationSet]:
@@ -163,33 +246,50 @@ class CalibrationSet:
 
 def as_logits(values: ArrayLike) -> Floats:
     """Values as an (n, k) array of float32 or float64; one column becomes ``[0, logit]``."""
-    array = _as_floats(values, "logits")
+    array = as_floats(values, "logits")
     if array.shape[1] == 1:
         return np.concatenate([np.zeros_like(array), array], axis=1)
     return array
 
 
-def log_probabilities(probabilities: ArrayLike, *, stacklevel: int = 2) -> Floats:
-    """Logarithms of checked probabilities; zeros are raised to the smallest positive number."""
-    array = _as_floats(probabilities, "probabilities")
+def two_columns(probabilities: ArrayLike) -> Floats:
+    """Probabilities as an (n, k) array in [0, 1]; one column of class 1 becomes two."""
+    array = as_floats(probabilities, "probabilities")
     inside = (array >= 0) & (array <= 1 + 1e-6)
-    _reject_rows(
+    reject_rows(
         np.logical_not(inside.all(axis=1)), "not_a_probability", "probabilities must lie in [0, 1]"
     )
     if array.shape[1] == 1:
-        array = np.concatenate([1 - array, array], axis=1)
-    off: NDArray[np.bool_] = np.abs(array.sum(axis=1, dtype=np.float64) - 1) > SUM_TOLERANCE
-    _reject_rows(off, "rows_do_not_sum_to_one", "the probabilities of a row must sum to 1")
-    smallest = np.finfo(array.dtype).tiny
-    zeros = int(np.count_nonzero(array < smallest))
-    if zeros:
-        warnings.warn(
-            f"{zeros} probabilities below {smallest:.3g} were raised to it",
-            ClippedProbabilities,
-            stacklevel=stacklevel,
-        )
-    logs: Floats = np.log(np.clip(array, smallest, 1))
-    return logs
+        sure = np.minimum(array, 1)
+        return np.concatenate([1 - sure, sure], axis=1)
+    return array
+
+
+def log_probabilities(
+    array: Floats, zeros: Zeros, *, estimate: bool = False
+) -> tuple[Floats, Clipped]:
+    """Logarithms of probabilities (n, k) from ``two_columns``, and what was changed before.
+
+    ``zeros`` says what a zero stands for; ``estimate`` finds it for its rounding. Rows are not
+    divided by their sums: a number added to a row of logits changes no probability.
+    """
+    off = np.abs(array.sum(axis=1, dtype=np.float64) - 1)
+    reject_rows(
+        off > zeros.sum_tolerance(array.shape[1], SUM_TOLERANCE),
+        "rows_do_not_sum_to_one",
+        "the probabilities of a row must sum to 1",
+    )
+    if estimate:
+        zeros = Zeros.of(array, zeros.rounding)
+    filled, raised = zeros.filled(array)
+    logs: Floats = np.log(np.minimum(filled, 1))
+    return logs, Clipped(raised, int(np.count_nonzero(off > SUM_TOLERANCE)), zeros)
+
+
+def warn_if_clipped(clipped: Clipped | None, *, stacklevel: int) -> None:
+    """Warn if zeros were raised or rows normalised."""
+    if clipped is not None and (clipped.raised or clipped.normalised):
+        warnings.warn(str(clipped), ClippedProbabilities, stacklevel=stacklevel + 1)
 
 
 def row_maxima(logits: Floats) -> Floats:
@@ -213,82 +313,16 @@ def check_rows(maxima: Floats) -> None:
         (np.isposinf(maxima), "infinite", "logits must not be +inf"),
         (np.isneginf(maxima), "no_finite_logit", "a row needs at least one finite logit"),
     ):
-        _reject_rows(broken, code, rule)
+        reject_rows(broken, code, rule)
 
 
 def check_labelled(logits: Floats) -> None:
     """Raise if the logit of a row's label is -inf."""
-    _reject_rows(
+    reject_rows(
         np.isneginf(logits),
         "label_on_minus_infinity",
         "the logit of the label must not be -inf: the model calls what happened impossible",
     )
-
-
-def _as_floats(values: ArrayLike, name: str) -> Floats:
-    if type(values) is np.ndarray and values.ndim == 2 and values.size and values.dtype in PLAIN:
-        return values
-    try:
-        array = np.asanyarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError("not_an_array", f"{name} cannot be read as an array: {error}") from error
-    _refuse_masked(array, name)
-    if array.ndim == 1:
-        array = array[:, np.newaxis]
-    if array.ndim != 2:
-        raise DataError(
-            "bad_shape", f"{name} must have shape (n, k), (n, 1) or (n,), got {array.shape}"
-        )
-    if array.shape[0] == 0:
-        raise DataError("empty", f"{name} must hold at least one row, got shape {array.shape}")
-    if array.shape[1] == 0:
-        raise DataError("too_few_classes", f"{name} must have at least 2 classes, got none")
-    if array.dtype.kind not in "fiu":
-        raise DataError("bad_type", f"{name} must be float32 or float64, got {array.dtype}")
-    if array.dtype == np.float16:
-        return array.astype(np.float32)
-    native = array.dtype.newbyteorder("=")
-    kept = native if native in (np.float32, np.float64) else np.float64
-    return np.asarray(array, dtype=kept)
-
-
-def _refuse_masked(array: NDArray[Any], name: str) -> None:
-    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
-        raise DataError("masked", f"{name} must not be masked: drop those rows first")
-
-
-def _as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
-    try:
-        array = np.asanyarray(labels)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError("not_an_array", f"labels cannot be read as an array: {error}") from error
-    _refuse_masked(array, "labels")
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise DataError(
-            "bad_label_shape",
-            f"labels must have shape (n,), got {array.shape}; for one-hot rows pass argmax(axis=1)",
-        )
-    if len(array) != rows:
-        raise DataError("length_mismatch", f"logits have {rows} rows but labels have {len(array)}")
-    if array.dtype.kind not in "iub":
-        raise DataError(
-            "labels_not_integers",
-            f"labels must be integers (class indices 0..{classes - 1}), got {array.dtype}",
-        )
-    _reject_rows(
-        (array < 0) | (array >= classes),
-        "label_out_of_range",
-        f"labels must lie in 0..{classes - 1}",
-    )
-    return array.astype(np.int64)
-
-
-def _reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
-    if broken.any():
-        count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
-        raise DataError(code, rule, rows=count, first=first)
 
 
 def warn_if_probabilities(given: Floats, *, stacklevel: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,11 @@ class _Borrowed:
     lock = threading.Lock()
     by = 0
     before = 1
+
+
+def has_torch() -> bool:
+    """Return whether torch is installed, without loading it."""
+    return importlib.util.find_spec("torch") is not None
 
 
 def torch_device(name: str) -> torch.device:

@@ -5,17 +5,20 @@ CalibrationError
 ├── ParameterError     (ValueError)  a recipe's field breaks its constraint
 ├── FitError                         a fit cannot give an answer
 │   └── FitCancelled                 the caller's ``cancel`` said so
+├── MapError                         a map whose probabilities are not finite
 ├── ArchiveError       (ValueError)  bytes that are not a map of ours
 └── ExportError                      a map that cannot be exported, or whose export is not proved
 
 CalibrationWarning     (UserWarning)
 ├── LooksLikeProbabilities           logits whose rows are in [0, 1] and sum to 1
-├── ClippedProbabilities             zeros were raised to the smallest positive number
+├── ClippedProbabilities             zeros were raised, or rows normalised
 ├── BoundarySolution                 the best temperature lies at or beyond the stated bound
 ├── FlatLogits                       nothing in the logits tells the classes apart
+├── FellBack                         a method gave the map of temperature scaling instead
 ├── NotConverged                     a fit ended with a worse objective, or short of its tolerance
 ├── SmallSample                      too few rows for the method asked for
 ├── OutOfTime                        a search ended at its time budget, with candidates left out
+├── NotInstalled                     a search left out candidates that need a missing package
 └── UnknownSegments                  rows of segments that a map does not know
 
 Every error and every warning has a stable ``code`` for programs beside its sentence for people.
@@ -64,6 +67,18 @@ class FitCancelled(FitError):
         super().__init__("cancelled", "the fit was cancelled by its caller")
 
 
+class MapError(CalibrationError):
+    """A map gives probabilities that are not finite: its parameters are out of range."""
+
+    def __init__(self, rows: int, first: int) -> None:
+        noun = "row" if rows == 1 else "rows"
+        super().__init__(
+            "not_finite_probabilities",
+            f"the map gives probabilities that are not finite for {rows} {noun}, first row "
+            f"{first}: its parameters are out of range, so fit it again",
+        )
+
+
 class ArchiveError(CalibrationError, ValueError):
     """Bytes that are not a calibration map of ours, or not an intact one."""
 
@@ -85,7 +100,7 @@ class LooksLikeProbabilities(CalibrationWarning):
 
 
 class ClippedProbabilities(CalibrationWarning):
-    """Probabilities of zero were raised to the smallest positive number."""
+    """Probabilities of zero were raised, or rows that do not sum to 1 were normalised."""
 
     code = "clipped_probabilities"
 
@@ -100,6 +115,12 @@ class FlatLogits(CalibrationWarning):
     """Nothing in the logits tells the classes apart."""
 
     code = "flat_logits"
+
+
+class FellBack(CalibrationWarning):
+    """A method had nothing to build on and gave the map of temperature scaling instead."""
+
+    code = "fell_back"
 
 
 class NotConverged(CalibrationWarning):
@@ -118,6 +139,12 @@ class OutOfTime(CalibrationWarning):
     """A search ended at its time budget, with candidates left out."""
 
     code = "out_of_time"
+
+
+class NotInstalled(CalibrationWarning):
+    """A search left out candidates that need a package which is not installed."""
+
+    code = "not_installed"
 
 
 class UnknownSegments(CalibrationWarning):

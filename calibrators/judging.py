@@ -98,6 +98,14 @@ def fit_and_judge(
     return Judged(fitted, job.report(rows, probabilities, words, fitted, folds))
 
 
+def memory_bytes(recipe: Calibrator, n: int, k: int) -> int:
+    """Estimate the memory of ``fit_and_judge`` on n rows of k classes at its peak, with the data.
+
+    The data themselves, the rows of the judged fit, and what the report keeps of each row.
+    """
+    return recipe.memory_bytes(n, k) + int(8 * (2.3 * n * k + 8 * n))
+
+
 def _held_out(
     job: _Job, data: CalibrationSet, seed: int, share: float
 ) -> tuple[CalibrationSet, Floats, str]:

@@ -11,7 +11,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from calibrators import page, tables
-from calibrators.errors import ExportError
 
 if TYPE_CHECKING:
     from calibrators.report import Report
@@ -30,7 +29,7 @@ def fragment(title: str, facts: Mapping[str, Any], report: Report | None) -> str
     if facts:
         body += tables.facts(facts)
     if report is not None:
-        body += _diagrams(report) + tables.metrics(report)
+        body += page.drawn(page.reliability(report)) + tables.metrics(report)
     return f"<style>{_style()}</style><div class='calibrd'>{body}</div>"
 
 
@@ -66,10 +65,3 @@ def _inside(scope: str, names: list[str]) -> str:
 
 def _inside_of(themes: tuple[str, ...]) -> str:
     return ", ".join(f"{theme} {SCOPE}" for theme in themes)
-
-
-def _diagrams(report: Report) -> str:
-    try:
-        return page.drawn("calibrd", page.reliability(report))
-    except ExportError as error:
-        return f"<p class='muted'>{escape(str(error))}</p>"

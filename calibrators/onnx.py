@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap
-from calibrators.errors import ExportError
+from calibrators.errors import ExportError, MapError
+from calibrators.rounding import LEAST_SHARE
 
 OPSET = 18
 FLOAT, DOUBLE = 1, 11
@@ -103,9 +104,47 @@ def _write_softmax(graph: Builder, logits: str, k: int) -> None:
 def calibrated_logits(fitted: CalibrationMap, graph: Builder, start: str) -> str:
     """Write a map from its input, logits or probabilities, to calibrated logits."""
     if fitted.kind == "probabilities":
-        tiny = graph.constant(np.finfo(np.float32).tiny)
-        start = graph.add("Log", graph.add("Clip", start, tiny))
+        start = graph.add("Log", _filled(fitted, graph, start))
     return fitted.onnx_logits(graph, start)
+
+
+def _filled(fitted: CalibrationMap, graph: Builder, given: str) -> str:
+    """Write ``Zeros.filled``, in doubles until the end."""
+    zeros, axis = fitted.zeros, graph.constant([1], np.int64)
+
+    def constant(value: float) -> str:
+        return graph.constant(value, np.float64)
+
+    def total(values: str) -> str:
+        return graph.add("ReduceSum", values, axis, keepdims=1)
+
+    tiny = float(np.finfo(np.float32).tiny)
+    is_zero = graph.add("Less", given, graph.constant(tiny))
+    wide = graph.add("Cast", given, to=DOUBLE)
+    below = graph.add("Where", is_zero, constant(-1.0), graph.add("Neg", wide))
+    half = graph.add("Mul", graph.add("ReduceMax", below, axis, keepdims=1), constant(-0.5))
+    mean = constant(max(zeros.floor, tiny))
+    if zeros.rounding:
+        count, noise = total(graph.add("Cast", is_zero, to=DOUBLE)), zeros.rounding**2 / 12
+        off = graph.add("Sub", constant(1.0), total(wide))
+        missing = graph.add("Sub", off, graph.add("Mul", count, mean))
+        known = graph.add("Mul", count, constant(zeros.variance - noise))
+        known = graph.add("Add", known, constant(fitted.k * noise))
+        missing = graph.add("Div", missing, known)
+        mean = graph.add("Add", graph.add("Mul", missing, constant(zeros.variance)), mean)
+        mean = graph.add("Max", mean, constant(LEAST_SHARE * zeros.floor))
+        mean = graph.add("Min", mean, constant(zeros.rounding / 2))
+        shift = graph.add("Mul", missing, constant(noise))
+        shift = graph.add("Max", shift, constant(-zeros.rounding / 2))
+        shift = graph.add("Min", shift, constant(zeros.rounding / 2))
+        moved = graph.add(
+            "Max", graph.add("Add", wide, shift), graph.add("Mul", wide, constant(0.5))
+        )
+        far = graph.add("Greater", graph.add("Abs", off), constant(zeros.rounding / 2))
+        some = graph.add("Greater", count, constant(0.5))
+        wide = graph.add("Where", some, moved, graph.add("Where", far, moved, wide))
+    mean = graph.add("Max", graph.add("Min", mean, half), constant(tiny))
+    return graph.add("Cast", graph.add("Where", is_zero, mean, wide), to=FLOAT)
 
 
 def prove(fitted: CalibrationMap, data: bytes) -> None:
@@ -115,7 +154,13 @@ def prove(fitted: CalibrationMap, data: bytes) -> None:
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     rows = trial_rows(fitted)
     given = session.run(["calibrated"], {fitted.kind: rows})[0]
-    worst = float(np.abs(given.astype(np.float64) - fitted.apply(rows)).max())
+    try:
+        expected = fitted.apply_logits(fitted.read(rows)[0])
+    except MapError as error:
+        raise ExportError(
+            "not_equal", f"the map cannot be compared with its export: {error}"
+        ) from error
+    worst = float(np.abs(given.astype(np.float64) - expected).max())
     if not worst <= TOLERANCE:
         raise ExportError(
             "not_equal", f"onnxruntime differs from the map by {worst:.2g}, more than {TOLERANCE}"
@@ -134,4 +179,7 @@ def trial_rows(fitted: CalibrationMap) -> NDArray[np.float32]:
         return rows.astype(np.float32)
     weights = np.exp(rows - rows.max(axis=1, keepdims=True)) + 1e-30
     probabilities: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
-    return probabilities.astype(np.float32)
+    step = fitted.rounding or 0.01
+    rounded = np.rint(probabilities[:80] / step) * step
+    rounded = rounded[np.abs(rounded.sum(axis=1) - 1) < 1e-6]
+    return np.vstack([probabilities, np.eye(fitted.k)[:3], rounded]).astype(np.float32)

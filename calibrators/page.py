@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from calibrators.report import Report
 
 Draw = Callable[[theme.Spec], str]
+NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'
 
 LIGHT = f"""color-scheme: light; --paper: #fff; --ink: {theme.INK}; --muted: {theme.MUTED};
   --rule: {theme.RULE}; --band: {theme.BAND}; --accent: {theme.ACCENT}; --bars: {theme.BARS};
@@ -51,6 +51,7 @@ svg [stroke="{theme.INK}"] {{ stroke: var(--ink); }}
 svg [fill="{theme.MUTED}"] {{ fill: var(--muted); }}
 svg [stroke="{theme.MUTED}"] {{ stroke: var(--muted); }}
 svg [stroke="{theme.RULE}"] {{ stroke: var(--rule); }}
+svg [fill="{theme.BAND}"] {{ fill: var(--band); }}
 svg [fill="{theme.BARS}"] {{ fill: var(--bars); }}
 svg [fill="{theme.ACCENT}"] {{ fill: var(--accent); }}
 svg [stroke="{theme.ACCENT}"] {{ stroke: var(--accent); }}
@@ -75,17 +76,16 @@ body {{ {TEXT} margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; }}
 def render(report: Report, *, title: str = "Calibration report", draw: Draw = charts.to_svg) -> str:
     """The page of a report.
 
-    Every string is escaped. Needs ``pip install 'calibrd[charts]'`` for the diagrams, unless
-    ``draw`` makes their SVG.
+    Every string is escaped. ``draw`` makes the SVG of a diagram.
     """
-    diagrams = drawn("reliability", reliability(report), draw)
+    diagrams = drawn(reliability(report), draw)
     sections = [
         ("Metrics", tables.metrics(report) + tables.definitions(report)),
         ("Reliability", diagrams + tables.reliability(report)),
-        ("By margin", drawn("margin", _thirds(report), draw)),
+        ("By margin", drawn(_thirds(report), draw)),
     ]
     if report.temperatures:
-        curve = drawn("temperatures", [charts.temperatures(report)], draw)
+        curve = drawn([charts.temperatures(report)], draw)
         sections.append(("Temperature by margin", curve + tables.temperatures(report)))
     if report.by_group:
         sections.append(("By segment", tables.segments(report)))
@@ -125,17 +125,7 @@ def _thirds(report: Report) -> list[theme.Spec]:
     return [charts.margin_panels(report, thirds=(third.name,)) for third in report.by_margin]
 
 
-def drawn(name: str, specs: list[theme.Spec], draw: Draw = charts.to_svg) -> str:
-    """Charts side by side; ``name`` keeps their ids apart from others of the page."""
-    found = (_inline_svg(spec, f"{name}{place}", draw) for place, spec in enumerate(specs))
-    return f'<div class="charts">{"".join(found)}</div>'
-
-
-def _inline_svg(spec: theme.Spec, prefix: str, draw: Draw) -> str:
-    """The chart as SVG inside HTML: transparent, without namespaces, its ids made its own."""
-    svg = draw({**spec, "background": "transparent", "padding": 2})
-    svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
-    label = escape(str(spec.get("description", "")), quote=True)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+def drawn(specs: list[theme.Spec], draw: Draw = charts.to_svg) -> str:
+    """Return charts side by side, as SVG inside HTML: transparent, without a namespace."""
+    found = (draw({**spec, "background": "transparent", "padding": 2}) for spec in specs)
+    return f'<div class="charts">{"".join(found).replace(NAMESPACE, "")}</div>'

@@ -6,15 +6,19 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrators.blocks import Floats, Scratch, map_blocks, oriented
 from calibrators.data import check_rows, row_maxima
+from calibrators.errors import MapError
 
 InverseTemperature = Callable[[Floats], Floats | float] | Floats
 
 
 def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = None) -> Floats:
     """Row-wise ``softmax(logits * inverse_temperature(logits))``; checks rows as it goes.
+
+    A MapError is raised where ``inverse_temperature`` leaves a row without finite probabilities.
 
     ``inverse_temperature`` may also be an array with a number for each row (n,). The largest logit
     is subtracted before anything is multiplied, so margins of 1e4 and -inf are exact and the
@@ -41,6 +45,7 @@ def _scaled(
     if len(logits) == 1:
         return _scaled_row(logits, inverse_temperature, normalise=normalise)
     out = np.empty(logits.shape, dtype=logits.dtype)
+    broken: list[NDArray[np.intp]] = []
 
     def work(start: int, stop: int, scratch: Scratch) -> bool:
         block = logits[start:stop]
@@ -49,20 +54,26 @@ def _scaled(
         if not np.isfinite(maxima).all():
             return False
         target = out[start:stop] if axis == 1 else turned
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             np.subtract(turned, maxima, out=target)
             if inverse_temperature is not None:
                 beta = _of_rows(inverse_temperature, block, start, stop)
                 target *= beta if beta.ndim == 0 else np.expand_dims(beta, axis)
             if normalise:
                 np.exp(target, out=target)
-                target /= target.sum(axis=axis, keepdims=True)
+                totals = target.sum(axis=axis, keepdims=True)
+                if not math.isfinite(totals.sum()):
+                    broken.append(start + np.flatnonzero(~np.isfinite(totals)))
+                target /= totals
         if axis == 0:
             out[start:stop] = turned.T
         return True
 
     if not all(map_blocks(work, *logits.shape)):
         check_rows(row_maxima(logits))
+    if broken:
+        rows = np.concatenate(broken)
+        raise MapError(len(rows), int(rows.min()))
     return out
 
 
@@ -80,13 +91,16 @@ def _scaled_row(
     largest = row.max()
     if not math.isfinite(largest):
         check_rows(row_maxima(logits))
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         target: Floats = np.subtract(row, largest)
         if inverse_temperature is not None:
             target *= _of_rows(inverse_temperature, logits, 0, 1)
         if normalise:
             np.exp(target, out=target)
-            target /= target.sum()
+            total = target.sum()
+            if not math.isfinite(total):
+                raise MapError(1, 0)
+            target /= total
     return target.reshape(1, -1)
 
 
@@ -105,7 +119,7 @@ def rewritten(logits: Floats, write: Callable[[Floats, Floats, Floats], None]) -
         maxima = block.max(axis=1, keepdims=True)
         if not np.isfinite(maxima).all():
             return False
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             write(block, maxima, out[start:stop])
         return True
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from calibrators.base import CalibrationMap, TemperatureTypeMap
 from calibrators.blocks import Floats
-from calibrators.data import CalibrationSet, as_logits, log_probabilities
+from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
 from calibrators.plain import rounded
 from calibrators.softmax import margins
@@ -55,8 +55,8 @@ def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[Temperat
             "no_temperature",
             f"fitted must be a map of temperature type, got one of {fitted.method!r}",
         )
-    logits = log_probabilities(values) if fitted.kind == "probabilities" else as_logits(values)
-    return cells_of(margins(logits), fitted.temperatures(values))
+    temperatures = fitted.temperatures(values)
+    return cells_of(margins(fitted.read(values)[0]), temperatures)
 
 
 def cells_of(margin: Floats, temperature: Floats) -> tuple[TemperatureCell, ...]:

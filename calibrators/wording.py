@@ -99,7 +99,15 @@ def summary(report: Report) -> str:
         lines.append(f"farthest off of {looked_at}: {worst.name} ({figures})")
     if report.verdict is not None:
         lines.append(f"verdict: {report.verdict} ({report.verdict.meaning})")
+    lines += [f"warning: {one}" for one in _warnings(report)]
     return "\n".join(lines)
+
+
+def _warnings(report: Report) -> list[str]:
+    """Return the messages of the fit's warnings; a report made elsewhere may hold anything."""
+    kept = report.fit.get("warnings")
+    found = kept if isinstance(kept, list) else []
+    return [str(one["message"]) for one in found if isinstance(one, dict) and "message" in one]
 
 
 def heading(report: Report) -> str:

@@ -4,7 +4,8 @@
 >>> client = calibrd.Client("http://127.0.0.1:8000")
 """
 
-from importlib import metadata
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
 
 from calibrd.client import AsyncClient, Client
 from calibrd.fitting import fingerprint, fit_local
@@ -32,3 +33,16 @@ __all__ = [
 ]
 
 __version__ = metadata.version("calibrd")
+
+# loaded when they are first used: some need packages that only an extra installs
+LAZY = ("batch", "errors", "sklearn", "torch", "training")
+
+if TYPE_CHECKING:
+    from calibrd import batch, errors, sklearn, torch, training  # noqa: F401
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load a submodule; ModuleNotFoundError names the extra to install if one is missing."""
+        if name in LAZY:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

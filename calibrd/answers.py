@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from calibrators import DataError, Report
@@ -17,6 +19,7 @@ from calibrd.flows import Answer
 from calibrd.results import Record, read
 
 SHOWN = 200
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 TOO_MANY = 429
 
 
@@ -24,6 +27,8 @@ def document_of(answer: Answer) -> Any:
     """The JSON of a response."""
     try:
         return json.loads(answer.content)
+    except RecursionError:
+        raise NotCalibrd("the answer is JSON, but nested too deeply") from None
     except ValueError as error:
         shown = answer.content[:SHOWN].decode("utf-8", "replace")
         raise NotCalibrd(f"the answer is not JSON, but begins with {shown!r}") from error
@@ -47,8 +52,14 @@ def header_of(answer: Answer, name: str) -> str:
 def array_of(answer: Answer) -> NDArray[Any]:
     """The array of a response in npy."""
     try:
-        return np.asarray(np.load(io.BytesIO(answer.content), allow_pickle=False))
-    except (ValueError, OSError, EOFError) as error:
+        file = io.BytesIO(answer.content)
+        read_header = HEADERS[npy.read_magic(file)]
+        shape, _, dtype = read_header(file)
+        if math.prod(shape) * dtype.itemsize != len(answer.content) - file.tell():
+            raise ValueError("its header tells of another size")
+        file.seek(0)
+        return np.asarray(npy.read_array(file, allow_pickle=False))
+    except (ValueError, KeyError, TypeError, OSError, EOFError, RecursionError) as error:
         shown = answer.content[:SHOWN].decode("utf-8", "replace")
         raise NotCalibrd(f"the answer is not npy, but begins with {shown!r}") from error
 
@@ -57,7 +68,7 @@ def record_of(kind: type[Record], document: Any) -> Record:
     """A record from the service's JSON."""
     try:
         return read(kind, document)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         name = kind.__name__.lower()
         raise NotCalibrd(f"the answer is JSON, but not that of a {name}: {error}") from error
 
@@ -73,7 +84,7 @@ def report_of(document: Any) -> Report:
     """A report from the service's JSON."""
     try:
         return Report.from_dict(document)
-    except (DataError, KeyError) as error:
+    except (DataError, KeyError, OverflowError, RecursionError) as error:
         raise NotCalibrd(f"the answer is JSON, but not that of a report: {error}") from error
 
 
@@ -107,10 +118,11 @@ def error_of(answer: Answer) -> Refused | NotCalibrd | None:
     try:
         problem = json.loads(answer.content)
         code, detail = str(problem.pop("code")), str(problem.pop("detail"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return _without_problem(answer)
     kind = NAMED.get(code, kind_of(answer.status))
     request_id = problem.pop("request_id", None)
+    request_id = None if request_id is None else str(request_id)
     for name in ("type", "title", "status"):
         problem.pop(name, None)
     return kind(code, detail, status=answer.status, request_id=request_id, details=problem)

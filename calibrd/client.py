@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import httpx
 
+from calibrd.bodies import Body
 from calibrd.calls import Calls
 from calibrd.connection import PART_BYTES, Connection
 from calibrd.flows import Answer, Awaiting, Blocking, Flow, Pause, R, Send, Step, Together, Work
@@ -131,8 +132,8 @@ class Client(_Reaching[httpx.Client], Blocking):
                 asked = self.connection.request(step)
                 if step.foreign:
                     with unlogged():
-                        return _answer(self._abroad().request(**asked))
-                return _answer(self._http.request(**asked))
+                        return self._sent(self._abroad(), asked, step.most_bytes)
+                return self._sent(self._http, asked, step.most_bytes)
             case Pause():
                 if given_up.wait(step.seconds):
                     raise _GivenUp
@@ -141,6 +142,13 @@ class Client(_Reaching[httpx.Client], Blocking):
                 return step.do()
             case Together():
                 return self._together(step)
+
+    def _sent(self, http: httpx.Client, asked: dict[str, Any], most: int) -> Answer:
+        with http.stream(**asked) as response:
+            body = Body(response.headers, most)
+            for piece in response.iter_raw():
+                body.add(piece)
+        return _answer(response, body)
 
     def _together(self, step: Together) -> list[Any]:
         given_up = threading.Event()
@@ -201,8 +209,8 @@ class AsyncClient(_Reaching[httpx.AsyncClient], Awaiting):
                 asked = self.connection.request(step)
                 if step.foreign:
                     with unlogged():
-                        return _answer(await self._abroad().request(**asked))
-                return _answer(await self._http.request(**asked))
+                        return await self._sent(self._abroad(), asked, step.most_bytes)
+                return await self._sent(self._http, asked, step.most_bytes)
             case Pause():
                 await asyncio.sleep(step.seconds)
                 return None
@@ -210,6 +218,13 @@ class AsyncClient(_Reaching[httpx.AsyncClient], Awaiting):
                 return await asyncio.to_thread(step.do)
             case Together():
                 return await self._together(step)
+
+    async def _sent(self, http: httpx.AsyncClient, asked: dict[str, Any], most: int) -> Answer:
+        async with http.stream(**asked) as response:
+            body = Body(response.headers, most)
+            async for piece in response.aiter_raw():
+                body.add(piece)
+        return _answer(response, body)
 
     async def _together(self, step: Together) -> list[Any]:
         free = asyncio.Semaphore(step.at_once)
@@ -227,7 +242,7 @@ class AsyncClient(_Reaching[httpx.AsyncClient], Awaiting):
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def _answer(response: httpx.Response) -> Answer:
+def _answer(response: httpx.Response, body: Body) -> Answer:
     # its stream leads back to it, and would keep what was sent until garbage is collected
     response.stream = httpx.ByteStream(b"")
-    return Answer(response.status_code, response.headers, response.content)
+    return Answer(response.status_code, response.headers, body.content())

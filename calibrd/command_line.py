@@ -78,8 +78,11 @@ def _run(given: list[str], output: Output) -> int:
 def _notes(output: Output) -> Iterator[None]:
     """Warnings and log lines of the packages as notes."""
 
+    told = set()  # every fold of a fit may warn of the same
+
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, UserWarning):
+        if issubclass(category, UserWarning) and str(message) not in told:
+            told.add(str(message))
             output.note(f"warning: {message}")
 
     handler = logging.Handler(logging.WARNING)
@@ -95,8 +98,31 @@ def _notes(output: Output) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
+class _Once(argparse.Action):
+    """Store a value; refuse a second one, of which the first would be lost."""
+
+    was_given = False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if self.was_given and option_string is not None:
+            parser.error(f"{option_string} was given twice: it takes one value")
+        self.was_given = True
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are told as all others are."""
+    """A parser for one command line, whose errors are told as all others are."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for name in (None, "store"):
+            self.register("action", name, _Once)
 
     def error(self, message: str) -> NoReturn:
         raise CommandError("usage", message, f"{self.prog} --help lists what it takes")

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from calibrd.answers import error_of, seconds_to_wait
+from calibrd.bodies import ACCEPTED, MEGABYTE
 from calibrd.errors import (
     CalibrdError,
     IdempotencyKeyInUse,
@@ -80,7 +81,7 @@ class Connection:
 
     def options(self, *, foreign: bool = False) -> dict[str, Any]:
         """What an httpx client is made with; to foreign servers neither key nor name goes."""
-        headers = {}
+        headers = {"Accept-Encoding": ACCEPTED}
         if not foreign:
             version = metadata.version("calibrd")
             headers["User-Agent"] = f"calibrd/{version} python/{platform.python_version()}"
@@ -145,7 +146,9 @@ class Connection:
 
     def put_elsewhere(self, url: str, content: bytes) -> Flow[None]:
         """Send bytes to a store that the service has named; the key does not go there."""
-        step, pause, said = Send("PUT", url, content, foreign=True), FIRST_PAUSE, ""
+        host = _host_of(url)
+        step = Send("PUT", url, content, foreign=True, most_bytes=MEGABYTE)
+        pause, said = FIRST_PAUSE, ""
         for tries in range(STORE_TRIES):
             if tries:
                 yield Pause(random.uniform(pause / 2, pause))  # noqa: S311 - no secret
@@ -157,7 +160,6 @@ class Connection:
                 said = f"it answered with status {answer.status}"
             except httpx.RequestError as error:
                 said = _words(error)
-        host = urlsplit(url).netloc
         raise StoreAway(f"the store at {host} did not take a part: {said}")
 
     def _trouble(
@@ -211,6 +213,18 @@ def _check_url(url: str) -> None:
         raise ValueError(f"url must be like http://127.0.0.1:8000 or https://..., got {url!r}")
     if parts.query or parts.fragment or parts.username or parts.password:
         raise ValueError("url must be an address without user, query and fragment")
+
+
+def _host_of(url: object) -> str:
+    """Return the host of a store; NotCalibrd if the service has named none."""
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        if parts and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            httpx.URL(str(url))
+            return parts.netloc
+    except (ValueError, httpx.InvalidURL):
+        pass
+    raise NotCalibrd(f"the answer names no place to send a part to, but {str(url)[:100]!r}")
 
 
 def _maybe_done(look: str) -> str:

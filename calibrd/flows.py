@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
+from calibrd.bodies import MOST_BYTES
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -31,6 +33,7 @@ class Send:
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float | None = None
     foreign: bool = False
+    most_bytes: int = MOST_BYTES  # of the answer
 
 
 @dataclass(frozen=True)

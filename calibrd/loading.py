@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from calibrators import CalibrationMap, archive
+from calibrd.bodies import MOST_BYTES, MOST_MAP_BYTES
 from calibrd.errors import InputMismatch, MapDamaged, ModelMismatch
 from calibrd.flows import Answer, Flow, Work
 from calibrd.map_memory import LoadedMap, MapMemory
@@ -77,10 +78,13 @@ class Loading:
             return (yield from self._confirmed(same))
         return (yield from self._fetched(version))
 
-    def _map(self, number: int, headers: Mapping[str, str]) -> Flow[Answer]:
+    def _map(
+        self, number: int, headers: Mapping[str, str], most_bytes: int = MOST_MAP_BYTES
+    ) -> Flow[Answer]:
         place = ("calibrators", self.wanted.reference.name, "versions", number, "map")
         together = {**self.asked.get("headers", {}), **headers}
-        return self.client.ask("GET", *place, **{**self.asked, "headers": together})
+        asked = {**self.asked, "headers": together, "most_bytes": most_bytes}
+        return self.client.ask("GET", *place, **asked)
 
     def _confirmed(self, known: LoadedMap) -> Flow[LoadedMap]:
         self.wanted.check_model(known.number, known.model)
@@ -89,7 +93,8 @@ class Loading:
         return now
 
     def _fetched(self, version: Version) -> Flow[LoadedMap]:
-        answer = yield from self._map(version.number, {})
+        most = min(version.map_bytes + MOST_BYTES, MOST_MAP_BYTES)
+        answer = yield from self._map(version.number, {}, most)
         fitted: CalibrationMap = yield Work(lambda: _opened(answer.content, version))
         now = LoadedMap(
             version.number, version.map_sha256, version.model, datetime.now(UTC), fitted

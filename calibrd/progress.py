@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from calibrd.results import Fit
+from calibrd.terminal import printable
 
 
 class Progress:
@@ -59,14 +61,21 @@ class FitProgress(Progress):
     def show(self, fit: Fit) -> None:
         """What is known of the fit now."""
         told = fit.progress or {}
-        methods = max(1, int(told.get("methods", 1)))
-        share = (int(told.get("step", 0)) / max(1, int(told.get("total", 1)))) if told else 0.0
-        done = self.TICKS * (int(told.get("methods_done", 0)) + share) / methods
-        facts = {} if told.get("method") is None else {"method": told["method"]}
-        if int(told.get("total", 1)) > 1:
-            facts["step"] = f"{told.get('step', 0)}/{told['total']}"
-        if told.get("loss") is not None:
+        step, total = _count(told, "step", 0), _count(told, "total", 1)
+        share = step / max(1, total)
+        done = self.TICKS * (_count(told, "methods_done", 0) + share)
+        done = min(done / max(1, _count(told, "methods", 1)), self.TICKS)
+        facts = {} if told.get("method") is None else {"method": printable(told["method"])}
+        if total > 1:
+            facts["step"] = f"{step}/{total}"
+        if isinstance(told.get("loss"), float):
             facts["loss"] = f"{told['loss']:.4f}"
         if fit.status == "queued":
             facts["status"] = "waits for a worker"
         self.reach(self.TICKS if fit.status == "succeeded" else round(done), **facts)
+
+
+def _count(told: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a number that the service tells; the default if it is no sensible one."""
+    value = told.get(name)
+    return value if isinstance(value, int) and 0 <= value < 1 << 31 else default

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
+from calibrd.names import NAME
 from calibrd.results import Version
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 DEFAULT_ALIAS = "production"
 
 
@@ -45,7 +44,7 @@ class Reference(NamedTuple):
         (3, 'production')
         """
         if isinstance(given, Version):
-            return cls(given.calibrator, str(given.number))
+            given = given.reference
         if not isinstance(given, str):
             raise TypeError(f"a version is called by a str or a Version, got {given!r}")
         name, at, ref = given.partition("@")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import reprlib
 import types
 import typing
 from dataclasses import dataclass, field
@@ -15,8 +16,11 @@ from typing import Any, TypeVar
 
 from calibrators import Report, notebook
 from calibrators.verdict import Verdict
+from calibrd.names import RULES, Id, Name, Sha256
 
 Record = TypeVar("Record")
+PLAIN: dict[Any, Any] = {int: int, float: int | float, str: str, bool: bool, dict: dict}
+LARGEST = 1 << 63
 FINAL = ("succeeded", "failed", "cancelled")
 
 
@@ -24,10 +28,10 @@ FINAL = ("succeeded", "failed", "cancelled")
 class Dataset:
     """Logits or probabilities with labels, as the service has them; ``groups`` are segments."""
 
-    id: str
+    id: Id
     status: str
     kind: str | None
-    sha256: str | None
+    sha256: Sha256 | None
     bytes: int | None
     rows: int | None
     classes: int | None
@@ -41,8 +45,8 @@ class Dataset:
 class Fit:
     """A fit job: queued, running, then succeeded, failed or cancelled."""
 
-    id: str
-    calibrator: str
+    id: Id
+    calibrator: Name
     status: str
     methods: list[dict[str, Any]]
     dataset: str
@@ -71,7 +75,7 @@ class Fit:
 class Alias:
     """Where an alias points; ``revision`` counts its moves."""
 
-    name: str
+    name: Name
     version: int
     revision: int
     moved_at: datetime | None
@@ -96,7 +100,7 @@ class Move:
 class Calibrator:
     """A named line of versions, and its aliases."""
 
-    name: str
+    name: Name
     latest: int | None
     aliases: list[Alias]
     created_at: datetime | None
@@ -110,7 +114,7 @@ class Version:
     ``client.report`` then.
     """
 
-    calibrator: str
+    calibrator: Name
     number: int
     method: str
     params: dict[str, Any]
@@ -124,7 +128,7 @@ class Version:
     fit: str | None
     fit_info: dict[str, Any]
     libraries: dict[str, Any]
-    map_sha256: str
+    map_sha256: Sha256
     map_bytes: int
     has_onnx: bool
     tags: dict[str, str]
@@ -190,7 +194,7 @@ class Method:
 class Key:
     """An API key, without its secret."""
 
-    id: str
+    id: Id
     name: str
     scopes: list[str]
     created_at: datetime | None
@@ -213,7 +217,7 @@ class Part:
 
     number: int
     bytes: int
-    sha256: str
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
@@ -246,17 +250,39 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
+    """Return a value as its annotation says; TypeError or ValueError if it is none of its kind."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
     if value is None:
+        if types.NoneType not in options and hint is not Any:
+            raise TypeError("a value is missing")
         return None
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        if option is datetime:
-            return datetime.fromisoformat(value)
-        if option is Verdict:
-            return next((one for one in Verdict if one == value), value)
-        if dataclasses.is_dataclass(option) and isinstance(value, dict):
-            return read(typing.cast(type[Any], option), value)
-        inner = typing.get_args(option)
-        if typing.get_origin(option) is list and dataclasses.is_dataclass(inner[0]):
-            return [read(typing.cast(type[Any], inner[0]), one) for one in value]
+    return _read_as(options[0], value)
+
+
+def _read_as(kind: Any, value: Any) -> Any:
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in RULES:
+        _check(isinstance(value, str) and RULES[origin].fullmatch(value), "a name", value)
+    elif origin is datetime:
+        found = datetime.fromisoformat(value)
+        _check(found.tzinfo is not None, "a time with its zone", value)
+        return found
+    elif origin is Verdict:
+        return next((one for one in Verdict if one == value), value)
+    elif dataclasses.is_dataclass(origin) and isinstance(value, dict):
+        return read(typing.cast(type[Any], origin), value)
+    elif origin is list:
+        _check(isinstance(value, list), "a list", value)
+        return [_value(inner[0], one) for one in value]
+    elif origin in PLAIN:
+        is_number = origin in (int, float) and not isinstance(value, bool)
+        _check(isinstance(value, PLAIN[origin]), origin.__name__, value)
+        if origin in (int, float):
+            _check(is_number and abs(value) < LARGEST, "a number in range", value)
     return value
+
+
+def _check(holds: object, kind: str, value: Any) -> None:
+    if not holds:
+        raise TypeError(f"expected {kind}, got {reprlib.repr(value)}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from calibrators.adafocal import AdaFocalState, Settings
+from calibrd.names import Id, Name
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class RunMetrics:
 class Session:
     """One life of a training job: its steps follow ``base_step``."""
 
-    id: str
+    id: Id
     number: int
     base_step: int
     world_size: int
@@ -39,7 +40,7 @@ class Session:
 class Run:
     """A training run; ``sessions`` are only there if it was asked for by its name."""
 
-    name: str
+    name: Name
     kind: str
     settings: Settings | None
     step: int
@@ -60,10 +61,10 @@ class RunSession:
     ``state`` is None of a monitor.
     """
 
-    run: str
+    run: Name
     kind: str
     settings: Settings | None
-    id: str
+    id: Id
     number: int
     base_step: int
     world_size: int
@@ -79,7 +80,7 @@ class StepDecision:
     """How a step stands: ``state`` is that after it, if it is decided and not of a monitor."""
 
     step: int
-    session: str
+    session: Id
     status: str
     ranks: list[int]
     late: bool
@@ -95,8 +96,8 @@ class StepDecision:
 class RunState:
     """Where a session is: its last decided step, or the step it began from."""
 
-    run: str
-    session: str
+    run: Name
+    session: Id
     step: int
     state: AdaFocalState | None
     metrics: RunMetrics | None
@@ -129,7 +130,7 @@ class RunStep:
     """
 
     step: int
-    session: str
+    session: Id
     decided_at: datetime | None
     ranks: list[int]
     world_size: int

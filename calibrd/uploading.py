@@ -16,6 +16,7 @@ from calibrd.cache import Cache, Entry
 from calibrd.connection import given
 from calibrd.errors import Conflict, Invalid, NoPresignedUploads, NoSuchDataset, StoreAway
 from calibrd.flows import Flow, Together, Work
+from calibrd.names import Sha256
 from calibrd.payload import Payload
 from calibrd.progress import Progress
 from calibrd.results import Dataset, Part
@@ -163,7 +164,7 @@ class Upload:
             sha256: str = yield Work(lambda: hashlib.sha256(content).hexdigest())
             known = there.get(number)
             if known is None or known.sha256 != sha256:
-                yield from self._send_part(id, Part(number, len(content), sha256), content)
+                yield from self._send_part(id, Part(number, len(content), Sha256(sha256)), content)
             bar.add(len(content))
 
         return send

@@ -26,23 +26,30 @@ from service.api import (
     reports,
     runs,
 )
+from service.api.applying import LargeCalls
 from service.api.body_guard import BodyGuard
+from service.api.body_memory import BodyMemory
 from service.api.guard import Guard
 from service.api.metrics import Metrics
 from service.api.observed import Observed
 from service.api.openapi import complete_document
 from service.api.origins import is_page
+from service.api.paced_responses import PacedResponses
 from service.api.parts import Parts
 from service.api.probe import OK, Probe
 from service.api.problems import LastResort, install_problems
+from service.api.request_limits import RequestLimits, ThreadLimits
 from service.core.access import Principal
 from service.core.comparing import Comparisons
 from service.core.damage import log_damage
 from service.core.datasets import Datasets
+from service.core.executors import Executors
 from service.core.formats import Limits
 from service.core.keys import KeyRing
 from service.core.landing import remove_left_behind
-from service.core.part_uploads import PartUploads
+from service.core.memory_budget import MemoryBudget
+from service.core.part_uploads import PartUploads, UploadLimits
+from service.core.rendering import Renderer
 from service.core.serving import Maps, Served
 from service.core.sessions import Sessions
 from service.core.watching import FitWatcher, RunWatcher
@@ -59,7 +66,8 @@ from service.web.layout import refuse_as_page
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
 MAX_FORM_BYTES = 1 << 16
-MAX_PASTED_BYTES = 1 << 22  # a few rows of very many classes
+MAX_SMALL_JSON_BYTES = 1 << 21  # without arrays and maps; statistics of a step have a megabyte
+MAX_PASTED_BYTES = 1 << 20  # a row of 100,000 classes
 TEXT_TYPES = (b"application/json", b"text/csv")
 ROUTERS = (
     datasets,
@@ -82,30 +90,40 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Calibrated probabilities as a versioned, tested contract.",
         lifespan=_lifespan,
         docs_url=None,
+        openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
         redoc_url=None,
+        # such redirects repeat the Host header, which anyone can choose
+        redirect_slashes=False,
         # ours are in /metrics and the log
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.parts = parts
     predicting, others = _plain_routes(parts)
-    app.router.routes[:0] = [predicting, *others]
+    app.router.routes[:0] = [predicting, *others, *operations.health_routes(parts.probe)]
     for router in (*(module.router for module in ROUTERS), *PAGES):
         app.include_router(router)
-    complete_document(app, {**predict.OPENAPI, **inference_protocol.OPENAPI})
+    plain_paths = {**predict.OPENAPI, **inference_protocol.OPENAPI, **operations.OPENAPI}
+    complete_document(app, plain_paths, operations.MODELS)
     install_problems(app)
     app.add_exception_handler(HTTPException, refuse_as_page)
     app.add_middleware(predict.Shortcut, route=predicting)
+    app.add_middleware(ThreadLimits)
+    app.add_middleware(BodyMemory, budget=parts.body_budget)
     app.add_middleware(
         BodyGuard,
         limit_of=_body_limit(settings),
         timeout=settings.body_timeout,
         least_rate=settings.body_least_rate,
+        most_seconds=settings.body_seconds,
+        check_caller=parts.keys.check,
     )
+    app.add_middleware(RequestLimits, most_requests=settings.max_requests_per_key)
     app.add_middleware(
         Guard, keys=parts.keys, sessions=parts.sessions, is_loopback=settings.is_loopback
     )
     app.add_middleware(LastResort)
+    app.add_middleware(PacedResponses)
     app.add_middleware(Observed, metrics=parts.metrics)
     return app
 
@@ -119,11 +137,11 @@ def join(settings: Settings) -> Parts:
         (metrics.blob_missing if is_missing else metrics.blob_corrupt)()
         log_damage(key, error)
 
-    database = Database(settings.database)
+    database = Database(settings.database, seconds=settings.database_seconds)
     blobs = Blobs(settings.blobs, on_damage=note_damage, sign_endpoint=settings.sign_endpoint)
     limits = Limits(settings.max_upload_bytes, settings.max_json_bytes, settings.max_classes)
     datasets = Datasets(database, blobs, limits)
-    maps = Maps(database, blobs, settings.cached_maps)
+    maps = Maps(database, blobs, settings.map_cache_bytes)
     metrics.watch_map_cache(lambda: len(maps))
     metrics.add_collector(functools.partial(operations.database_metrics, database))
     return Parts(
@@ -142,9 +160,16 @@ def join(settings: Settings) -> Parts:
             database,
             blobs,
             datasets,
-            max_bytes=settings.max_upload_bytes,
-            max_part_bytes=settings.max_part_bytes,
+            UploadLimits(
+                bytes=settings.max_upload_bytes,
+                part_bytes=settings.max_part_bytes,
+                open_uploads=settings.max_open_uploads,
+                open_bytes=settings.max_open_upload_bytes or 4 * settings.max_upload_bytes,
+            ),
         ),
+        executors=Executors(),
+        body_budget=MemoryBudget(settings.body_memory_bytes),
+        renderer=Renderer(settings.data_dir / "rendered", seconds=settings.render_seconds),
         metrics=metrics,
         probe=Probe(database, blobs),
     )
@@ -167,6 +192,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await parts.watcher.close()
         await parts.run_watcher.close()
         parts.comparisons.close()
+        parts.executors.close()
+        parts.renderer.close()
         await asyncio.to_thread(workers.stop)
         parts.queue.close()
         parts.database.close()
@@ -198,7 +225,9 @@ def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
         return served
 
     async def load(principal: Principal, name: str, ref: str) -> Served:
-        return await asyncio.to_thread(parts.maps.load, principal, name, ref)
+        return await parts.executors.load.run(
+            principal.workspace, parts.maps.load, principal, name, ref
+        )
 
     async def is_ready() -> bool:
         found = await parts.probe.look()
@@ -206,13 +235,15 @@ def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
 
     settings = parts.settings
     limits = Limits(settings.max_predict_bytes, settings.max_json_bytes, settings.max_classes)
-    predicting = predict.predict_route(find, load, limits)
+    large = LargeCalls(parts.executors.apply)
+    predicting = predict.predict_route(find, load, limits, large)
     others = inference_protocol.inference_routes(
         find,
         load,
         metadata.version("calibrd"),
         settings.max_predict_bytes,
         is_ready,
+        large,
         settings.max_json_bytes,
     )
     return predicting, others
@@ -232,7 +263,9 @@ def _body_limit(settings: Settings) -> Callable[[Scope], int]:
         takes_arrays = path == "/v1/datasets" or path.endswith("/fits")
         if takes_arrays and not _is_text(scope):
             return settings.max_upload_bytes
-        return settings.max_json_bytes
+        if takes_arrays or path.endswith("/versions"):
+            return settings.max_json_bytes
+        return min(settings.max_json_bytes, MAX_SMALL_JSON_BYTES)
 
     return limit
 

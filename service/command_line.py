@@ -143,6 +143,8 @@ def _add_key_flags(keys: argparse.ArgumentParser) -> None:
     keys.add_argument("id", nargs="?", help="of the key to rotate or revoke")
     keys.add_argument("--workspace", default="default", help="made by `create` if it is new")
     keys.add_argument("--name", default="unnamed", help="what the key is for")
-    keys.add_argument("--scopes", default="predict", help="comma list of predict,fit,promote,admin")
+    keys.add_argument(
+        "--scopes", action="append", help="comma list of predict,fit,promote,admin [predict]"
+    )
     keys.add_argument("--days", type=float, help="how long it is valid; by default until revoked")
     keys.add_argument("--grace-hours", type=float, default=24.0, help="of the key rotated")

@@ -10,10 +10,12 @@ ServiceError
 ├── Stale              it has changed since the caller last saw it
 ├── TooLarge           more bytes, rows or classes than allowed
 ├── TooSlow            the body did not arrive in time
+├── TooMany            one caller has more under way than its share; try again
 ├── Unsupported        a format that is not read here
 ├── NotAcceptable      an answer was asked for in a form it cannot have
 ├── Unavailable        a part of the service is down; try again
 │   └── NoSpace        there is no room to write
+├── Unusable           a stored map that gives no probabilities
 └── Damaged            stored bytes are gone, or are not those that were written
     ├── BlobMissing
     └── BlobCorrupt
@@ -73,6 +75,10 @@ class TooSlow(ServiceError):
     """The body did not arrive in time."""
 
 
+class TooMany(ServiceError):
+    """One caller has more requests, waits or bytes under way than its share; try again."""
+
+
 class Unsupported(ServiceError):
     """A format that is not read here."""
 
@@ -87,6 +93,10 @@ class Unavailable(ServiceError):
 
 class NoSpace(Unavailable):
     """There is no room to write; reading goes on."""
+
+
+class Unusable(ServiceError):
+    """A stored map that gives no probabilities: its parameters are out of range."""
 
 
 class Damaged(ServiceError):

@@ -17,8 +17,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 MEGABYTE = 1 << 20
 HOUR, DAY = 3600.0, 86400.0
 PREFIX = "CALIBRD_"
-# read by others: the supervisor's workers, the SDK and the tests
-OTHER_VARIABLES = re.compile(r"CALIBRD_(SUPERVISOR|SLOT|URL|API_KEY|CACHE_DIR|TEST_.*)")
+# every variable that the SDK reads: a test compares them with its sources and the docs
+SDK_VARIABLES = ("CALIBRD_API_KEY", "CALIBRD_CACHE_DIR", "CALIBRD_STATE_DIR", "CALIBRD_URL")
+# read by others: the SDK, the supervisor's workers and the tests
+OTHER_VARIABLES = re.compile(rf"{'|'.join(SDK_VARIABLES)}|CALIBRD_(SUPERVISOR|SLOT|TEST_.*)")
 
 
 class Settings(BaseSettings):
@@ -36,6 +38,8 @@ class Settings(BaseSettings):
     """Where the embedded database, blobs and uploads lie."""
     database_url: str = ""
     """A sqlite:///file or postgresql:// URL; empty means SQLite in the data directory."""
+    database_seconds: float = Field(3.0, ge=1)
+    """Longest time that a call waits for PostgreSQL before 503."""
     blobs_url: str = ""
     """A file:// or s3:// URL; empty means a folder in the data directory."""
     sign_endpoint: str = ""
@@ -50,18 +54,34 @@ class Settings(BaseSettings):
     """Largest dataset, as sent and unpacked."""
     max_part_bytes: int = Field(256 * MEGABYTE, ge=1024)
     """Largest part of an upload in parts."""
-    max_predict_bytes: int = Field(64 * MEGABYTE, ge=1024)
+    max_open_uploads: int = Field(200, ge=1)
+    """Most uploads in parts of a workspace that are not committed."""
+    max_open_upload_bytes: int = Field(0, ge=0)
+    """Most bytes of their parts together; 0 means 4 times max_upload_bytes."""
+    max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
     """Largest body of a predict call, as sent and unpacked."""
+    body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
+    """Memory for large bodies and answers under way; more wait. A workspace gets half of it."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
     """Largest JSON or CSV body; send npy, npz or safetensors beyond it."""
     max_classes: int = Field(100_000, ge=2)
     """Most classes of a dataset."""
     body_timeout: float = Field(20.0, gt=0)
     """Seconds without a byte of a body before 408."""
-    body_least_rate: int = Field(1024, ge=0)
+    body_least_rate: int = Field(16384, ge=0)
     """Bytes per second that a body must average after body_timeout."""
+    body_seconds: float = Field(3600.0, gt=0)
+    """Most seconds that a body may take; larger uploads are sent in parts."""
+    response_timeout: float = Field(20.0, gt=0)
+    """Seconds after which a client that does not read its answer is disconnected."""
+    max_requests_per_key: int = Field(256, ge=1)
+    """Requests of one key under way at once; more get 429."""
+    max_waits_per_key: int = Field(256, ge=1)
+    """Event streams and waiting requests of one key at once; more get 429."""
     fit_seconds: float = Field(3600.0, gt=0)
     """Time limit of a fit, from its first start."""
+    fit_memory_bytes: int = Field(4096 * MEGABYTE, ge=MEGABYTE)
+    """Most memory that a fit may need by its estimate."""
     fit_attempts: int = Field(3, ge=1)
     """Starts of a fit before it is given up as worker_lost."""
     dataset_days: float = Field(0.0, ge=0)
@@ -72,8 +92,10 @@ class Settings(BaseSettings):
     """Hours that an Idempotency-Key is remembered."""
     refresh_seconds: float = Field(1.0, gt=0, le=60)
     """How often alias moves and keys are looked up."""
-    cached_maps: int = Field(1000, ge=1)
-    """Maps kept in memory for predict."""
+    map_cache_bytes: int = Field(256 * MEGABYTE, ge=1024)
+    """Memory for the maps that predict applies."""
+    render_seconds: float = Field(20.0, gt=0)
+    """Time limit for drawing a report."""
 
     @field_validator("database_url")
     @classmethod

@@ -195,9 +195,10 @@ class Addresses(HTMLParser):
 
 def test_a_missing_renderer_is_named(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(ExportError, match=r"calibrd\[charts\]") as caught:
-        charts.to_svg(report.chart())
-    assert caught.value.code == "charts_not_installed"
+    for draw, spec in [(charts.to_png, report.chart()), (charts.to_svg, charts.run_errors([]))]:
+        with pytest.raises(ExportError, match=r"calibrd\[charts\]") as caught:
+            draw(spec)
+        assert caught.value.code == "charts_not_installed"
 
 
 class Checker(HTMLParser):

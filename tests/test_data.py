@@ -97,7 +97,7 @@ def test_logits_that_look_like_probabilities_warn_and_stay_logits() -> None:
 
 def test_zeros_are_clipped_and_counted() -> None:
     p = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], dtype=np.float32)
-    with pytest.warns(ClippedProbabilities, match="^3 probabilities"):
+    with pytest.warns(ClippedProbabilities, match="^3 zeros were raised"):
         data = CalibrationSet.from_probabilities(p, [0, 1])
     assert np.isfinite(data.logits).all()
 

@@ -46,13 +46,16 @@ def test_without_torch_and_charts_it_says_what_is_missing(
     target = tmp_path / "demo.html"
     assert run(["demo", "--out", str(target)]) == 0
     printed = capsys.readouterr().out
-    assert "left out, for want of torch: smart, auto (pip install 'calibrd[train]')" in printed
+    assert "left out, for want of torch: smart (pip install 'calibrd[train]')" in printed
     assert "left out, for want of segments in this sample: segmented" in printed
-    assert "pip install 'calibrd[charts]'" in printed
-    assert not target.exists()
+    assert target.read_text(encoding="utf-8").count("<svg") == 6
     assert run(["demo", "--json", "--out", str(target)]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["left_out"] == ["smart", "auto", "segmented"]
-    assert document["page"] is None
+    assert document["left_out"] == ["smart", "segmented"]
+    assert document["page"] == str(target)
     judged = {one["method"]: one["verdict"] for one in document["methods"]}
-    assert judged == {"identity": "no_measurable_change", "temperature": "improved"}
+    assert judged == {
+        "identity": "no_measurable_change",
+        "temperature": "improved",
+        "auto": "improved",
+    }

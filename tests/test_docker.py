@@ -294,6 +294,13 @@ def test_the_proxy_passes_on_to_the_api_and_lets_its_limits_hold() -> None:
     assert set(re.findall(r"(?:_temp_path|pid) (/\w+)/", text)) == {"/tmp"}  # noqa: S108
 
 
+def test_the_proxy_tries_one_more_replica_and_sends_no_post_twice() -> None:
+    text = (ROOT / "docker/nginx.conf").read_text()
+    assert set(re.findall(r"proxy_next_upstream ([^;]+);", text)) == {"error timeout"}
+    assert set(re.findall(r"proxy_next_upstream_tries (\d+);", text)) == {"2"}
+    assert text.count("proxy_pass http://api;") == text.count("proxy_next_upstream_tries")
+
+
 def test_the_proxy_logs_no_signature_of_a_presigned_url() -> None:
     text = (ROOT / "docker/nginx.conf").read_text()
     written = re.search(r"log_format without_query '([^']+)'", text)

@@ -15,6 +15,12 @@ DATA = draw(400, 4, temperature=2.0)
 METHODS = sorted(all_methods())
 
 
+def expected_of(name: str, code: str) -> list[str]:
+    """The warnings of a method on data that temperature scaling says ``code`` of."""
+    own = {"identity": [], "auto": ["small_sample"], "temperature": [code], "segmented": [code]}
+    return own.get(name, [code, "fell_back"])
+
+
 def fit(name: str, data: CalibrationSet) -> tuple[Any, list[str]]:
     """The map and the codes of the warnings it was given with."""
     with warnings.catch_warnings(record=True) as caught:
@@ -30,15 +36,13 @@ def fit(name: str, data: CalibrationSet) -> tuple[Any, list[str]]:
 def test_flat_logits(name: str) -> None:
     fitted, codes = fit(name, CalibrationSet(np.full((200, 4), 3.0), DATA.labels[:200]))
     np.testing.assert_allclose(fitted.apply(np.full((1, 4), 3.0)), 0.25)
-    expected = {"identity": [], "auto": ["small_sample"]}.get(name, ["flat_logits"])
-    assert codes == expected
+    assert codes == expected_of(name, "flat_logits")
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_right(name: str) -> None:
     fitted, codes = fit(name, CalibrationSet(DATA.logits, DATA.logits.argmax(axis=1)))
-    expected = {"identity": [], "auto": ["small_sample"]}.get(name, ["boundary_solution"])
-    assert codes == expected
+    assert codes == expected_of(name, "boundary_solution")
     if name in ("temperature", "smart"):
         assert fitted.fit_info["at_bound"]
         margin = np.sort(DATA.logits, axis=1)
@@ -49,8 +53,7 @@ def test_all_right(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_all_wrong(name: str) -> None:
     fitted, codes = fit(name, CalibrationSet(DATA.logits, DATA.logits.argmin(axis=1)))
-    expected = {"identity": [], "auto": ["small_sample"]}.get(name, ["boundary_solution"])
-    assert codes == expected
+    assert codes == expected_of(name, "boundary_solution")
     if name in ("temperature", "smart"):
         assert fitted.fit_info["at_bound"]
         np.testing.assert_allclose(fitted.apply(DATA.logits), 0.25, atol=1e-2)
@@ -86,3 +89,26 @@ def test_every_row_the_same(name: str) -> None:
     p = fitted.apply([[2.0, 1.0, 0.0]])[0]
     if name != "identity":
         assert p[0] == pytest.approx(0.6, abs=0.07)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_fallback_is_recorded_with_its_reason(name: str) -> None:
+    fitted, codes = fit(name, CalibrationSet(DATA.logits, DATA.logits.argmax(axis=1)))
+    assert name in fitted.made_by
+    assert (
+        ("fallback" in fitted.fit_info)
+        == ("fell_back" in codes)
+        == (fitted.method != name and name != "auto")
+    )
+    if "fell_back" in codes:
+        told = fitted.fit_info["fallback"]
+        assert told["method"] == name
+        assert "every prediction on the fit set is right" in told["reason"]
+        stranger = fitted.with_info(fallback={**told, "method": "another"})
+        assert name not in stranger.made_by
+
+
+def test_only_temperature_scaling_is_fallen_back_to() -> None:
+    fitted, _ = fit("vector", DATA)
+    assert fitted.with_info(fallback={"method": "smart", "reason": ""}).made_by == {"vector"}
+    assert fitted.with_info(fallback=["smart"], chosen_by=7).made_by == {"vector"}

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 
 from calibrators import CalibrationSet, CalibrationWarning, archive, onnx
 from calibrators.base import CalibrationMap
-from calibrators.errors import BoundarySolution, NotConverged, ParameterError
+from calibrators.errors import BoundarySolution, FellBack, NotConverged, ParameterError
 from calibrators.methods._linear import LinearMap
 from calibrators.methods.dirichlet import Dirichlet, DirichletMap
 from calibrators.methods.matrix import MatrixMap, MatrixScaling
@@ -228,7 +228,7 @@ def test_helps_where_classes_need_different_corrections(recipe: type) -> None:
 @every_method
 def test_if_every_label_is_right_it_is_temperature_scaling(recipe: type) -> None:
     logits = np.random.default_rng(0).normal(size=(200, 4))
-    with pytest.warns(BoundarySolution):
+    with pytest.warns(BoundarySolution), pytest.warns(FellBack):
         fitted = recipe().fit(CalibrationSet(logits, logits.argmax(axis=1)))
     assert isinstance(fitted, TemperatureMap)
 

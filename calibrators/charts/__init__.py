@@ -1,7 +1,7 @@
 """Report or run -> Vega-Lite specification: one definition for browser, notebook, SVG and PNG.
 
-Every chart is a plain dict with its data inside. ``to_svg``, ``to_png`` and ``to_html`` draw it
-without a network (``pip install 'calibrd[charts]'``).
+Every chart is a plain dict with its data inside. ``to_svg`` draws those of reports in plain Python;
+``to_png``, ``to_html`` and the charts of runs need ``pip install 'calibrd[charts]'``.
 """
 
 from calibrators.charts.margins import margin_panels, temperature_curve, temperatures

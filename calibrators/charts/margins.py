@@ -181,15 +181,15 @@ def _curve(end: float) -> Spec:
         "scale": {"zero": False, "padding": 12},
         "axis": {"title": "temperature", "tickCount": 6, "grid": True},
     }
-    at_one = {"y": {**y, "field": "one"}, "x": x}
+    unchanged = [{"margin": margin, "temperature": 1} for margin in (0, end)]
     return {
         "width": WIDTH,
         "height": 220,
-        "transform": [{"calculate": "1", "as": "one"}],
         "layer": [
             {
+                "data": {"values": unchanged},
                 "mark": {"type": "line", "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1},
-                "encoding": at_one,
+                "encoding": {"x": x, "y": y},
             },
             {
                 "mark": {"type": "area", "color": ACCENT, "opacity": 0.18},

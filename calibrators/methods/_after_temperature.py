@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
+from calibrators.errors import BoundarySolution, FellBack, FlatLogits
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
+
+NOTHING_TO_BUILD_ON = (BoundarySolution.code, FlatLogits.code)
 
 
 @dataclass(frozen=True)
@@ -16,15 +19,16 @@ class AfterTemperature(Calibrator):
     """A method that works on logits divided by the exact temperature of temperature scaling.
 
     Their scale is then of no account. If temperature scaling ends at its bound or finds flat logits
-    there is nothing to build on: its map is returned, with its warning.
+    there is nothing to build on: the method falls back to its map, with a FellBack warning.
     """
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         base = TemperatureScaling().fit_in(data, context.without_progress())
         assert isinstance(base, TemperatureMap)  # noqa: S101
-        if base.fit_info["warnings"]:
+        reason = why_hopeless(base)
+        if reason is not None:
             context.step(1, 1)
-            return base
+            return fallen_back(self.name, base, reason, context)
         return self._fit_scaled(data, base, context)
 
     @abstractmethod
@@ -32,3 +36,19 @@ class AfterTemperature(Calibrator):
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
         """Fit on ``data``, for which ``base`` is temperature scaling."""
+
+
+def why_hopeless(base: CalibrationMap) -> str | None:
+    """Return why a fit ended at its bound or on flat logits; None if it did not."""
+    for warning in base.fit_info["warnings"]:
+        if warning["code"] in NOTHING_TO_BUILD_ON:
+            return str(warning["message"])
+    return None
+
+
+def fallen_back(
+    method: str, base: TemperatureMap, reason: str, context: FitContext
+) -> TemperatureMap:
+    """Return ``base`` as the map of a method that falls back to it, recorded and warned of."""
+    context.warn(FellBack, f"{method} fell back to temperature scaling: {reason}")
+    return base.with_info(fallback={"method": method, "reason": reason})

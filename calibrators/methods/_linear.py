@@ -43,6 +43,7 @@ Features = Literal["centred", "log_softmax"]
 
 FAR = -1e100
 SINGLE_PRECISION = 1e-6
+MATRICES = 12.5
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -181,6 +182,12 @@ class FullCalibrator(AfterTemperature):
     intercept: Penalty = 2.0
     tolerance: Tolerance = 1e-6
 
+    copies = 2.3
+
+    def memory_bytes(self, n: int, k: int) -> int:
+        """The same, and some dozen arrays as large as the matrix of weights."""
+        return super().memory_bytes(n, k) + int(8 * MATRICES * k * (k + 1))
+
     @property
     @abstractmethod
     def _map_type(self) -> type[LinearMap]: ...
@@ -194,6 +201,6 @@ class FullCalibrator(AfterTemperature):
         precision[-1] = self.intercept
         problem = Full(x, data.labels, masked, precision)
         found = minimise(problem, self.tolerance, context)
-        parameters = problem.start + found.point
+        parameters = problem.moved(found.point)
         weights = np.ascontiguousarray(parameters[:-1].T)
         return fitted_map(self._map_type, base, weights, parameters[-1], found)

@@ -124,12 +124,12 @@ class _Search:
     def step(self, forcing: float) -> bool:
         """Go one step; False if what was gained may be no more than rounding errors."""
         direction = self._newton_direction(forcing)
-        slope = float((self.gradient * direction).sum())
+        slope = float(np.vdot(self.gradient, direction))
         length = 1.0
         for _ in range(HALVINGS):
             point = self.point + length * direction
             value, gradient = self._look(point)
-            ahead = float((gradient * direction).sum())
+            ahead = float(np.vdot(gradient, direction))
             # of a convex function: what still falls at the end has fallen all the way
             if ahead <= 0 or value <= self.value + 1e-4 * length * slope:
                 return self._move(point, value, gradient)
@@ -153,19 +153,22 @@ class _Search:
         direction = np.zeros(self.function.shape)
         residual = -self.gradient
         towards = scaled = precondition(residual)
-        power = first = float((residual * scaled).sum())
+        power = first = float(np.vdot(residual, scaled))
         for _ in range(PRODUCTS):
             self.context.cancelled()
             self.products += 1
             curved = self.function.curve(towards)
-            bend = float((towards * curved).sum())
+            bend = float(np.vdot(towards, curved))
             if not bend > 0:
                 break
             direction += power / bend * towards
-            residual -= power / bend * curved
+            curved *= power / bend
+            residual -= curved
+            del curved, scaled  # before there are new ones: they may be as large as W
             scaled = precondition(residual)
-            power, before = float((residual * scaled).sum()), power
+            power, before = float(np.vdot(residual, scaled)), power
             if power <= forcing**2 * first:
                 break
-            towards = scaled + power / before * towards
+            towards *= power / before
+            towards += scaled
         return direction if direction.any() else scaled

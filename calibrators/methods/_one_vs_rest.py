@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap
-from calibrators.blocks import BLOCK_ELEMENTS, Floats, Scratch, map_blocks
+from calibrators.blocks import BLOCK_ELEMENTS, Floats, Scratch, get_threads, map_blocks
 from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.methods._after_temperature import AfterTemperature
@@ -108,6 +108,14 @@ class OneVsRestMap(CalibrationMap):
 @dataclass(frozen=True)
 class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
     """Temperature scaling, then a function of each class's own probability."""
+
+    copies = 1.0
+    numbers_a_row = 15.0
+
+    def memory_bytes(self, n: int, k: int) -> int:
+        """The same, with ``numbers_a_row`` for each class that is worked on at a time."""
+        more = 8 * self.numbers_a_row * n * (min(get_threads(), k) - 1)
+        return super().memory_bytes(n, k) + int(more)
 
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.blocks import BLOCK_ELEMENTS, Floats, Scratch, map_blocks
-from calibrators.data import Labels
+from calibrators.checks import Labels
 from calibrators.methods._newton import Array
 
 PIECE = 128
@@ -23,7 +23,8 @@ MOST_BLOCKS = 16
 class Regression(ABC):
     """``mean NLL + sum(precision * point^2) / (2 n)`` of features (n, k) and labels (n,).
 
-    ``masked`` (n, k), if there are any, are the classes that a row rules out.
+    ``masked`` (n, k), if there are any, are the classes that a row rules out. ``precision`` is
+    used up.
     """
 
     def __init__(
@@ -33,13 +34,13 @@ class Regression(ABC):
         self.n: int = len(x)
         self.k: int = precision.shape[1]
         self.shape = precision.shape
-        self.penalty = precision / self.n
+        precision /= self.n  # in place: it may be as large as W
+        self.penalty = precision
         self.p = np.empty((self.n, self.k), dtype=x.dtype)
 
-    @property
     @abstractmethod
-    def start(self) -> Array:
-        """W = I, b = 0."""
+    def moved(self, point: Array) -> Array:
+        """The parameters at a point: the start W = I, b = 0 and the distance from it."""
 
     @property
     def _columns(self) -> int:
@@ -60,7 +61,7 @@ class Regression(ABC):
 
     def look_at(self, point: Array) -> tuple[float, Array]:
         """The objective and its gradient; keeps the probabilities for what follows."""
-        parameters = (self.start + point).astype(self.x.dtype)
+        parameters = self.moved(point).astype(self.x.dtype, copy=False)
         losses = np.empty(self.n)
 
         def work(rows: slice, scratch: Scratch) -> Floats:
@@ -81,12 +82,16 @@ class Regression(ABC):
             p[happened] = likelihoods
             return moments
 
-        gradient = self._sum(work) / self.n + self.penalty * point
-        return float(losses.mean() + (self.penalty * point * point).sum() / 2), gradient
+        gradient = self._sum(work)
+        gradient /= self.n
+        pull = self.penalty * point
+        gradient += pull
+        pull *= point
+        return float(losses.mean() + pull.sum() / 2), gradient
 
     def curve(self, direction: Array) -> Array:
         """The Hessian at the last point times a direction."""
-        parameters = direction.astype(self.x.dtype)
+        parameters = direction.astype(self.x.dtype, copy=False)
 
         def work(rows: slice, scratch: Scratch) -> Floats:
             x, p = self.x[rows], self.p[rows]
@@ -96,7 +101,10 @@ class Regression(ABC):
             change *= p
             return self._moments(x, change)
 
-        return self._sum(work) / self.n + self.penalty * direction
+        curved = self._sum(work)
+        curved /= self.n
+        curved += self.penalty * direction
+        return curved
 
     def refine(self) -> bool:
         """Go on in float64."""
@@ -113,8 +121,11 @@ class Regression(ABC):
             with np.errstate(under="ignore"):
                 return work(slice(start, stop), scratch)
 
-        parts = map_blocks(block, self.n, self._columns)
-        return np.asarray(np.sum(parts, axis=0, dtype=np.float64))
+        first, *others = map_blocks(block, self.n, self._columns)
+        total = first.astype(np.float64, copy=False)
+        for part in others:
+            total += part
+        return total
 
     def _spread(self, rows: slice, scratch: Scratch) -> Floats:
         """``p (1 - p)`` of a block."""
@@ -128,9 +139,8 @@ class Regression(ABC):
 class Diagonal(Regression):
     """A diagonal W: points (2, k) of weights and biases."""
 
-    @property
-    def start(self) -> Array:
-        return np.array([np.ones(self.k), np.zeros(self.k)])
+    def moved(self, point: Array) -> Array:
+        return np.stack([point[0] + 1, point[1]])
 
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
         np.multiply(x, parameters[0], out=out)
@@ -171,14 +181,16 @@ class Full(Regression):
     Features (n, k + 1) with a last column of ones.
     """
 
-    @property
-    def start(self) -> Array:
-        return np.eye(self.k + 1, self.k)
+    def moved(self, point: Array) -> Array:
+        parameters = point.copy()
+        np.einsum("ii->i", parameters[:-1])[...] += 1
+        return parameters
 
     @property
     def _columns(self) -> int:
-        # every block's sum is as large as W: a few of them must do
-        return max(1, min(self.k, MOST_BLOCKS * BLOCK_ELEMENTS // self.n))
+        # every block's sum is as large as W: they must not outgrow the features
+        blocks = min(MOST_BLOCKS, max(1, self.n // self.k))
+        return max(1, min(self.k, blocks * BLOCK_ELEMENTS // self.n))
 
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
         np.matmul(x, parameters, out=out)
@@ -194,22 +206,34 @@ class Full(Regression):
         changes no probability and is curved by the penalty alone, which the diagonal does not see.
         """
 
-        def work(rows: slice, scratch: Scratch) -> Floats:
-            x, spread = self.x[rows], self._spread(rows, scratch)
-            squares = np.multiply(x, x, out=scratch.take("squares", x.shape, x.dtype))
-            return np.array([self._moments(x, spread), self._moments(squares, spread)])
+        def first_moments(rows: slice, scratch: Scratch) -> Floats:
+            return self._moments(self.x[rows], self._spread(rows, scratch))
 
-        first, second = self._sum(work) / self.n
+        def second_moments(rows: slice, scratch: Scratch) -> Floats:
+            x = self.x[rows]
+            squares = np.multiply(x, x, out=scratch.take("squares", x.shape, x.dtype))
+            return self._moments(squares, self._spread(rows, scratch))
+
+        first, second = self._sum(first_moments), self._sum(second_moments)
+        first /= self.n
+        second /= self.n
         bias = first[-1] + self.penalty[-1]
-        centres = first[:-1] / bias
-        weights = second[:-1] - centres * first[:-1] + self.penalty[:-1]
+        centres, weights = first[:-1], second[:-1]
+        product = centres * centres
+        product /= bias
+        weights -= product
+        weights += self.penalty[:-1]
+        centres /= bias
         shared = self.penalty.sum(axis=1, keepdims=True)
 
         def apply(v: Array) -> Array:
-            out: Array = v.sum(axis=1, keepdims=True) / shared + np.zeros(self.shape)
-            centred = (v[:-1] - centres * v[-1]) / weights
-            out[:-1] += centred
-            out[-1] += v[-1] / bias - (centres * centred).sum(axis=0)
+            out: Array = np.empty(self.shape)
+            centred = out[:-1]
+            np.multiply(centres, v[-1], out=centred)
+            np.subtract(v[:-1], centred, out=centred)
+            centred /= weights
+            out[-1] = v[-1] / bias - np.einsum("ij,ij->j", centres, centred)
+            out += v.sum(axis=1, keepdims=True) / shared
             return out
 
         return apply

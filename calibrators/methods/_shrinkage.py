@@ -19,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrators.blocks import Floats
+from calibrators.checks import Labels
 from calibrators.context import FitContext
-from calibrators.data import Labels, row_maxima
+from calibrators.data import row_maxima
 from calibrators.groups import Groups
 from calibrators.solvers import bracketed_newton, partition_sums
 

@@ -109,6 +109,7 @@ class Beta(OneVsRestCalibrator[Minimum]):
     summary = "a bend at each end of each class's probability (3 numbers a class), rows normalised"
     reference = "Kull, Silva Filho and Flach, AISTATS 2017"
     cost = "temperature scaling and about 10 passes over the logits"
+    numbers_a_row = 12.0
 
     prior: Annotated[float, Gt(0), Le(1e9)] = 0.1
     tolerance: Annotated[float, Gt(0), Le(1e-2)] = 1e-8

@@ -9,7 +9,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from calibrators.base import TemperatureTypeMap
-from calibrators.blocks import Floats
+from calibrators.blocks import Floats, scratch_bytes
 from calibrators.context import FitContext
 from calibrators.curves import Samples, observe
 from calibrators.data import CalibrationSet
@@ -88,6 +88,11 @@ class ClassTemperature(AfterTemperature):
     cost = "temperature scaling and 97 passes over the confidences"
 
     bins: Annotated[int, Ge(2), Le(1000)] = 15
+
+    def memory_bytes(self, n: int, k: int) -> int:
+        """The logits once, or the table of the search twice; and some numbers a row."""
+        table = k * self.bins * (2 * OCTAVES * POINTS_PER_OCTAVE + 1)
+        return 8 * (max(n * k, 2 * table) + 20 * n) + scratch_bytes()
 
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext

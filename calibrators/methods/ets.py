@@ -136,6 +136,8 @@ class EnsembleTemperature(AfterTemperature):
     summary = "a mixture of temperature scaling, the model itself and the uniform distribution"
     reference = "Zhang et al., ICML 2020"
     cost = "temperature scaling and 2 more passes over the logits (5 with the Brier score)"
+    copies = 0.25
+    numbers_a_row = 11.0
 
     objective: Literal["nll", "brier"] = "nll"
 

@@ -96,6 +96,8 @@ class Histogram(TopLabelCalibrator):
     summary = "the accuracy of the bin that the top label's confidence falls in"
     reference = "Zadrozny and Elkan, ICML 2001; Gupta and Ramdas, ICML 2021"
     cost = "temperature scaling and a sort of the rows"
+    copies = 0.25
+    numbers_a_row = 13.0
 
     bins: Annotated[int, Ge(1), Le(10_000)] = 15
     binning: Binning = "mass"

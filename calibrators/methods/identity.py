@@ -37,6 +37,8 @@ class Identity(Calibrator):
     summary = "the model's own probabilities, unchanged"
     reference = ""
     cost = "none"
+    copies = 0.0
+    numbers_a_row = 0.0
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> IdentityMap:
         context.step(1, 1)

@@ -109,6 +109,8 @@ class Isotonic(TopLabelCalibrator):
     summary = "the rising function of the top label's confidence that fits best"
     reference = "Zadrozny and Elkan, KDD 2002"
     cost = "temperature scaling and a sort of the rows"
+    copies = 0.25
+    numbers_a_row = 15.0
 
     smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
 

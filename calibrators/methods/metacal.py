@@ -119,6 +119,8 @@ class MetaCal(AfterTemperature):
     summary = "uniform where the entropy says the prediction is probably wrong, else a temperature"
     reference = "Ma and Blaschko, ICML 2021"
     cost = "temperature scaling twice and the entropy of every row"
+    copies = 1.2
+    numbers_a_row = 9.0
 
     constraint: Literal["miscoverage", "accuracy"] = "miscoverage"
     miscoverage: Annotated[float, Ge(0), Le(1)] = 0.05

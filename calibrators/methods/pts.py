@@ -10,9 +10,9 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from calibrators.base import TemperatureTypeMap
-from calibrators.blocks import Floats
+from calibrators.blocks import Floats, scratch_bytes
 from calibrators.context import FitContext
-from calibrators.curves import Samples, observe
+from calibrators.curves import Samples, curve_numbers, observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
 from calibrators.indicators import onnx_sorted_gaps, sorted_gaps
@@ -60,6 +60,12 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
             "b2": (hidden,),
             "w3": (hidden,),
         }
+        count = hidden * (inputs + hidden + 2) + 1
+        if count > MOST_PARAMETERS:
+            raise ParameterError(
+                "bad_parameter",
+                f"a PTS map has at most {MOST_PARAMETERS:,} parameters, got {count:,}",
+            )
         for name, shape in expected.items():
             found = getattr(self, name).shape
             if found != shape:
@@ -71,6 +77,11 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
             raise ParameterError(
                 "bad_parameter", f"spread must be positive, got {self.spread.min():g}"
             )
+
+    @property
+    def row_cost(self) -> int:
+        """Return about how many numbers are calculated for a row beside its logits."""
+        return self.w1.size + self.w2.size
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
         gaps = sorted_gaps(logits, len(self.centre), self.base_temperature)
@@ -211,6 +222,12 @@ class ParametrizedTemperature(AfterTemperature):
                 f"ParametrizedTemperature.logits and hidden must make at most {MOST_PARAMETERS:,} "
                 f"parameters, hidden (logits + hidden + 2) + 1, got {count:,}",
             )
+
+    def memory_bytes(self, n: int, k: int) -> int:
+        """The logits once, or the Jacobian, its products and the curves of confidence."""
+        inputs = min(self.logits, k) - 1
+        parameters = self.hidden * (inputs + self.hidden + 2) + 1
+        return 8 * n * max(k, int(2.8 * parameters) + curve_numbers(k)) + scratch_bytes()
 
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext

@@ -14,17 +14,16 @@ from calibrators.base import CalibrationMap, Calibrator
 from calibrators.blocks import Floats
 from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
-from calibrators.errors import BoundarySolution, ExportError, FlatLogits, ParameterError
+from calibrators.errors import BoundarySolution, ExportError, ParameterError
 from calibrators.groups import MOST_GROUPS, Groups, is_name
+from calibrators.methods._after_temperature import why_hopeless
 from calibrators.methods._shrinkage import REACH, Rounds, Solution, figures, shrink, split_up
 from calibrators.methods.temperature import check_temperature
 from calibrators.onnx import Builder
-from calibrators.softmax import softmax
 
 TICKS, BASE_DONE = 1000, 500
 MOST_NAMED, SHOWN = 3, 80
 MANY_ROWS = 100
-NOTHING_TO_BUILD_ON = (BoundarySolution.code, FlatLogits.code)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,6 +41,11 @@ class SegmentedMap(CalibrationMap):
     base: CalibrationMap
     segments: tuple[str, ...]
     temperatures: Floats
+
+    @property
+    def row_cost(self) -> int:
+        """Return about how many numbers are calculated for a row beside its logits."""
+        return self.base.row_cost
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +101,7 @@ class SegmentedMap(CalibrationMap):
         logits = self._logits_of_set(data)
         if data.groups is None:
             return self._apply(logits)
-        return softmax(self._transform(logits), self._segment_scales(data.groups))
+        return self._softmax(self._transform(logits), self._segment_scales(data.groups))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """Refused: a graph has the logits as its only input."""
@@ -183,15 +187,18 @@ class Segmented(Calibrator):
             )
         return make_recipe(self.base, {}, seed=self.seed)
 
+    def memory_bytes(self, n: int, k: int) -> int:
+        """That of the base, and its calibrated logits, once whole and once in segments."""
+        return self._base_recipe().memory_bytes(n, k) + 8 * (2 * n * k + 4 * n)
+
     def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
         assert data.groups is not None  # noqa: S101
         base = self._base_recipe().fit_in(data, context.part(0, BASE_DONE, TICKS))
         segments = split_up(base._transform(data.logits), data.labels, data.groups)
         rounds = Rounds(segments, context.part(BASE_DONE, TICKS, TICKS))
-        warned = {warning["code"] for warning in base.fit_info["warnings"]}
         free = rounds.solve(0.0)
         tau: float | None = None
-        if warned.intersection(NOTHING_TO_BUILD_ON):
+        if why_hopeless(base) is not None:
             tau, found = 0.0, [Solution() for _ in segments]
         elif self.shrinkage == "none":
             found = [one if one.is_inside else Solution() for one in free]

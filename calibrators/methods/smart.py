@@ -11,9 +11,9 @@ from annotated_types import Ge, Gt, Le
 
 from calibrators.adam import Adam
 from calibrators.base import TemperatureTypeMap
-from calibrators.blocks import Floats
+from calibrators.blocks import Floats, scratch_bytes
 from calibrators.context import FitContext
-from calibrators.curves import observe
+from calibrators.curves import curve_numbers, observe
 from calibrators.data import CalibrationSet
 from calibrators.devices import torch_device, torch_threads
 from calibrators.errors import FitError, NotConverged, ParameterError
@@ -26,6 +26,8 @@ from calibrators.onnx import FLOAT, Builder
 if TYPE_CHECKING:
     import torch
 
+MOST_HIDDEN = 4096
+HIDDEN_AT_ONCE = 1 << 20
 FLOOR = 0.1
 NEUTRAL = math.log(math.expm1(1 - FLOOR))
 
@@ -55,16 +57,30 @@ class SmartMap(TemperatureTypeMap):
         expected = self.k if self.indicator == "all_logits" else 1
         if shapes != [(inputs,), (inputs,), (hidden,), (hidden,)] or inputs != expected:
             raise ParameterError("bad_parameter", "the arrays of a SMART map do not fit together")
+        if not 1 <= hidden <= MOST_HIDDEN:
+            raise ParameterError(
+                "bad_parameter", f"a SMART map has 1 to {MOST_HIDDEN} hidden units, got {hidden}"
+            )
         check_temperature(self.base_temperature)
         if not (self.spread > 0).all():
             raise ParameterError("bad_parameter", "a SMART map's spread must be positive")
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
         signal = indicate(self.indicator, logits, self.base_temperature)
-        hidden = ((signal - self.centre) / self.spread) @ self.w1
-        hidden += self.b1
-        np.maximum(hidden, 0, out=hidden)
-        return 1 / (self.base_temperature * (np.logaddexp(0, hidden @ self.w2 + self.b2) + FLOOR))
+        raised = np.empty(len(signal))
+        step = max(1, HIDDEN_AT_ONCE // len(self.b1))
+        for start in range(0, len(signal), step):
+            block = signal[start : start + step]
+            hidden = ((block - self.centre) / self.spread) @ self.w1
+            hidden += self.b1
+            np.maximum(hidden, 0, out=hidden)
+            raised[start : start + step] = hidden @ self.w2
+        return 1 / (self.base_temperature * (np.logaddexp(0, raised + self.b2) + FLOOR))
+
+    @property
+    def row_cost(self) -> int:
+        """Return about how many numbers are calculated for a row beside its logits."""
+        return self.w1.size
 
     def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
         def constant(value: Any) -> str:
@@ -122,12 +138,18 @@ class Smart(AfterTemperature):
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     steps: Annotated[int, Ge(1), Le(100_000)] = 300
     learning_rate: Annotated[float, Gt(0)] = 5e-3
-    hidden: Annotated[int, Ge(1), Le(4096)] = 16
+    hidden: Annotated[int, Ge(1), Le(MOST_HIDDEN)] = 16
     indicator: Indicator = "margin"
     objective: ObjectiveName = "charbonnier"
     bins: Annotated[int, Ge(2), Le(1000)] = 15
     lam: Annotated[float, Gt(0), Le(1e6)] = 200.0
     delta: Annotated[float, Ge(0), Le(1)] = 1e-3
+
+    def memory_bytes(self, n: int, k: int) -> int:
+        """The logits once, or the hidden units and the curves of confidence."""
+        inputs = 3 * k if self.indicator == "all_logits" else 0
+        numbers = max(k, 3 * self.hidden + 4 + curve_numbers(k)) + inputs
+        return 8 * n * numbers + scratch_bytes()
 
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext

@@ -116,6 +116,8 @@ class Spline(TopLabelCalibrator):
     summary = "a smooth correction of the top label's confidence (cubic spline, 6 knots by default)"
     reference = "Gupta et al., ICLR 2021"
     cost = "temperature scaling and a sort of the rows"
+    copies = 0.25
+    numbers_a_row = 18.0
 
     knots: Annotated[int, Ge(2), Le(100)] = 6
 

@@ -68,6 +68,8 @@ class VectorScaling(AfterTemperature):
     summary = "a weight and a bias for every class"
     reference = "Guo et al., ICML 2017"
     cost = "temperature scaling and 15 to 80 passes over the logits"
+    copies = 2.1
+    numbers_a_row = 4.0
 
     diagonal: Penalty = 2.0
     intercept: Penalty = 2.0
@@ -80,5 +82,5 @@ class VectorScaling(AfterTemperature):
         precision = np.repeat([[self.diagonal], [self.intercept]], data.k, axis=1)
         problem = Diagonal(x, data.labels, masked, precision)
         found = minimise(problem, self.tolerance, context)
-        weights, bias = problem.start + found.point
+        weights, bias = problem.moved(found.point)
         return fitted_map(VectorMap, base, weights, bias, found)

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from calibrd.answers import document_of, page_of, record_of
+from calibrd.bodies import MOST_BYTES
 from calibrd.connection import Connection, given, path
+from calibrd.errors import NotCalibrd
 from calibrd.flows import Answer, Flow, Send
 from calibrd.references import Reference
 from calibrd.results import Alias, Record
 
 PAGE = 200
+MOST_PAGES = 10_000
 # what makes no difference when it is done twice
 REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 
@@ -48,16 +51,20 @@ class Asking:
         repeatable: bool | None = None,
         look: str = "",
         patience: float | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> Flow[Answer]:
         """The answer to a request at ``/v1/`` and its place; raises what it tells of.
 
-        What is not ``repeatable`` is sent once; ``look`` says where to see whether it was done.
+        What is not ``repeatable`` is sent once; ``look`` says where to see whether it was done. An
+        answer of more than ``most_bytes`` is NotCalibrd.
         """
         sent = dict(headers or {})
         if body is not None:
             content = _as_json(body)
             sent["Content-Type"] = "application/json"
-        step = Send(method, path(*place), content, query or {}, sent, timeout)
+        step = Send(
+            method, path(*place), content, query or {}, sent, timeout, most_bytes=most_bytes
+        )
         again = method in REPEATABLE if repeatable is None else repeatable
         return self.connection.ask(step, repeatable=again, look=look, patience=patience)
 
@@ -74,15 +81,19 @@ class Asking:
         """The records of a list, page by page, at most ``limit`` of them."""
         found: list[Record] = []
         cursor: str | None = None
-        while limit is None or len(found) < limit:
+        for _ in range(MOST_PAGES):
+            if limit is not None and len(found) >= limit:
+                return found[:limit]
             most = PAGE if limit is None else min(PAGE, limit - len(found))
             asked = given(limit=most, cursor=cursor, **query)
             answer = yield from self.ask("GET", *place, query=asked)
             page, cursor = page_of(kind, answer)
             found += page
             if cursor is None:
-                break
-        return found
+                return found[:limit]
+            if not page:
+                raise NotCalibrd("the answer is an empty page of a list that goes on")
+        raise NotCalibrd(f"the list does not end after {MOST_PAGES:,} pages")
 
     def number_at(self, ref: Reference, **asked: Any) -> Flow[int]:
         """The number of the version that a reference means now."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calibrators.data import Kind
+from calibrd.answers import member_of
 from calibrd.calls.base import once
 from calibrd.calls.datasets import DatasetCalls
 from calibrd.calls.versions import VersionCalls
@@ -77,7 +78,8 @@ class FitCalls(DatasetCalls, VersionCalls):
             progress=progress,
         )
         done = yield from self._finished(ordered, progress=progress, timeout=timeout)
-        return (yield from self.version_at(Reference(name, str(done.versions[0]))))
+        number = member_of(done.versions, 0)
+        return (yield from self.version_at(Reference(name, str(number))))
 
     @call
     def order(

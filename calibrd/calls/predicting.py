@@ -17,9 +17,10 @@ from calibrators.errors import UnknownSegments
 from calibrators.groups import Groups
 from calibrd.answers import array_of, document_of, header_of, member_of, report_of
 from calibrd.arrays import as_array
+from calibrd.bodies import MEGABYTE, MOST_BYTES
 from calibrd.calls.base import Asking
 from calibrd.connection import given
-from calibrd.errors import AmbiguousRow, Invalid
+from calibrd.errors import AmbiguousRow, Invalid, NotCalibrd
 from calibrd.flows import Answer, Flow, Together, Work, call, warn_user
 from calibrd.payload import NPZ, Payload, npz, packed
 from calibrd.references import Reference
@@ -29,6 +30,7 @@ from calibrd.sets import as_groups, names_of
 Array = NDArray[Any]
 NPY = "application/x-npy"
 BLOCK_BYTES = 1 << 23
+JSON_BYTES = 10  # a number as text, for each byte of it as float16 or more
 WIDEST = 2  # the answer may be of float64, or of two columns for one
 
 
@@ -48,6 +50,10 @@ class Rows(NamedTuple):
         """Some of them."""
         chosen = slice(rows.start, rows.stop)
         return Rows(self.values[chosen], None if self.groups is None else self.groups[chosen])
+
+    def has_rows(self, count: int) -> bool:
+        """Return whether so many rows can be the answer to these."""
+        return self.values.ndim == 1 or count == len(self.values)
 
     def content(self) -> bytes:
         """The body of a request: npy, or with groups npz."""
@@ -122,6 +128,8 @@ class PredictCalls(Asking):
             headers={"Content-Type": payload.media_type, "Accept": "application/json"},
             query=given(model=model),
             repeatable=True,
+            # which holds the probabilities as well
+            most_bytes=MOST_BYTES + JSON_BYTES * payload.bytes,
         )
         report = report_of(member_of(document_of(answer), "evaluation"))
         warn_of_unknown_segments([unknown_segments(answer)], report.n)
@@ -197,9 +205,24 @@ class PredictCalls(Asking):
             headers={"Content-Type": NPY if block.groups is None else NPZ, "Accept": NPY},
             query=query,
             repeatable=True,
+            most_bytes=MEGABYTE + 8 * 2 * block.values.size,
         )
         version = header_of(answer, "calibrd-version")
-        return Predicted(array_of(answer), version, unknown_segments(answer))
+        found = array_of(answer)
+        if found.dtype.kind != "f" or found.ndim != 2 or not block.has_rows(len(found)):
+            raise NotCalibrd(
+                f"the answer is npy, but not of {len(block.values)} rows of probabilities: "
+                f"{found.dtype} of shape {found.shape}"
+            )
+        return Predicted(found, _checked(version), unknown_segments(answer))
+
+
+def _checked(version: str) -> str:
+    """Return what a header calls the version; NotCalibrd if that is none."""
+    try:
+        return str(Reference.of(version))
+    except ValueError as error:
+        raise NotCalibrd(f"the answer's header calibrd-version names none: {error}") from error
 
 
 def unknown_segments(answer: Answer) -> str:

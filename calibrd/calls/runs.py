@@ -13,7 +13,7 @@ from calibrd.calls.base import Asking
 from calibrd.connection import given
 from calibrd.errors import NotCalibrd
 from calibrd.flows import Flow, Work, call
-from calibrd.references import NAME
+from calibrd.names import NAME
 from calibrd.run_results import Run, RunSession, RunState, RunStep, Session, StepDecision
 
 ANSWER_SECONDS = 15

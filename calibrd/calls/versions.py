@@ -7,6 +7,7 @@ import dataclasses
 
 from calibrators import CalibrationMap, Report, archive
 from calibrd.answers import document_of, records_of, report_of
+from calibrd.bodies import MOST_MAP_BYTES
 from calibrd.calls.base import Asking, once
 from calibrd.connection import given
 from calibrd.errors import NotFound
@@ -139,5 +140,6 @@ class VersionCalls(Asking):
 
     def _bytes(self, ref: Reference, form: str) -> Flow[bytes]:
         number = yield from self.number_at(ref)
-        answer = yield from self.ask("GET", "calibrators", ref.name, "versions", number, form)
+        place = ("calibrators", ref.name, "versions", number, form)
+        answer = yield from self.ask("GET", *place, most_bytes=MOST_MAP_BYTES)
         return answer.content

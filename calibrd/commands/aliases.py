@@ -7,6 +7,7 @@ import argparse
 from calibrd.commands.asked import Asked, Verb, add_limit_flag
 from calibrd.commands.output import minute, table
 from calibrd.results import Move
+from calibrd.terminal import printable
 
 
 def add_to(verb: Verb) -> None:
@@ -39,7 +40,7 @@ def promote(asked: Asked) -> None:
             flags.name, flags.version, alias=flags.alias, reason=flags.reason, force=flags.force
         )
     if alias.warning:
-        asked.output.note(f"warning: {alias.warning}")
+        asked.output.note(printable(f"warning: {alias.warning}"))
     asked.output.answer(alias, f"{flags.name}@{alias.name} is version {alias.version}")
 
 

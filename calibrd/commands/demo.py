@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from calibrators.softmax import margins, softmax
 from calibrators.temperatures import temperatures_of
 from calibrd.commands.asked import Asked, Verb
 
-CHOSEN = ("auto", "temperature")  # without torch there is no auto
+CHOSEN = "auto"
 WIDEST_NAME = 21
 HEAD = {
     "ECE before": 10,
@@ -64,7 +63,7 @@ def demo(asked: Asked) -> None:
     rows, left_out = [], []
     of_segments = [name for name, recipe in all_methods().items() if recipe.needs_groups]
     methods = set(all_methods()).difference(of_segments)
-    for name in sorted(methods, key=lambda one: (one == CHOSEN[0], one != "identity", one)):
+    for name in sorted(methods, key=lambda one: (one == CHOSEN, one != "identity", one)):
         row = _fitted(name, cal, test)
         if row is None:
             left_out.append(name)
@@ -74,12 +73,9 @@ def demo(asked: Asked) -> None:
     if left_out:
         say(f"\nleft out, for want of torch: {', '.join(left_out)} (pip install 'calibrd[train]')")
     say(f"\nleft out, for want of segments in this sample: {', '.join(of_segments)}")
-    chosen = next(row for name in CHOSEN for row in rows if row.name == name)
+    chosen = next(row for row in rows if row.name == CHOSEN)
     target = _write_page(chosen, asked.flags.out)
-    if target is None:
-        say("\nno page was written, for want of charts: pip install 'calibrd[charts]'")
-    else:
-        say(f"\nThe report of {chosen.name!r} is in {target}")
+    say(f"\nThe report of {chosen.name!r} is in {target}")
     asked.output.document(_document(rows, [*left_out, *of_segments], target))
 
 
@@ -125,17 +121,15 @@ def _aligned(first: str, cells: Iterable[str], last: str) -> str:
     return f"{first:<{WIDEST_NAME}} {' '.join(figures)}  {last}"
 
 
-def _write_page(row: Row, target: Path) -> Path | None:
-    """The report page of one map; None without charts."""
-    if importlib.util.find_spec("vl_convert") is None:
-        return None
+def _write_page(row: Row, target: Path) -> Path:
+    """Write the report page of one map and return where it is."""
     text = page.render(row.report, title=f"{TITLE}: calibrated by {row.name}")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     return target.resolve()
 
 
-def _document(rows: list[Row], left_out: list[str], target: Path | None) -> dict[str, Any]:
+def _document(rows: list[Row], left_out: list[str], target: Path) -> dict[str, Any]:
     methods = [
         {
             "method": row.name,
@@ -151,4 +145,4 @@ def _document(rows: list[Row], left_out: list[str], target: Path | None) -> dict
         }
         for row in rows
     ]
-    return {"methods": methods, "left_out": left_out, "page": target and str(target)}
+    return {"methods": methods, "left_out": left_out, "page": str(target)}

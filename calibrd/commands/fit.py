@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +13,18 @@ from calibrators.judging import Judged
 from calibrators.registry import make_recipe
 from calibrd.client import Client
 from calibrd.commands.asked import MAP_ENDING, Asked, Verb, add_rows_flags
+from calibrd.commands.fit_answers import answer_all, answer_one, choice
 from calibrd.commands.output import AfterVersion, CommandError
 from calibrd.files import SetFile
 from calibrd.fitting import fit_local
 from calibrd.references import checked_alias, checked_name
-from calibrd.results import Alias, Dataset, Version
+from calibrd.results import Dataset, Version
 from calibrd.streams import check_folder, written_whole
 from calibrd.tables import errors_of
 
 PATIENCE = 30.0
+# methods, each with its parameters
+Wanted = list[tuple[str, Mapping[str, Any]]]
 
 
 def add_to(verb: Verb) -> None:
@@ -35,13 +37,17 @@ def add_to(verb: Verb) -> None:
         ".parquet",
     )
     fitting.add_argument("--name", help="of the calibrator on the service")
-    fitting.add_argument("--method", default="auto", help="auto, temperature, smart, ... [auto]")
+    fitting.add_argument(
+        "--method",
+        action="append",
+        help="auto, temperature, smart, ...; given several times, a version of each [auto]",
+    )
     fitting.add_argument(
         "--param",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the method, such as steps=200; may be given several times",
+        help="of the one method, such as steps=200; may be given several times",
     )
     fitting.add_argument("--model", metavar="FINGERPRINT", help="of the model that made the logits")
     fitting.add_argument("--seed", type=int, default=0, metavar="N", help="of splits and fit [0]")
@@ -68,19 +74,44 @@ def fit(asked: Asked) -> None:
     """Fit and show how it was judged."""
     flags = asked.flags
     _check(flags)
-    params = dict(_param(one) for one in flags.param)
+    wanted = _wanted(flags)
     if flags.out is not None:
-        _fit_to_file(asked, params)
+        _fit_to_file(asked, wanted)
         return
     with asked.client(PATIENCE) as client:
-        version = (_fit_here if flags.local else _fit_there)(asked, client, params)
-        alias = None
+        versions = (_fit_here if flags.local else _fit_there)(asked, client, wanted)
+        if len(versions) > 1:
+            answer_all(asked, versions)
+            return
+        (version,), alias = versions, None
         if flags.promote is not None:
             try:
                 alias = client.promote(flags.name, version, alias=flags.promote)
             except Exception as error:
                 raise AfterVersion(version.reference, error) from error
-    _answer(asked, version, alias)
+    answer_one(asked, version, alias)
+
+
+def _wanted(flags: argparse.Namespace) -> Wanted:
+    """Return the methods to fit, each with its parameters."""
+    methods: list[str] = flags.method or ["auto"]
+    params: dict[str, Any] = {}
+    for name, value in map(_param, flags.param):
+        if name in params:
+            raise CommandError("usage", f"--param gives {name!r} twice")
+        params[name] = value
+    repeated = [name for place, name in enumerate(methods) if name in methods[:place]]
+    if repeated:
+        raise CommandError("usage", f"--method names {repeated[0]!r} twice")
+    if len(methods) > 1:
+        one_only = {
+            "--param": bool(params),
+            "--promote": flags.promote is not None,
+            "--out": flags.out is not None,
+        }
+        for flag in (flag for flag, is_given in one_only.items() if is_given):
+            raise CommandError("usage", f"{flag} is for one --method, got {', '.join(methods)}")
+    return [(method, params) for method in methods]
 
 
 def _check(flags: argparse.Namespace) -> None:
@@ -105,16 +136,16 @@ def _check(flags: argparse.Namespace) -> None:
         raise CommandError("file_exists", f"{flags.out} is there already; --force replaces it")
 
 
-def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
+def _fit_there(asked: Asked, client: Client, wanted: Wanted) -> list[Version]:
     flags, bars = asked.flags, asked.output.bars
-    data = _rows(asked, flags.data)
-    other = None if flags.evaluation is None else _evaluation(asked, data)
+    data = _rows(asked, flags.data, wanted)
+    other = None if flags.evaluation is None else _evaluation(asked, data, wanted)
     dataset = _uploaded(asked, client, data)
     judging = None if other is None else _uploaded(asked, client, other)
     ordered = client.order(
         flags.name,
         dataset=dataset,
-        methods=[(flags.method, params)],
+        methods=wanted,
         seed=flags.seed,
         model=flags.model,
         held_out=flags.held_out,
@@ -127,12 +158,13 @@ def _fit_there(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
     except KeyboardInterrupt:
         asked.output.note(f"fit {ordered.id} goes on; `calibrd versions {flags.name}` will list it")
         raise
-    return client.get_version(f"{flags.name}@{done.versions[0]}")
+    return [client.get_version(f"{flags.name}@{number}") for number in done.versions]
 
 
-def _rows(asked: Asked, path: str) -> SetFile:
-    """A file's rows, with their segments if the method needs them."""
-    method = _method_needing_groups(asked)
+def _rows(asked: Asked, path: str, wanted: Wanted) -> SetFile:
+    """Return a file's rows, with their segments if one of the methods needs them."""
+    needing = (_method_needing_groups(*one, asked.flags.seed) for one in wanted)
+    method = next((one for one in needing if one is not None), None)
     found = asked.set_file(path).for_segments(method is not None)
     if method is not None and found.groups is None:
         raise CommandError(
@@ -144,17 +176,16 @@ def _rows(asked: Asked, path: str) -> SetFile:
     return found
 
 
-def _method_needing_groups(asked: Asked) -> str | None:
+def _method_needing_groups(method: str, params: Mapping[str, Any], seed: int) -> str | None:
     try:
-        params = dict(_param(one) for one in asked.flags.param)
-        return make_recipe(asked.flags.method, params, seed=asked.flags.seed).method_needing_groups
+        return make_recipe(method, params, seed=seed).method_needing_groups
     except ParameterError:  # a service may know more than this library, and says what is wrong
         return None
 
 
-def _evaluation(asked: Asked, data: SetFile) -> SetFile:
+def _evaluation(asked: Asked, data: SetFile, wanted: Wanted) -> SetFile:
     """The rows that judge, which must be such as the fit sees."""
-    found = _rows(asked, asked.flags.evaluation)
+    found = _rows(asked, asked.flags.evaluation, wanted)
     checked, classes = found.checked(), data.values.shape[1:]
     if (checked.kind, (checked.k,)) != (data.kind, classes):
         raise CommandError(
@@ -177,20 +208,30 @@ def _uploaded(asked: Asked, client: Client, data: SetFile) -> Dataset:
         )
 
 
-def _fit_here(asked: Asked, client: Client, params: dict[str, Any]) -> Version:
-    judged = _judged(asked, params)
-    return client.register(
-        asked.flags.name,
-        judged.map,
-        judged.report,
-        model=asked.flags.model,
-        description=asked.flags.description,
-    )
+def _fit_here(asked: Asked, client: Client, wanted: Wanted) -> list[Version]:
+    """Fit all methods here, then register all maps."""
+    flags = asked.flags
+    made: list[Version] = []
+    for judged in _judged(asked, wanted):
+        try:
+            version = client.register(
+                flags.name,
+                judged.map,
+                judged.report,
+                model=flags.model,
+                description=flags.description,
+            )
+        except Exception as error:
+            for one in made:
+                error.add_note(f"{one.reference} ({one.method}) was made before this")
+            raise
+        made.append(version)
+    return made
 
 
-def _fit_to_file(asked: Asked, params: dict[str, Any]) -> None:
+def _fit_to_file(asked: Asked, wanted: Wanted) -> None:
     target: Path = asked.flags.out
-    judged = _judged(asked, params)
+    (judged,) = _judged(asked, wanted)
     with written_whole(target) as part:
         part.write_bytes(archive.dump(judged.map))
     document = {
@@ -199,38 +240,34 @@ def _fit_to_file(asked: Asked, params: dict[str, Any]) -> None:
         "verdict": judged.report.verdict,
         "report": judged.report.to_dict(),
     }
-    choice = _choice(judged.map.fit_info)
-    lines = [judged.report.summary(), "", *choice, f"{judged.map.method} map in {target}"]
+    chosen = choice(judged.map.fit_info)
+    lines = [judged.report.summary(), "", *chosen, f"{judged.map.method} map in {target}"]
     asked.output.answer(document, "\n".join(lines))
 
 
-def _judged(asked: Asked, params: dict[str, Any]) -> Judged:
+def _judged(asked: Asked, wanted: Wanted) -> list[Judged]:
     flags = asked.flags
-    make_recipe(flags.method, params, seed=flags.seed)  # before anything is read
-    data = _rows(asked, flags.data)
-    judging = None if flags.evaluation is None else _rows(asked, flags.evaluation).checked()
+    for method, params in wanted:
+        make_recipe(method, params, seed=flags.seed)  # before anything is read
+    data = _rows(asked, flags.data, wanted)
+    judging = None if flags.evaluation is None else _rows(asked, flags.evaluation, wanted).checked()
     asked.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted here")
     with errors_of(data.path, 0):
-        return fit_local(
-            data.values,
-            data.labels,
-            method=flags.method,
-            params=params,
-            seed=flags.seed,
-            kind=data.kind,
-            groups=data.groups,
-            evaluation=judging,
-            held_out=flags.held_out,
-            progress=asked.output.bars,
-        )
-
-
-def _choice(info: Mapping[str, Any]) -> list[str]:
-    """What ``auto`` chose and why, and what it left out."""
-    if info.get("chosen_by") != "auto":
-        return []
-    left_out = [f"left out {one['method']}: {one['why']}" for one in info.get("left_out", [])]
-    return [f"auto chose {info.get('winner')}: {info.get('why')}", *left_out]
+        return [
+            fit_local(
+                data.values,
+                data.labels,
+                method=method,
+                params=params,
+                seed=flags.seed,
+                kind=data.kind,
+                groups=data.groups,
+                evaluation=judging,
+                held_out=flags.held_out,
+                progress=asked.output.bars,
+            )
+            for method, params in wanted
+        ]
 
 
 def _param(text: str) -> tuple[str, Any]:
@@ -241,20 +278,3 @@ def _param(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-def _answer(asked: Asked, version: Version, alias: Alias | None) -> None:
-    report = version.report
-    document = {
-        "version": dataclasses.replace(version, report=None),
-        "report": None if report is None else report.to_dict(),
-        "alias": alias,
-    }
-    lines = [] if report is None else [report.summary(), ""]
-    lines += _choice(version.fit_info)
-    lines.append(f"{version.reference} ({version.method}) is on the service")
-    if alias is not None:
-        lines.append(f"{version.calibrator}@{alias.name} is version {alias.version}")
-        if alias.warning:
-            asked.output.note(f"warning: {alias.warning}")
-    asked.output.answer(document, "\n".join(lines))

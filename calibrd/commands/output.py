@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from calibrators import CalibrationError
 from calibrators.plain import to_plain
 from calibrd.errors import CalibrdError, Refused, code_of
+from calibrd.terminal import json_safe, printable
 
 # in place of hints that name calls of Python
 HINTS = {
@@ -86,7 +87,7 @@ class Output:
     def say(self, text: str = "") -> None:
         """A line of an answer that comes piece by piece; programs get the document instead."""
         if not self.json:
-            _answer(text)
+            _answer(_lines(text))
 
     def answer(self, document: Any, text: str) -> None:
         """What the command was run for."""
@@ -123,11 +124,15 @@ def take_any_text() -> None:
 
 
 def tell(text: str) -> None:
-    """A line to stderr, if it takes one."""
+    """Write a text to stderr, if it takes one."""
     try:
-        _write(sys.stderr, f"{text}\n")
+        _write(sys.stderr, f"{_lines(text)}\n")
     except (OSError, ValueError):
         _give_up(sys.stderr)
+
+
+def _lines(text: str) -> str:
+    return printable(text.replace("\r\n", "\n"), lines=True)
 
 
 def finish() -> None:
@@ -171,7 +176,7 @@ def _give_up(stream: TextIO | None) -> None:
 
 def _as_json(plain: Any) -> str:
     """The document; in ASCII if the encoding of stdout lacks one of its letters."""
-    text = json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False)
+    text = json_safe(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False))
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
@@ -220,14 +225,14 @@ def told_of(error: BaseException) -> dict[str, Any]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Aligned columns.
+    """Return aligned columns; what would break a line in a cell is escaped.
 
     >>> print(table(("name", "n"), [("a", 10), ("long", None)]))
     name  n
     a     10
     long
     """
-    cells = [[*head], *(["" if one is None else str(one) for one in row] for row in rows)]
+    cells = [[*head], *(["" if one is None else printable(one) for one in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
 

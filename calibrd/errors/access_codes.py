@@ -52,6 +52,18 @@ class ForeignOrigin(Forbidden):
     """Pages of other sites may use neither a session nor a service without keys."""
 
 
+class FirstKeyNeedsAdmin(Conflict):
+    """The first key ends access without keys, so it must be able to make others."""
+
+    hint = "create_key(name, ['admin']) first"
+
+
+class LastAdminKey(Conflict):
+    """Without this key nobody could manage the keys of the workspace over HTTP."""
+
+    hint = "make another key with the scope admin first"
+
+
 class NoSuchKey(NotFound):
     """There is no key with this id."""
 
@@ -160,8 +172,36 @@ class BlobCorrupt(ServerTrouble):
     hint = "its owner can ask python -m service doctor; upload sends a damaged dataset again"
 
 
+class MapNotFinite(ServerTrouble):
+    """The version's map gives probabilities that are not finite: it cannot be used."""
+
+    hint = "client.promote(name, version) points the alias at another version; or fit it again"
+
+
 class BlobsUnavailable(Unavailable):
     """The service does not reach its store."""
+
+
+class TooManyRequests(Unavailable):
+    """The key has too many requests under way."""
+
+    hint = "send fewer at the same time, or use several keys"
+
+
+class TooManyWaits(Unavailable):
+    """The key has too many event streams and waiting requests open."""
+
+
+class TooMuchInFlight(Unavailable):
+    """Large calls hold all memory that the service sets aside for them."""
+
+    hint = "send fewer large calls at once, or smaller ones"
+
+
+class ReportNotDrawn(Unavailable):
+    """A report could not be drawn in the time allowed."""
+
+    hint = "ask for report.json, and draw it with Report.from_dict(...).save(...)"
 
 
 class DatabaseBusy(Unavailable):

@@ -47,6 +47,30 @@ class BodyTooSlow(TooSlow):
     hint = "is the line slow? Client(..., part_bytes=1 << 20) uploads in smaller parts"
 
 
+class BodyTooLong(TooSlow):
+    """The body took longer than the service waits for one."""
+
+    hint = "Client(..., part_bytes=1 << 24) uploads in parts"
+
+
+class TooManyValues(TooLarge):
+    """JSON of more values than are read at once."""
+
+    hint = "send arrays as npy, npz or safetensors, as the SDK does"
+
+
+class TooManyColumns(TooLarge):
+    """A CSV row of too many cells."""
+
+
+class TooDeep(Invalid):
+    """JSON whose lists and objects lie too deep inside each other."""
+
+
+class NoWebsockets(Malformed):
+    """A WebSocket was asked for; there are none."""
+
+
 class BodyTooLarge(TooLarge):
     """More bytes than the service takes."""
 

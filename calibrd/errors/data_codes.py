@@ -31,6 +31,24 @@ class TooManyClasses(TooLarge):
     """More classes than the service takes."""
 
 
+class UploadsTooLarge(TooLarge):
+    """The open uploads of a workspace hold too many bytes."""
+
+    hint = "commit or delete uploads that are open"
+
+
+class TooManyUploads(Conflict):
+    """A workspace has too many open uploads."""
+
+    hint = "commit or delete uploads that are open"
+
+
+class TooMuchMemory(TooLarge):
+    """The fit would need more memory than a worker may use."""
+
+    hint = "give fewer rows, or another method: those with a K x K matrix need the most"
+
+
 class TooManyRows(TooLarge, Invalid):
     """More rows than can be judged, or counted, at once."""
 

@@ -25,7 +25,13 @@ def __getattr__(name: str) -> Any:
 
         return AdaFocal
     if name == "make_loss":
-        from calibrators.losses import make_loss
+        try:
+            from calibrators.losses import make_loss
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "calibrd.training.make_loss needs torch: pip install 'calibrd[train]'",
+                name=error.name,
+            ) from error
 
         return make_loss
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from service.core.access import Principal
+from service.core.executors import FairExecutor
+from service.core.formats.layout import Array
 from service.core.predicting import model_mismatch
 from service.core.serving import Served
 from service.errors import Conflict, Invalid, TooLarge
@@ -12,15 +16,38 @@ from service.errors import Conflict, Invalid, TooLarge
 MODEL_HEADER = "Calibrd-Model"
 SHOWN_MODEL = 80
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 Find = Callable[[Principal, str, str], Served | None]
 Load = Callable[[Principal, str, str], Awaitable[Served]]
 
 # more than this would hold up the event loop, and with it all other callers
 INLINE_BYTES = 1 << 20
-INLINE_NUMBERS = 1 << 18
+INLINE_JSON_BYTES = 1 << 17
+INLINE_NUMBERS = 1 << 17
 
 # a float32 and a float64 as JSON: the digits that give it back exactly, point, exponent, comma
 JSON_BYTES = {4: 12, 8: 20}
+
+
+def is_quick(served: Served, values: Array) -> bool:
+    """Return whether a map is applied to values in less time than a change of threads is worth."""
+    rows = len(values) if values.ndim > 1 else 1
+    return values.size + rows * served.map.row_cost <= INLINE_NUMBERS
+
+
+@dataclass(frozen=True)
+class LargeCalls:
+    """Where calls run that are too large for the event loop."""
+
+    executor: FairExecutor
+
+    async def run(
+        self, principal: Principal, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Return what the call returns, off the event loop."""
+        return await self.executor.run(principal.workspace, call, *args, **kwargs)
 
 
 def check_answer(size: int, limit: int, advice: str) -> None:

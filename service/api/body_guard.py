@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import problem_response
-from service.errors import Malformed, ServiceError, TooLarge, TooSlow, Unsupported
+from service.core.access import Principal
+from service.errors import (
+    Malformed,
+    ServiceError,
+    TooLarge,
+    TooSlow,
+    Unauthenticated,
+    Unsupported,
+)
 
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
@@ -19,6 +29,14 @@ SMALL_BYTES = 1 << 16
 MAX_LENGTH_DIGITS = 18  # more than any limit, and few enough for int() to be cheap
 
 _log = structlog.get_logger("calibrd.api")
+
+
+class Pace(NamedTuple):
+    """How fast a body must come."""
+
+    timeout: float
+    least_rate: float
+    most_seconds: float
 
 
 class BodyGuard:
@@ -35,15 +53,25 @@ class BodyGuard:
         Seconds to wait for the next byte.
     least_rate
         Bytes per second that must have come on average once ``timeout`` seconds were waited.
+    most_seconds
+        Seconds that a whole body may take.
+    check_caller
+        Raises Unauthenticated for a caller whose key was revoked while the body came.
     """
 
     def __init__(
-        self, app: ASGIApp, limit_of: Callable[[Scope], int], timeout: float, least_rate: float
+        self,
+        app: ASGIApp,
+        limit_of: Callable[[Scope], int],
+        timeout: float,
+        least_rate: float,
+        most_seconds: float = math.inf,
+        check_caller: Callable[[Principal], None] | None = None,
     ) -> None:
         self.app = app
         self.limit_of = limit_of
-        self.timeout = timeout
-        self.least_rate = least_rate
+        self.pace = Pace(timeout, least_rate, most_seconds)
+        self.check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse by the headers, or hand over with a ``receive`` that watches the body."""
@@ -61,11 +89,18 @@ class BodyGuard:
         except (Malformed, TooLarge, Unsupported) as refusal:
             await refuse(scope, receive, send, refusal, has_ended=False)
             return
-        body = _WatchedBody(scope, receive, send, limit, self.timeout, self.least_rate)
+        check = self._caller_check(scope)
+        body = _WatchedBody(scope, receive, send, limit, self.pace, check)
         if length is None or length > SMALL_BYTES:
             await body.hand_to(self.app)
         else:
             await self._hand_small(body, scope, receive, send)
+
+    def _caller_check(self, scope: Scope) -> Callable[[], None]:
+        principal, check = scope.get("principal"), self.check_caller
+        if principal is None or check is None:
+            return lambda: None
+        return partial(check, principal)
 
     async def _hand_small(
         self, body: _WatchedBody, scope: Scope, receive: Receive, send: Send
@@ -73,7 +108,7 @@ class BodyGuard:
         """Read a small body at once, and take no part in what follows: most calls end here."""
         try:
             whole = await body.read_whole()
-        except (TooLarge, TooSlow) as refusal:
+        except (TooLarge, TooSlow, Unauthenticated) as refusal:
             await refuse(scope, receive, send, refusal)
             return
         waiting = [whole]
@@ -93,15 +128,16 @@ class _WatchedBody:
         receive: Receive,
         send: Send,
         limit: int,
-        timeout: float,
-        least_rate: float,
+        pace: Pace,
+        check_caller: Callable[[], None],
     ) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
         self._limit = limit
-        self._timeout = timeout
-        self._least_rate = least_rate
+        self._pace = pace
+        self._check_caller = check_caller
+        self._began = monotonic()
         self._ended = False
         self._client_left = False
         self._answering = False
@@ -149,23 +185,32 @@ class _WatchedBody:
         self._ended = not message.get("more_body", False)
         if self._received > self._limit:
             self._stop(_too_large(self._limit))
-        if not self._ended and self._is_trickling():
-            self._stop(_too_slow(self._least_rate, self._received))
+        if not self._ended:
+            self._check_progress()
         return message
 
     async def _next_message(self) -> Message:
         # the app's own time between reads is not the client's, so only waits are counted
         began = monotonic()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._pace.timeout):
                 message = await self._receive()
         except TimeoutError:
-            self._stop(_silent(self._timeout, self._received))
+            self._stop(_silent(self._pace.timeout, self._received))
         self._waited += monotonic() - began
         return message
 
-    def _is_trickling(self) -> bool:
-        return self._waited > self._timeout and self._received < self._least_rate * self._waited
+    def _check_progress(self) -> None:
+        """Stop a body that is too slow, takes too long, or whose key was revoked."""
+        pace = self._pace
+        if self._waited > pace.timeout and self._received < pace.least_rate * self._waited:
+            self._stop(_too_slow(pace.least_rate, self._received))
+        if monotonic() - self._began > pace.most_seconds:
+            self._stop(_too_long(pace.most_seconds, self._received))
+        try:
+            self._check_caller()
+        except Unauthenticated as revoked:
+            self._stop(revoked)
 
     def _stop(self, refusal: ServiceError) -> NoReturn:
         self._refusal = refusal
@@ -232,8 +277,16 @@ def _too_slow(least_rate: float, received: int) -> TooSlow:
     )
 
 
+def _too_long(seconds: float, received: int) -> TooSlow:
+    return TooSlow(
+        "body_too_long",
+        f"the body took longer than {seconds:g} seconds; send it in parts",
+        received=received,
+    )
+
+
 async def refuse(
-    scope: Scope, receive: Receive, send: Send, refusal: ServiceError, has_ended: bool = False
+    scope: Scope, receive: Receive, send: Send, refusal: Exception, has_ended: bool = False
 ) -> None:
     """Answer and close, but not before a client that is still sending could read the answer.
 

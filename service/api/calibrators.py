@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import threading
+from functools import cache
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
@@ -29,15 +31,25 @@ from service.core.blob_keys import map_key, onnx_key
 from service.core.idempotency import check_key
 from service.core.registering import Registration, register
 from service.errors import Invalid, NotFound
+from service.storage.records import Version
 
 router = APIRouter(prefix="/v1", tags=["calibrators"], route_class=StrictRoute)
 
+# reports have 15,000 values and more; their own limits are in core/report_limits.py
+MOST_REGISTERED_COST = 400_000
+_making_methods = threading.Lock()
 FOREVER = "private, max-age=31536000, immutable"
 
 
 @router.get("/methods", summary="The methods and their parameters")
 def list_methods() -> list[MethodOut]:
     """What can be fitted: each with a JSON schema of its parameters."""
+    with _making_methods:  # it takes a second, the first time
+        return _methods()
+
+
+@cache
+def _methods() -> list[MethodOut]:
     return [
         MethodOut(
             name=name,
@@ -96,7 +108,7 @@ def list_versions(
     summary="Register a map that was fitted elsewhere",
     dependencies=needs(Scope.FIT),
 )
-def register_version(
+async def register_version(
     response: Response,
     joined: Joined,
     caller: Caller,
@@ -105,13 +117,20 @@ def register_version(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> VersionOut:
     """For those whose logits may not leave: only the map and its report are sent."""
-    sent = Registration(
-        name, _decoded(body.map), body.report, body.model, body.tags, body.description
-    )
     key = check_key(idempotency_key)
-    made = register(joined.database, joined.blobs, caller, sent, key=key)
+
+    def registered() -> Version:
+        sent = Registration(
+            name, _decoded(body.map), body.report, body.model, body.tags, body.description
+        )
+        return register(joined.database, joined.blobs, caller, sent, key=key)
+
+    made = await joined.executors.inspect.run(caller.workspace, registered)
     response.headers["Location"] = f"/v1/calibrators/{name}/versions/{made.number}"
     return VersionOut.of(name, made)
+
+
+register_version.most_body_cost = MOST_REGISTERED_COST  # type: ignore[attr-defined]
 
 
 @router.get("/calibrators/{name}/versions/{number}", summary="A version")

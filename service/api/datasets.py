@@ -83,8 +83,14 @@ async def create_dataset(
     with landing(joined.uploads) as arrived:
         await land(request, arrived)
         content_type = request.headers.get("content-type")
-        added = await asyncio.to_thread(
-            joined.datasets.add, caller, arrived, content_type, kind, keeping
+        added = await joined.executors.inspect.run(
+            caller.workspace,
+            joined.datasets.add,
+            caller,
+            arrived,
+            content_type,
+            kind,
+            keeping,
         )
     response.status_code = 201 if added.is_new else 200
     response.headers["Location"] = f"/v1/datasets/{added.dataset.id}"
@@ -141,7 +147,9 @@ async def put_part(
     """Parts come in any order and may be sent again; their bytes are joined by number."""
     with landing(joined.uploads) as arrived:
         await land(request, arrived)
-        part = await asyncio.to_thread(joined.part_uploads.put, caller, id, number, arrived)
+        part = await joined.executors.store.run(
+            caller.workspace, joined.part_uploads.put, caller, id, number, arrived
+        )
     return part_out(part)
 
 
@@ -165,7 +173,7 @@ def presign_parts(
     "/{id}/commit",
     summary="Join the parts and check the dataset",
 )
-def commit_dataset(
+async def commit_dataset(
     response: Response,
     joined: Joined,
     caller: Caller,
@@ -174,7 +182,9 @@ def commit_dataset(
 ) -> DatasetOut:
     """Committing twice gives the same answer. If the bytes were there already, that dataset's."""
     asked = body or CommitIn()
-    added = joined.part_uploads.commit(
+    added = await joined.executors.inspect.run(
+        caller.workspace,
+        joined.part_uploads.commit,
         caller,
         id,
         joined.uploads,

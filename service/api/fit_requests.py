@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from service.api.arriving import land
 from service.api.schemas import FitIn
+from service.api.strict_route import MOST_BODY_COST
 from service.core.fits import FitOrder, FitRequest, MethodOrder
 from service.core.formats import documents
 from service.core.landing import Landing
@@ -64,7 +65,11 @@ def _split(body: bytes) -> tuple[dict[str, Any], bytes | None]:
     if not isinstance(document, dict):
         raise Invalid("invalid_request", "the body must be a JSON object")
     arrays = {name: document.pop(name) for name in ARRAYS if name in document}
-    return document, orjson.dumps(arrays) if arrays else None
+    documents.check_shape(document, MOST_BODY_COST)
+    try:
+        return document, orjson.dumps(arrays) if arrays else None
+    except TypeError as error:  # lists in lists in lists, beyond what JSON is written for
+        raise Invalid("not_an_array", "arrays must be lists of numbers or of rows") from error
 
 
 def _from_query(request: Request) -> dict[str, Any]:

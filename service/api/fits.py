@@ -16,6 +16,7 @@ from service.api import examples
 from service.api.fit_requests import SentFit, read_fit
 from service.api.paging import Cursor, Limit, Page, paged, time_place
 from service.api.parts import Caller, Joined, Parts, needs
+from service.api.request_limits import WaitingResponse, waiting
 from service.api.schemas import FitOut, KindName
 from service.api.strict_route import StrictRoute
 from service.core import fits
@@ -23,6 +24,7 @@ from service.core.access import Principal, Scope
 from service.core.datasets import Keeping
 from service.core.idempotency import check_key
 from service.core.landing import Landing, landing
+from service.errors import TooMany, Unauthenticated
 from service.storage.records import Fit, FitStatus
 
 router = APIRouter(
@@ -31,6 +33,7 @@ router = APIRouter(
 
 LONGEST_WAIT = 60
 KEEPALIVE_SECONDS = 15.0
+CHECK_SECONDS = 1.5  # how soon a stream notices that its key was revoked
 WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})")
 
 
@@ -66,10 +69,11 @@ async def create_fit(
     with landing(joined.uploads) as arrived:
         sent = await read_fit(request, arrived, name)
         ask = functools.partial(_ask, joined, caller, sent, arrived, kind, keeping, key)
-        fit, is_known = await asyncio.to_thread(ask)
-    wait = _wait(prefer)
-    if wait:
-        fit = await joined.watcher.finished(fit, wait)
+        if sent.arrays_type is None:
+            fit, is_known = await asyncio.to_thread(ask)
+        else:
+            fit, is_known = await joined.executors.inspect.run(caller.workspace, ask)
+    fit, wait = await _finished(request, joined, caller, fit, prefer)
     headers = {"Location": f"/v1/fits/{fit.id}"}
     if is_known:
         headers["Idempotent-Replayed"] = "true"
@@ -101,6 +105,7 @@ def list_fits(
 
 @router.get("/fits/{id}", response_model=FitOut, summary="A fit and its progress")
 async def get_fit(
+    request: Request,
     joined: Joined,
     caller: Caller,
     id: examples.FitId,
@@ -108,9 +113,7 @@ async def get_fit(
 ) -> Response:
     """With `Prefer: wait=10` the answer comes when the fit is finished, or after 10 seconds."""
     fit = await asyncio.to_thread(_find, joined, caller, id)
-    wait = _wait(prefer)
-    if wait:
-        fit = await joined.watcher.finished(fit, wait)
+    fit, wait = await _finished(request, joined, caller, fit, prefer)
     return _answer(fit, 200, {"Preference-Applied": f"wait={wait}"} if wait else {})
 
 
@@ -120,10 +123,17 @@ async def get_fit(
     response_class=StreamingResponse,
     responses=examples.EVENT_ANSWERS,
 )
-async def fit_events(joined: Joined, caller: Caller, id: examples.FitId) -> StreamingResponse:
-    """An event for each change: `queued`, `running`, then `succeeded`, `failed` or `cancelled`."""
+async def fit_events(joined: Joined, caller: Caller, id: examples.FitId) -> Response:
+    """An event for each change: `queued`, `running`, then `succeeded`, `failed` or `cancelled`.
+
+    The stream ends with the fit, and when its key is revoked.
+    """
     fit = await asyncio.to_thread(_find, joined, caller, id)
-    return StreamingResponse(_events(joined, fit), media_type="text/event-stream")
+    return WaitingResponse(
+        joined.settings.max_waits_per_key,
+        _events(joined, caller, fit),
+        media_type="text/event-stream",
+    )
 
 
 @router.delete("/fits/{id}", summary="Cancel a fit")
@@ -152,13 +162,40 @@ def _ask(
         added = joined.datasets.add(caller, arrived, sent.arrays_type, kind, keeping)
         dataset = added.dataset.id
     with joined.database.write() as store:
-        fit = fits.submit(store, joined.queue, caller, sent.request, dataset=dataset, key=key)
+        fit = fits.submit(
+            store,
+            joined.queue,
+            caller,
+            sent.request,
+            dataset=dataset,
+            key=key,
+            memory_limit=joined.settings.fit_memory_bytes,
+        )
     return fit, False
 
 
 def _find(joined: Parts, caller: Principal, id: str) -> Fit:
     with joined.database.read() as store:
         return fits.find(store, caller, id)
+
+
+async def _finished(
+    request: Request, joined: Parts, caller: Principal, fit: Fit, prefer: str | None
+) -> tuple[Fit, int]:
+    """Return the fit when it is finished or the preferred seconds have passed, and these seconds.
+
+    A caller with too many waits is answered at once: to wait is only a preference.
+    """
+    wait = _wait(prefer)
+    if not wait:
+        return fit, 0
+    try:
+        with waiting(request.scope, joined.settings.max_waits_per_key):
+            fit = await joined.watcher.finished(fit, wait)
+    except TooMany:
+        return fit, 0
+    joined.keys.check(caller)
+    return fit, wait
 
 
 def _wait(prefer: str | None) -> int:
@@ -173,14 +210,18 @@ def _answer(fit: Fit, status: int, headers: dict[str, str]) -> JSONResponse:
     return JSONResponse(FitOut.of(fit).model_dump(mode="json"), status, headers)
 
 
-async def _events(joined: Parts, fit: Fit) -> AsyncIterator[str]:
+async def _events(joined: Parts, caller: Principal, fit: Fit) -> AsyncIterator[str]:
     changes = joined.watcher.changes_of(fit)
     coming = asyncio.ensure_future(anext(changes, None))
+    quiet_seconds = 0.0
     try:
-        while True:
-            done, _ = await asyncio.wait([coming], timeout=KEEPALIVE_SECONDS)
-            if not done:
+        while _is_let_in(joined, caller):
+            done, _ = await asyncio.wait([coming], timeout=CHECK_SECONDS)
+            quiet_seconds = 0.0 if done else quiet_seconds + CHECK_SECONDS
+            if quiet_seconds >= KEEPALIVE_SECONDS:
+                quiet_seconds = 0.0
                 yield ": still here\n\n"
+            if not done:
                 continue
             current = coming.result()
             if current is None:
@@ -192,3 +233,11 @@ async def _events(joined: Parts, fit: Fit) -> AsyncIterator[str]:
         coming.cancel()
         await asyncio.gather(coming, return_exceptions=True)
         await changes.aclose()
+
+
+def _is_let_in(joined: Parts, caller: Principal) -> bool:
+    try:
+        joined.keys.check(caller)
+    except Unauthenticated:
+        return False
+    return True

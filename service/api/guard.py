@@ -43,6 +43,7 @@ PUBLIC = frozenset(
 PUBLIC_UNDER = "/static/"
 BEARER = b"bearer "
 COOKIE = "calibrd_session"
+NO_WEBSOCKETS = 1008  # "policy violation" of RFC 6455
 
 
 class Guard:
@@ -69,7 +70,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in with its caller, refuse it, or lead it to where one signs in."""
         if scope["type"] == "websocket":
-            raise RuntimeError("no route takes websockets")
+            # before it is accepted, which servers answer with 403
+            await send({"type": "websocket.close", "code": NO_WEBSOCKETS})
+            return
         if scope["type"] == "http" and needs_caller(scope):
             try:
                 scope["principal"] = await self._caller(scope)

@@ -24,6 +24,7 @@ PAGE_POLICY = (
 )
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+LONGEST_LOGGED_PATH = 300
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _NO_STORE = (b"cache-control", b"no-store")
@@ -159,7 +160,7 @@ def _access_fields(scope: Scope, template: str, status: int, seconds: float) -> 
     fields = {
         "method": scope["method"],
         "route": template,
-        "path": scope["path"],
+        "path": scope["path"][:LONGEST_LOGGED_PATH],
         "status": status,
         "milliseconds": round(seconds * 1000, 3),
         "request_id": scope["request_id"],

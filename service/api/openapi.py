@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from service.api import examples
 from service.api.guard import PUBLIC
@@ -40,18 +41,22 @@ PROBLEM = {
 PROBLEM_ANSWER = {"description": "An error", **examples.PROBLEM}
 
 
-def complete_document(app: FastAPI, plain_paths: dict[str, Any]) -> None:
-    """Let ``app.openapi()`` give the whole document."""
+def complete_document(
+    app: FastAPI, plain_paths: dict[str, Any], models: Sequence[type[BaseModel]]
+) -> None:
+    """Let ``app.openapi()`` give the whole document, with plain routes and their models."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app, plain_paths)
+            app.openapi_schema = _document(app, plain_paths, models)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, plain_paths: dict[str, Any]) -> dict[str, Any]:
+def _document(
+    app: FastAPI, plain_paths: dict[str, Any], models: Sequence[type[BaseModel]]
+) -> dict[str, Any]:
     made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     for operation in _operations(made["paths"]):
         # FastAPI's own form of a validation error, which problems take the place of
@@ -59,6 +64,7 @@ def _document(app: FastAPI, plain_paths: dict[str, Any]) -> dict[str, Any]:
     made["paths"] |= deepcopy(plain_paths)
     schemas = made["components"]["schemas"]
     schemas["Problem"] = PROBLEM
+    schemas |= {model.__name__: model.model_json_schema() for model in models}
     wanted = FitIn.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(wanted.pop("$defs"))
     wanted["properties"] |= examples.ARRAYS

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.routing import Route
 
 from service.api import examples
 from service.api.parts import Joined, needs
-from service.api.probe import OK, Readiness
+from service.api.probe import OK, Probe, Readiness
 from service.api.strict_route import StrictRoute
 from service.core.access import Scope
 from service.core.fits import WORKER_IS_ALIVE
@@ -29,24 +31,60 @@ class Health(BaseModel):
     status: str
 
 
-@router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", summary="Whether the process lives")
-async def healthz() -> Health:
-    """Needs no key and touches nothing, not even a thread that a slow store may hold."""
-    return Health(status="ok")
+def health_routes(probe: Probe) -> list[Route]:
+    """Return the routes that say how the process is; plain ones, since anyone may ask them often.
+
+    ``/healthz`` touches nothing, not even a thread that a slow store may hold.
+    """
+
+    async def healthz(request: Request) -> Response:
+        return Response(ALIVE, media_type="application/json")
+
+    async def readyz(request: Request) -> Response:
+        found = await probe.look()
+        return JSONResponse(found.model_dump(), 200 if found.status == OK else 503)
+
+    return [Route("/healthz", healthz), Route("/readyz", readyz)]
 
 
-@router.head("/readyz", include_in_schema=False)
-@router.get(
-    "/readyz",
-    response_model=Readiness,
-    summary="Whether all parts work",
-    responses=examples.READY_ANSWERS,
-)
-async def readyz(joined: Joined) -> Response:
-    """Database, blobs and a worker's heartbeat; 503 if one of them fails. Needs no key."""
-    found = await joined.probe.look()
-    return JSONResponse(found.model_dump(), 200 if found.status == OK else 503)
+def _answer(model: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
+
+
+ALIVE = b'{"status":"ok"}'
+# answered by plain routes, which FastAPI does not describe
+MODELS = (Health, Readiness)
+OPENAPI: dict[str, Any] = {
+    "/healthz": {
+        "get": {
+            "operationId": "healthz",
+            "tags": ["operations"],
+            "summary": "Whether the process lives",
+            "description": "Needs no key and touches nothing.",
+            "responses": {
+                "200": {
+                    "description": "It lives",
+                    "content": _answer("Health"),
+                }
+            },
+        }
+    },
+    "/readyz": {
+        "get": {
+            "operationId": "readyz",
+            "tags": ["operations"],
+            "summary": "Whether all parts work",
+            "description": "Database, blobs and a worker's heartbeat; 503 if one fails. No key.",
+            "responses": {
+                "200": {
+                    "description": "All parts work",
+                    "content": _answer("Readiness"),
+                },
+                **{str(status): answer for status, answer in examples.READY_ANSWERS.items()},
+            },
+        }
+    },
+}
 
 
 @router.get(

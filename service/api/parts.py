@@ -16,9 +16,12 @@ from service.api.probe import Probe
 from service.core.access import Principal, Scope
 from service.core.comparing import Comparisons
 from service.core.datasets import Datasets
+from service.core.executors import Executors
 from service.core.fits import Queue
 from service.core.keys import KeyRing
+from service.core.memory_budget import MemoryBudget
 from service.core.part_uploads import PartUploads
+from service.core.rendering import Renderer
 from service.core.serving import Maps
 from service.core.sessions import Sessions
 from service.core.watching import FitWatcher, RunWatcher
@@ -46,6 +49,9 @@ class Parts:
     run_watcher: RunWatcher
     datasets: Datasets
     part_uploads: PartUploads
+    executors: Executors
+    body_budget: MemoryBudget
+    renderer: Renderer
     metrics: Metrics
     probe: Probe
 

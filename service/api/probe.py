@@ -16,6 +16,7 @@ from service.storage.blobs import Blobs
 from service.storage.database import Database
 
 FRESH_SECONDS = 1.0
+DATABASE_SECONDS = 2.0
 OK = "ok"
 
 
@@ -36,6 +37,7 @@ class Probe:
         self._blobs = blobs
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
+        self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="probe-blobs")
         self._found: Readiness | None = None
         self._found_at = 0.0
 
@@ -52,16 +54,24 @@ class Probe:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
 
     def _try(self) -> Readiness:
-        database = blobs = workers = OK
+        """Ask both stores at the same time, so that two that hang take no longer than one."""
+        asked = self._second_thread.submit(self._blobs_status)
+        database, workers = self._database_status()
+        blobs = asked.result()
+        status = OK if database == blobs == workers == OK else "not ready"
+        return Readiness(status=status, database=database, blobs=blobs, workers=workers)
+
+    def _database_status(self) -> tuple[str, str]:
         try:
-            with self._database.read() as store:
-                if not store.workers.alive(WORKER_IS_ALIVE):
-                    workers = "no worker is alive: fits wait"
+            with self._database.read(DATABASE_SECONDS) as store:
+                is_staffed = bool(store.workers.alive(WORKER_IS_ALIVE))
         except (SQLAlchemyError, ServiceError):
-            database, workers = "does not answer", "not known"
+            return "does not answer", "not known"
+        return OK, OK if is_staffed else "no worker is alive: fits wait"
+
+    def _blobs_status(self) -> str:
         try:
             self._blobs.ping()
         except ServiceError as error:
-            blobs = error.message
-        status = OK if database == blobs == workers == OK else "not ready"
-        return Readiness(status=status, database=database, blobs=blobs, workers=workers)
+            return error.message
+        return OK

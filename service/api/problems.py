@@ -39,6 +39,8 @@ STATUSES: dict[type[errors.ServiceError], int] = {
     errors.TooLarge: 413,
     errors.Unsupported: 415,
     errors.Invalid: 422,
+    errors.TooMany: 429,
+    errors.Unusable: 500,
     errors.Damaged: 500,
     errors.Unavailable: 503,
     errors.NoSpace: 507,
@@ -46,6 +48,7 @@ STATUSES: dict[type[errors.ServiceError], int] = {
 RETRY_AFTER_SECONDS = 2
 MAX_FIELD_ERRORS = 20
 MAX_FIELD_LENGTH = 64
+MOST_CAUSES = 20
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _log = structlog.get_logger("calibrd.api")
@@ -65,13 +68,27 @@ class Problem:
 def problem_response(scope: Scope, error: Exception) -> Response:
     """The answer to a request that ended in ``error``; what nobody expected is logged."""
     problem = problem_of(scope, error)
-    if isinstance(error, errors.Damaged):
-        pass  # who met it has logged which blob it is
+    if isinstance(error, errors.Damaged | errors.Unusable):
+        pass  # not a fault of the code; whoever raised it has logged which blob it is
     elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log_unexpected(scope, error)
     elif isinstance(error, AWAY):
         _log_database(scope, error)
+    _forget_frames(error)
     return _written(scope, problem)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that was answered.
+
+    The framework's frames refer to the errors that they raise, a cycle that would keep the body of
+    every refused request until the garbage collector comes.
+    """
+    for _ in range(MOST_CAUSES):
+        if error is None:
+            return
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def install_problems(app: Starlette) -> None:
@@ -159,7 +176,7 @@ def _of_service_error(error: errors.ServiceError) -> Problem:
     headers: Mapping[str, str] = {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers = {"WWW-Authenticate": "Bearer"}
-    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+    elif status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers = _retry_after(error.details)
     return Problem(status, error.code, error.message, error.details, headers)
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from importlib import metadata
 from typing import Any
 
 from fastapi import APIRouter, Response
 
-from calibrators import Report, charts, page
+from calibrators import Report
 from service.api import examples
 from service.api.conditions import is_known
 from service.api.parts import Caller, Joined, Parts
 from service.api.strict_route import StrictRoute
 from service.core import versions
 from service.core.access import Principal
+from service.core.rendering import Drawing, Format
+from service.storage.records import Version
 
 router = APIRouter(
     prefix="/v1/calibrators/{name}/versions/{number}", tags=["reports"], route_class=StrictRoute
 )
+
+
+MEDIA_TYPES: dict[Format, str] = {"html": "text/html", "svg": "image/svg+xml", "png": "image/png"}
 
 
 @router.get("/report", summary="The report as JSON", responses=examples.REPORT_ANSWERS)
@@ -36,7 +41,7 @@ def report_json(
     response_class=Response,
     responses=examples.HTML_ANSWERS,
 )
-def report_html(
+async def report_html(
     joined: Joined,
     caller: Caller,
     name: examples.Name,
@@ -44,11 +49,7 @@ def report_html(
     if_none_match: examples.IfNoneMatch = None,
 ) -> Response:
     """For people."""
-
-    def draw(report: Report) -> str:
-        return page.render(report, title=f"{name}, version {number}")
-
-    return _drawn(joined, caller, name, number, if_none_match, draw, "text/html")
+    return await _drawn(joined, caller, name, number, if_none_match, "html")
 
 
 @router.get(
@@ -57,7 +58,7 @@ def report_html(
     response_class=Response,
     responses=examples.SVG_ANSWERS,
 )
-def report_svg(
+async def report_svg(
     joined: Joined,
     caller: Caller,
     name: examples.Name,
@@ -65,11 +66,7 @@ def report_svg(
     if_none_match: examples.IfNoneMatch = None,
 ) -> Response:
     """Before and after."""
-
-    def draw(report: Report) -> str:
-        return charts.to_svg(report.chart())
-
-    return _drawn(joined, caller, name, number, if_none_match, draw, "image/svg+xml")
+    return await _drawn(joined, caller, name, number, if_none_match, "svg")
 
 
 @router.get(
@@ -78,7 +75,7 @@ def report_svg(
     response_class=Response,
     responses=examples.PNG_ANSWERS,
 )
-def report_png(
+async def report_png(
     joined: Joined,
     caller: Caller,
     name: examples.Name,
@@ -86,31 +83,37 @@ def report_png(
     if_none_match: examples.IfNoneMatch = None,
 ) -> Response:
     """Before and after."""
-
-    def draw(report: Report) -> bytes:
-        return charts.to_png(report.chart())
-
-    return _drawn(joined, caller, name, number, if_none_match, draw, "image/png")
+    return await _drawn(joined, caller, name, number, if_none_match, "png")
 
 
-def _drawn(
+async def _drawn(
     joined: Parts,
     caller: Principal,
     name: str,
     number: int,
     if_none_match: str | None,
-    draw: Callable[[Report], str | bytes],
-    media_type: str,
+    format: Format,
 ) -> Response:
-    """A report in a form of its own, unless the caller has it; drawing takes tenths of a second."""
-    with joined.database.read() as store:
-        version = versions.find(store, caller, name, number)
-        report = versions.report_of(store, version)
+    """Return a report as a drawing, unless the caller has it."""
+    version = await asyncio.to_thread(_version, joined, caller, name, number)
     tag = f"{version.calibrator}-{number}-{metadata.version('calibrd')}"
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
     if is_known(if_none_match, tag):
         return Response(status_code=304, headers=headers)
-    return Response(draw(report), headers=headers, media_type=media_type)
+    content = await joined.renderer.render(
+        Drawing(caller.workspace, f"{version.calibrator}-{number}", format),
+        lambda: _report(joined, caller, name, number).to_dict(),
+        title=f"{name}, version {number}",
+    )
+    return Response(content, headers=headers, media_type=MEDIA_TYPES[format])
+
+
+def _version(joined: Parts, caller: Principal, name: str, number: int) -> Version:
+    """Return a version that has a report."""
+    with joined.database.read() as store:
+        version = versions.find(store, caller, name, number)
+        versions.check_reported(store, version)
+    return version
 
 
 def _report(joined: Parts, caller: Principal, name: str, number: int) -> Report:

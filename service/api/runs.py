@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from calibrators.adafocal import BinStatistics
 from service.api import examples
 from service.api.paging import Cursor, Limit, Page, number_place, paged, time_place
 from service.api.parts import Caller, Joined, Parts, needs
+from service.api.request_limits import waiting
 from service.api.run_schemas import (
     MOST_STEPS,
     SESSION_PATTERN,
@@ -29,17 +29,20 @@ from service.api.run_schemas import (
     decision_of,
 )
 from service.api.strict_route import StrictRoute
-from service.core import run_steps, runs
+from service.core import run_steps, runs, step_decisions
 from service.core.access import Principal, Scope
 from service.errors import Invalid
 from service.storage import records
-from service.storage.run_steps import SessionKey
+from service.storage.run_steps import SessionKey, Shown
 from service.storage.store import Store
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictRoute)
 
 LONGEST_WAIT = 60
 SHOWN_SESSIONS = 200
+# a page of a run is written as JSON in one go: so many numbers take about 50 ms
+MOST_NUMBERS = 200_000
+NUMBERS_OF_A_BIN = 8
 
 RunName = Annotated[str, Path(pattern=examples.NAME_PATTERN, examples=["resnet-cifar10"])]
 Step = Annotated[int, Path(ge=1, lt=MOST_STEPS, examples=[1])]
@@ -136,13 +139,13 @@ def post_statistics(
         BinStatistics.from_bytes(_decoded(body.statistics)),
         None if body.state is None else body.state.read(),
     )
-    with joined.database.write() as store:
-        posted = run_steps.post(store, caller, run, sent)
+    posted = run_steps.post(joined.database, caller, run, sent)
     return decision_of(step, body.session, *posted)
 
 
 @router.get("/{run}/state", summary="The state to train with")
 async def run_state(
+    request: Request,
     joined: Joined,
     caller: Caller,
     run: RunName,
@@ -151,11 +154,13 @@ async def run_state(
     session: Session = None,
 ) -> RunStateOut:
     """With `after` and `wait` the answer comes when a step beyond is decided, or in the end."""
-    key, answer = await asyncio.to_thread(_state, joined, caller, run, session)
+    key, answer = await _read_state(joined, caller, run, session)
     if after is None or answer.step > after or not wait:
         return answer
-    await joined.run_watcher.beyond(key, answer.step, after, wait)
-    _, answer = await asyncio.to_thread(_state, joined, caller, run, answer.session)
+    with waiting(request.scope, joined.settings.max_waits_per_key):
+        await joined.run_watcher.beyond(key, answer.step, after, wait)
+    joined.keys.check(caller)
+    _, answer = await _read_state(joined, caller, run, answer.session)
     return answer
 
 
@@ -178,7 +183,27 @@ def run_history(
         found = runs.run_named(store, caller, run)
         chosen = None if session is None else runs.session_of(store, found, session)
         steps = store.run_steps.page(found.id, limit + 1, max(known, default=None), chosen)
-    return paged(steps, limit, RunStepOut.of, lambda shown: shown.step.step)
+    shown = min(limit, _affordable(steps))
+    return paged(steps[: shown + 1], shown, RunStepOut.of, lambda shown: shown.step.step)
+
+
+def _affordable(steps: list[Shown]) -> int:
+    """Return how many steps a page may show: at least one, and few if they have many bins."""
+    numbers = 0
+    for count, one in enumerate(steps):
+        bins = one.step.bins
+        numbers += 0 if bins is None else NUMBERS_OF_A_BIN * len(bins["count"])
+        if numbers > MOST_NUMBERS and count:
+            return count
+    return max(1, len(steps))
+
+
+async def _read_state(
+    joined: Parts, caller: Principal, name: str, session: str | None
+) -> tuple[SessionKey, RunStateOut]:
+    """Return where a session is; merging what is due may take seconds."""
+    run = joined.executors.store.run
+    return await run(caller.workspace, _state, joined, caller, name, session)
 
 
 def _state(
@@ -189,7 +214,7 @@ def _state(
         run = runs.run_named(store, caller, name)
         found = runs.session_of(store, run, session)
     key = SessionKey(run.id, found.number)
-    run_steps.decide_due(joined.database, [key])
+    step_decisions.decide_due(joined.database, [key])
     with joined.database.read() as store:
         return key, RunStateOut.of(name, found, runs.head_of(store, found))
 

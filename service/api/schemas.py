@@ -5,24 +5,37 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from service.api.examples import ID_PATTERN
 from service.core.aliases import LONGEST_REASON
 from service.storage import records
 
 Seconds = float | None
-TagMap = dict[str, str]
+MOST_UNKNOWN_FIELDS = 100
+LONGEST_LIST = 100
 KindName = Literal["logits", "probabilities"]
 DatasetName = Annotated[str, Field(pattern=ID_PATTERN, description="its id, or sha256:{hash}")]
 # PostgreSQL keeps no NUL in a text
 Reason = Annotated[str, Field(max_length=LONGEST_REASON, pattern=r"^[^\x00]*$")]
 
 
+def _check_width(value: Any) -> Any:
+    """Refuse an object of very many fields at once: each would be an error of its own."""
+    if isinstance(value, dict) and len(value) > MOST_UNKNOWN_FIELDS:
+        raise ValueError(f"must have at most {MOST_UNKNOWN_FIELDS} fields, got {len(value)}")
+    return value
+
+
+TagMap = Annotated[dict[str, str], BeforeValidator(_check_width)]
+
+
 class Asked(BaseModel):
     """A request's body: unknown fields are refused, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    _narrow = model_validator(mode="before")(_check_width)
 
 
 def when(seconds: Seconds) -> datetime | None:
@@ -43,7 +56,7 @@ class FitIn(Asked):
     dataset: DatasetName | None = None
     method: Annotated[str, Field(max_length=40)] | None = None
     params: dict[str, Any] | None = None
-    methods: list[MethodIn] | None = None
+    methods: Annotated[list[MethodIn], Field(max_length=LONGEST_LIST)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     model: str | None = None
     held_out: Annotated[float, Field(gt=0, le=0.9)] | None = None

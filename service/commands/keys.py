@@ -9,7 +9,7 @@ from service.commands.opening import prepared
 from service.commands.output import command_to_paste, minute, say, say_note
 from service.core import keys
 from service.core.access import Scope
-from service.errors import Invalid
+from service.errors import Conflict, Invalid
 from service.settings import Settings
 from service.storage.records import Key
 from service.storage.store import Store
@@ -25,15 +25,28 @@ def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
         workspace = keys.workspace_named(store, asked.workspace, make=made).id
         match asked.action:
             case "create":
-                scopes = [_scope(one) for one in asked.scopes.split(",")]
-                new = keys.create(store, workspace, name=asked.name, scopes=scopes, days=asked.days)
-                _show_new(new)
+                given = ",".join(asked.scopes or [keys.DEFAULT_SCOPE])
+                scopes = [_scope(one) for one in given.split(",")]
+                _show_new(_created(store, workspace, asked, scopes))
             case "rotate":
                 _show_new(keys.rotate(store, workspace, asked.id, grace_hours=asked.grace_hours))
             case "revoke":
-                say(_line(keys.revoke(store, workspace, asked.id)))
+                if keys.is_last_admin(store, workspace, asked.id):
+                    command = command_to_paste(asked, "keys create --scopes admin")
+                    say_note(f"warning: this was the last key with the scope admin: {command}")
+                say(_line(keys.revoke(store, workspace, asked.id, even_last=True)))
             case _:
                 _list(store, workspace, asked)
+
+
+def _created(
+    store: Store, workspace: str, asked: argparse.Namespace, scopes: list[Scope]
+) -> keys.NewKey:
+    try:
+        return keys.create(store, workspace, name=asked.name, scopes=scopes, days=asked.days)
+    except Conflict as error:
+        command = command_to_paste(asked, "keys create --scopes admin --name first")
+        raise Conflict(error.code, f"{error.message}: {command}") from error
 
 
 def _show_new(new: keys.NewKey) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import uvicorn
 
@@ -21,6 +23,9 @@ from service.storage.database import Database
 from service.welcome import welcome
 
 KEEP_ALIVE_SECONDS = 75
+# how long a thread that computes may keep the event loop waiting; by default 5 ms
+SWITCH_SECONDS = 0.001
+GC_THRESHOLDS = (20_000, 20, 100)
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -36,13 +41,16 @@ def serve(settings: Settings, asked: argparse.Namespace) -> None:
         _check_open(settings, database, asked)
     # no other command needs the web framework
     from service.app import create_app
-    from service.http_protocol import HttpProtocol
+    from service.http_protocol import protocol_with
 
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _allow_many_connections()
     app = create_app(settings)
     server = _Server(
         uvicorn.Config(
             app,
-            http=HttpProtocol,
+            http=protocol_with(settings.response_timeout),
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -64,6 +72,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            _collect_garbage_seldom()
             say(self.greeting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -79,6 +88,24 @@ class _Server(uvicorn.Server):
 
     def _end(self, *_: object) -> None:
         self.should_exit = True
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files to the hard one: by default it is often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _collect_garbage_seldom() -> None:
+    """Exempt what is loaded by now from garbage collection, and collect seldom.
+
+    Nobody is answered during a collection; with thousands of connections a full one takes most of
+    a second.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _check_open(settings: Settings, database: Database, asked: argparse.Namespace) -> None:

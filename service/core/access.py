@@ -17,11 +17,20 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Principal:
-    """The caller of a request: whose objects are seen, who is written into histories."""
+    """The caller of a request: whose objects are seen, who is written into histories.
+
+    ``key`` is the id of the key that was shown; None where none is needed.
+    """
 
     workspace: str
     actor: str
     scopes: frozenset[Scope]
+    key: str | None = None
+
+    @property
+    def owner(self) -> str:
+        """Return whose share of the service's resources a request counts against."""
+        return self.key or self.actor
 
     def may(self, scope: Scope) -> bool:
         """Whether this caller has the scope."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from calibrators.methods.segmented import Segmented
 from calibrators.verdict import Verdict
 from service.core.access import Principal
-from service.core.names import check_alias
+from service.core.names import check_alias, is_readable
 from service.core.versions import calibrator_named, version_of
 from service.errors import Conflict, Invalid, NotFound, Stale
 from service.storage.records import Alias, AliasMove, Version
@@ -150,11 +150,12 @@ def _input(version: Version) -> str:
 
 
 def check_reason(reason: str) -> str:
-    """The reason, if it can be kept; PostgreSQL keeps no NUL in a text."""
-    if len(reason) > LONGEST_REASON or "\0" in reason:
+    """Return the reason; Invalid if it is too long or holds control characters."""
+    if len(reason) > LONGEST_REASON or not is_readable(reason, lines=True):
         raise Invalid(
             "bad_reason",
-            f"a reason takes at most {LONGEST_REASON} characters and no NUL, got {len(reason)}",
+            f"a reason takes at most {LONGEST_REASON} characters, newlines and tabs among them, "
+            f"and no other control characters, got {len(reason)} characters",
         )
     return reason
 

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
+import orjson
 
-from calibrators import CalibrationSet, Report, evaluate
-from calibrators.softmax import margins
+from calibrators import Report, archive
 from service.core.access import Principal
-from service.core.loading import load, named
+from service.core.loading import named, stored_file
 from service.core.serving import Maps
+from service.core.task_process import TaskProcess
 from service.errors import TooLarge, Unavailable
 from service.storage.blobs import Blobs
 from service.storage.records import Dataset
 
+SECONDS = 120.0
 MOST_ROWS = 100_000
-MOST_VALUES = 20_000_000
 MOST_LOADED = 200_000_000
 KEPT = 64
 MOST_WAITING = 16
+MOST_WAITING_OF_ONE = 4
 
 
 class Pair(NamedTuple):
@@ -46,7 +48,7 @@ class Comparison:
 
 
 class Comparisons:
-    """Measured on a thread of their own, one after the other; the last ones are remembered."""
+    """Measured in a process of their own, one after the other; the last ones are remembered."""
 
     def __init__(self, blobs: Blobs, maps: Maps) -> None:
         self._blobs = blobs
@@ -54,6 +56,7 @@ class Comparisons:
         self._kept: OrderedDict[tuple[str, Pair, str], Future[Comparison]] = OrderedDict()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compare")
+        self._process = TaskProcess()
 
     def ask(self, principal: Principal, pair: Pair, dataset: Dataset) -> Future[Comparison]:
         """The comparison on a dataset, begun now if nobody asked for it before.
@@ -72,7 +75,7 @@ class Comparisons:
         with self._lock:
             found = self._kept.pop(key, None)
             if found is None:
-                self._check_waiting()
+                self._check_waiting(principal.workspace)
                 found = self._submit(principal, pair, dataset)
             if not _has_failed(found):
                 self._kept[key] = found
@@ -83,6 +86,7 @@ class Comparisons:
     def close(self) -> None:
         """Begin no more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._process.end()
 
     def _submit(self, principal: Principal, pair: Pair, dataset: Dataset) -> Future[Comparison]:
         try:
@@ -90,39 +94,35 @@ class Comparisons:
         except RuntimeError as error:
             raise Unavailable("ending", "the service is ending: try again") from error
 
-    def _check_waiting(self) -> None:
-        waiting = sum(not one.done() for one in self._kept.values())
-        if waiting >= MOST_WAITING:
-            raise Unavailable("busy", f"{waiting} comparisons wait already: try again in a minute")
+    def _check_waiting(self, workspace: str) -> None:
+        waiting = [key[0] for key, one in self._kept.items() if not one.done()]
+        mine = waiting.count(workspace)
+        if mine >= MOST_WAITING_OF_ONE or len(waiting) >= MOST_WAITING:
+            raise Unavailable(
+                "busy", f"{mine or len(waiting)} comparisons wait already: try again in a minute"
+            )
 
     def _compare(self, principal: Principal, pair: Pair, dataset: Dataset) -> Comparison:
-        data = load(self._blobs, dataset, "dataset")
-        rows = data.n
-        data = _at_most(data)
-        with named("comparison"):
-            first, second = (
-                self._maps.load(principal, pair.calibrator, str(number)).map.apply_set(data)
-                for number in (pair.first, pair.second)
+        maps = [
+            archive.dump(self._maps.load(principal, pair.calibrator, str(number)).map)
+            for number in (pair.first, pair.second)
+        ]
+        with stored_file(self._blobs, dataset, "dataset") as path, named("comparison"):
+            answer = self._process.run(
+                "compare",
+                {
+                    "path": str(path),
+                    "format": dataset.format,
+                    "kind": dataset.kind,
+                    "dataset": dataset.id,
+                    "most_rows": MOST_ROWS,
+                    "maps": [base64.b64encode(one).decode() for one in maps],
+                },
+                SECONDS,
             )
-            report = evaluate(
-                second,
-                data.labels,
-                before=first,
-                margin=margins(data.logits),
-                groups=data.groups,
-                judged_on=f"{data.n:,} rows of the dataset {dataset.id}",
-            )
-        return Comparison(report, rows)
+        found = orjson.loads(answer)
+        return Comparison(Report.from_dict(found["report"]), found["rows"])
 
 
 def _has_failed(asked: Future[Comparison]) -> bool:
     return asked.cancelled() or (asked.done() and asked.exception() is not None)
-
-
-def _at_most(data: CalibrationSet) -> CalibrationSet:
-    """The set, or as many of its rows as can be measured in seconds, drawn with a fixed seed."""
-    most = max(1, min(MOST_ROWS, MOST_VALUES // data.k))
-    if data.n <= most:
-        return data
-    chosen = np.random.default_rng(0).choice(data.n, most, replace=False)
-    return data.take(np.sort(chosen))

@@ -109,8 +109,7 @@ class Doctor:
                     f"{version.kind} of {version.classes}",
                     CHANGED,
                 )
-            made_by = (fitted.method, fitted.fit_info.get("chosen_by"))
-            if version.method not in made_by:
+            if version.method not in fitted.made_by:
                 told = f"the map is of the method {fitted.method}, its row says {version.method}"
                 yield Finding("row_differs", subject, told, CHANGED)
 

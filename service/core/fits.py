@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
+from calibrators import Calibrator
+from calibrators.judging import memory_bytes
 from calibrators.registry import make_recipe
 from service.core import idempotency
 from service.core.access import Principal
 from service.core.datasets import find_ready
 from service.core.names import check_name
 from service.core.versions import calibrator_for, check_model, check_notes
-from service.errors import Conflict, Invalid, NotFound
+from service.errors import Conflict, Invalid, NotFound, TooLarge
 from service.storage.records import Dataset, Fit
 from service.storage.store import Store
 
 QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
 MOST_METHODS = 20
 WORKER_IS_ALIVE = 6.0
+GIGABYTE = 1 << 30
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -102,14 +105,21 @@ def submit(
     *,
     dataset: str,
     key: str | None = None,
+    memory_limit: int | None = None,
 ) -> Fit:
-    """Order a fit on a dataset; the row and the queue's entry are in the same transaction."""
+    """Order a fit on a dataset; the row and the queue's entry are in the same transaction.
+
+    ``memory_limit`` is how many bytes a fit may need by its estimate; None for any number.
+    """
     data = find_ready(store, principal, dataset)
     other = None
     if request.evaluation is not None:
         other = find_ready(store, principal, request.evaluation)
         _check_alike(data, other)
     _check_groups(request.order, data, other)
+    for one in request.order.methods:
+        recipe = make_recipe(one.method, one.params, seed=request.order.seed)
+        check_memory(recipe, data.rows or 0, data.classes or 0, memory_limit)
     name = request.calibrator
     fit = store.fits.add(
         principal.workspace,
@@ -156,6 +166,21 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
             f"the evaluation dataset must hold {data.kind} of {data.classes} classes like the "
             f"dataset, got {evaluation.kind} of {evaluation.classes}",
         )
+
+
+def check_memory(recipe: Calibrator, rows: int, classes: int, limit: int | None) -> None:
+    """Raise if a fit would need more memory than ``limit`` bytes by its estimate."""
+    needed = memory_bytes(recipe, rows, classes)
+    if limit is None or needed <= limit:
+        return
+    raise TooLarge(
+        "too_much_memory",
+        f"the method {recipe.name!r} needs about {needed / GIGABYTE:.2g} GiB of memory for "
+        f"{rows:,} rows of {classes:,} classes, more than the {limit / GIGABYTE:.2g} GiB that a "
+        "fit may use: send fewer rows, or choose another method",
+        needed=needed,
+        limit=limit,
+    )
 
 
 def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:

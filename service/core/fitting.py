@@ -16,6 +16,7 @@ from calibrators.onnx import export
 from calibrators.plain import to_plain
 from calibrators.registry import make_recipe
 from service.core.blob_keys import map_key, onnx_key
+from service.core.fits import check_memory
 from service.core.loading import load, named
 from service.core.naming import Unnamed
 from service.core.versions import NO_ONNX
@@ -90,11 +91,22 @@ def begin(database: Database, id: str, *, worker: str, device: str) -> Job | Non
         )
 
 
-def run(job: Job, blobs: Blobs, hooks: Hooks, *, device: str, time_limit: float) -> Ending | None:
-    """Fit and judge every method of the order, and write the blobs; None if it was abandoned."""
+def run(
+    job: Job,
+    blobs: Blobs,
+    hooks: Hooks,
+    *,
+    device: str,
+    time_limit: float,
+    memory_limit: int | None = None,
+) -> Ending | None:
+    """Fit and judge every method of the order, and write the blobs; None if it was abandoned.
+
+    ``memory_limit`` is how many bytes a fit may need by its estimate; None for any number.
+    """
     watch = _Watch(hooks, time_limit - job.seconds_running)
     try:
-        judged = _judged(job, blobs, hooks, watch, device)
+        judged = _judged(job, blobs, hooks, watch, device, memory_limit)
         unnamed = Unnamed()
         written = tuple(_written(job, blobs, *one) for one in judged)
         return Ending(FitStatus.SUCCEEDED, written, unnamed=unnamed)
@@ -157,7 +169,7 @@ class _Watch:
 
 
 def _judged(
-    job: Job, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str
+    job: Job, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str, memory_limit: int | None
 ) -> list[tuple[CalibrationSet, Calibrator, Judged]]:
     data = load(blobs, job.dataset, "dataset")
     evaluation = None
@@ -169,6 +181,7 @@ def _judged(
         telling = _Telling(hooks, wanted["method"], done, len(methods))
         with named(wanted["method"]):
             recipe = make_recipe(wanted["method"], wanted["params"], seed=seed)
+            check_memory(recipe, data.n, data.k, memory_limit)
             found = fit_and_judge(
                 recipe,
                 data,

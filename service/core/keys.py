@@ -11,8 +11,8 @@ import time
 from typing import NamedTuple
 
 from service.core.access import Principal, Scope
-from service.core.names import check_name
-from service.errors import Invalid, NotFound, Unauthenticated, Unavailable
+from service.core.names import check_name, is_readable
+from service.errors import Conflict, Invalid, NotFound, Unauthenticated, Unavailable
 from service.settings import DAY, HOUR
 from service.storage.database import Database
 from service.storage.records import Key, Workspace
@@ -20,6 +20,7 @@ from service.storage.store import Store
 
 TOKEN = re.compile(r"cal_([0-9a-f]{12})_([0-9a-f]{48})")
 DEFAULT_WORKSPACE = "default"
+DEFAULT_SCOPE = Scope.PREDICT
 MOST_DAYS = 36500
 MOST_GRACE_HOURS = 8760
 LONGEST_NAME = 100
@@ -45,15 +46,24 @@ def workspace_named(store: Store, name: str, *, make: bool = False) -> Workspace
 def create(
     store: Store, workspace: str, *, name: str, scopes: list[Scope], days: float | None = None
 ) -> NewKey:
-    """A new key of a workspace, valid for so many days or until it is revoked."""
+    """Make a key of a workspace, valid for ``days`` or until it is revoked.
+
+    The first key of all ends open access, so it must be able to make the others.
+    """
     if not scopes:
         raise Invalid("no_scopes", f"a key needs at least one scope of {', '.join(Scope)}")
-    if not (0 < len(name) <= LONGEST_NAME and name.isprintable()):
+    if not (0 < len(name) <= LONGEST_NAME and is_readable(name)):
         raise Invalid(
             "bad_name", f"the name of a key must have 1 to {LONGEST_NAME} printable characters"
         )
     if days is not None and not 0 < days <= MOST_DAYS:
         raise Invalid("bad_days", f"a key is valid for more than 0 and at most {MOST_DAYS} days")
+    if Scope.ADMIN not in scopes and store.keys.count() == 0:
+        raise Conflict(
+            "first_key_needs_admin",
+            "the first key needs the scope admin: it ends access without keys, and nobody could "
+            "make another one",
+        )
     id, secret = secrets.token_hex(6), secrets.token_hex(24)
     key = store.keys.add(
         id=id,
@@ -74,11 +84,32 @@ def find(store: Store, workspace: str, id: str) -> Key:
     return key
 
 
-def revoke(store: Store, workspace: str, id: str) -> Key:
-    """End a key now; ending one twice is no error."""
+def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) -> Key:
+    """End a key now; ending one twice is no error.
+
+    The last valid key with the scope admin is kept unless ``even_last``: without it nobody could
+    manage the workspace over HTTP.
+    """
+    if not even_last and is_last_admin(store, workspace, id):
+        raise Conflict(
+            "last_admin_key",
+            "this is the last valid key with the scope admin: make another one first, or revoke "
+            "it on the service's machine with python -m service keys revoke",
+        )
     find(store, workspace, id)
     store.keys.revoke(workspace, id)
     return find(store, workspace, id)
+
+
+def is_last_admin(store: Store, workspace: str, id: str) -> bool:
+    """Return whether no other valid key of the workspace has the scope admin, and this one has."""
+    now = time.time()
+    admins = [
+        key.id
+        for key in store.keys.all_of(workspace)
+        if Scope.ADMIN in key.scopes and is_valid(key, now)
+    ]
+    return admins == [id]
 
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
@@ -163,6 +194,13 @@ class KeyRing:
         self._used[key.id] = now
         return self._principals[key.id]
 
+    def check(self, principal: Principal) -> None:
+        """Raise Unauthenticated if a caller that was let in would not be let in any more."""
+        if principal.key is not None:
+            self.admit(principal.key)
+        elif not self.is_empty:
+            raise Unauthenticated("key_required", "a key is needed since one was made")
+
 
 def actor_of(key: Key) -> str:
     """How histories name who used a key."""
@@ -171,7 +209,7 @@ def actor_of(key: Key) -> str:
 
 def _principal(key: Key) -> Principal:
     scopes = frozenset(Scope(one) for one in key.scopes)
-    return Principal(key.workspace, actor_of(key), scopes)
+    return Principal(key.workspace, actor_of(key), scopes, key.id)
 
 
 def _digest(secret: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from calibrators import CalibrationSet
 from calibrators.errors import CalibrationError, FitCancelled
@@ -16,13 +17,21 @@ from service.storage.records import Dataset
 
 
 def load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
-    """A dataset by its row; ``name`` is what it is called if that is not possible."""
+    """Return a dataset by its row; ``name`` is what it is called if that is not possible."""
+    with stored_file(blobs, dataset, name) as path, named(name):
+        assert dataset is not None  # noqa: S101 - its file was found
+        return formats.load(path, Format(dataset.format or ""), dataset.kind)
+
+
+@contextmanager
+def stored_file(blobs: Blobs, dataset: Dataset | None, name: str) -> Iterator[Path]:
+    """Provide a dataset as a file to read, its bytes checked against their hash."""
     if dataset is None or dataset.sha256 is None or dataset.format is None:
         raise NotFound("dataset_gone", f"the {name} of this fit was deleted: send it again")
     key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
     try:
-        with named(name), blobs.file(key, dataset.sha256) as path:
-            return formats.load(path, Format(dataset.format), dataset.kind)
+        with blobs.file(key, dataset.sha256) as path:
+            yield path
     except BlobMissing as error:
         raise BlobMissing(
             "blob_missing", f"the stored bytes of the {name} are gone: send it again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from service.core.blob_keys import dataset_key, part_key, parts_prefix
 from service.core.datasets import Added, Datasets, Keeping, find
 from service.core.formats.bodies import check_size
 from service.core.landing import Landing, landing
-from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid
+from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid, NotFound, TooLarge
 from service.settings import DAY
 from service.storage.blobs import Blobs
 from service.storage.database import Database
@@ -34,6 +35,16 @@ class SignedPart(NamedTuple):
     expires_at: float
 
 
+@dataclass(frozen=True)
+class UploadLimits:
+    """The most bytes of an upload and of a part, and of all open uploads of a workspace."""
+
+    bytes: int
+    part_bytes: int
+    open_uploads: int
+    open_bytes: int
+
+
 class PartUploads:
     """The use cases of uploads in parts.
 
@@ -46,19 +57,23 @@ class PartUploads:
         database: Database,
         blobs: Blobs,
         datasets: Datasets,
-        *,
-        max_bytes: int,
-        max_part_bytes: int,
+        limits: UploadLimits,
     ) -> None:
         self._database = database
         self._blobs = blobs
         self._datasets = datasets
-        self._max_bytes = max_bytes
-        self._max_part_bytes = max_part_bytes
+        self._limits = limits
 
     def open(self, principal: Principal, kind: Kind | None, keeping: Keeping) -> Dataset:
         """A dataset to be uploaded in parts."""
         with self._database.write() as store:
+            store.datasets.lock_uploads(principal.workspace)
+            if store.datasets.open_uploads(principal.workspace) >= self._limits.open_uploads:
+                raise Conflict(
+                    "too_many_uploads",
+                    f"a workspace has at most {self._limits.open_uploads} uploads that are not "
+                    "committed: commit or delete some; those left open are deleted after a week",
+                )
             opened = store.datasets.add(
                 principal.workspace,
                 new_id("ds"),
@@ -71,13 +86,20 @@ class PartUploads:
 
     def put(self, principal: Principal, id: str, number: int, arrived: Landing) -> Part:
         """Take a part; sending a part again replaces it."""
+        arrived.flush()
+        part = Part(id, number, arrived.bytes, arrived.sha256)
         with self._database.read() as store:
             dataset = _open_one(store, principal, id)
-        arrived.flush()
-        part = Part(dataset.id, number, arrived.bytes, arrived.sha256)
-        self._check(part)
+            self._check(part)
+            replaced = store.datasets.part(id, number)
+            self._check_room(store, dataset, part.bytes - (replaced.bytes if replaced else 0))
         self._blobs.put(_key(dataset, part), arrived.path)
-        self._note(principal, dataset, [part])
+        try:
+            self._note(principal, dataset, [part])
+        except (Conflict, NotFound, TooLarge):
+            if replaced != part:  # others took the room meanwhile
+                self._blobs.delete(_key(dataset, part))
+            raise
         return part
 
     def sign(
@@ -99,7 +121,7 @@ class PartUploads:
         promised = [Part(dataset.id, *part) for part in parts]
         for part in promised:
             self._check(part)
-        check_size(sum(part.bytes for part in promised), self._max_bytes)
+        check_size(sum(part.bytes for part in promised), self._limits.bytes)
         number, times = Counter(part.number for part in promised).most_common(1)[0]
         if times > 1:
             raise Invalid("bad_part", f"part {number} is asked for {times} times")
@@ -175,17 +197,41 @@ class PartUploads:
             raise Invalid(
                 "bad_part", f"parts are numbered from 1 to {MOST_PARTS}, got {part.number}"
             )
-        check_size(part.bytes, self._max_part_bytes)
+        check_size(part.bytes, self._limits.part_bytes)
+
+    def _check_room(
+        self, store: Store, dataset: Dataset, more: int, *, is_noted: bool = False
+    ) -> None:
+        """Raise TooLarge unless an upload may grow by so many bytes, noted or to be noted."""
+        if more <= 0:
+            return
+        ahead = 0 if is_noted else more
+        check_size(store.datasets.bytes_of_parts(dataset.id) + ahead, self._limits.bytes)
+        total = store.datasets.open_bytes(dataset.workspace) + ahead
+        if total > self._limits.open_bytes:
+            raise TooLarge(
+                "uploads_too_large",
+                f"the uploads of a workspace that are not committed have at most "
+                f"{self._limits.open_bytes} bytes together, and would have {total}: "
+                "commit or delete some; those left open are deleted after a week",
+                limit=self._limits.open_bytes,
+            )
 
     def _note(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
-        """Write what parts are to be, and delete the bytes of those that they replace."""
+        """Write what parts are to be, and delete the bytes of those that they replace.
+
+        Raise TooLarge, and change nothing, if they are more bytes than allowed; a part that
+        replaces another counts instead of it.
+        """
         with self._database.write() as store:
+            store.datasets.lock_uploads(principal.workspace)
             _open_one(store, principal, dataset.id, lock=True)
-            before = store.datasets.parts_of(dataset.id)
-            store.datasets.put_parts(dataset.id, parts)
+            before = store.datasets.put_parts(dataset.id, parts)
+            more = sum(part.bytes for part in parts) - sum(old.bytes for old in before)
+            self._check_room(store, dataset, more, is_noted=True)
         hashes = {part.number: part.sha256 for part in parts}
         for old in before:
-            if hashes.get(old.number, old.sha256) != old.sha256:
+            if hashes[old.number] != old.sha256:
                 self._blobs.delete(_key(dataset, old))
 
     def _sizes(self, dataset: Dataset) -> dict[str, int]:
@@ -200,7 +246,7 @@ class PartUploads:
             try:
                 for piece in pieces:
                     total += len(piece)
-                    check_size(total, self._max_bytes)
+                    check_size(total, self._limits.bytes)
                     yield piece
             except BlobCorrupt as error:
                 raise _differs(part, f"its bytes do not have the sha256 {part.sha256}") from error

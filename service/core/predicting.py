@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrators import CalibrationMap, CalibrationSet, evaluate
-from calibrators.errors import UnknownSegments
+from calibrators.errors import ClippedProbabilities, MapError, UnknownSegments
 from calibrators.groups import Groups
-from service.core.formats import Arrays, raised_zeros
+from service.core.formats import Arrays
 from service.core.formats.layout import Array
 from service.core.serving import Served
-from service.errors import Invalid, TooLarge
+from service.errors import Invalid, TooLarge, Unusable
 
 EVALUATED_ROWS = 100_000
+EVALUATED_CLASSES = 20_000
 DRAWS = 200
 SHOWN = 80
-# from_probabilities takes as much for rounding
-ABOVE_ONE = 1e-6
 
 
 class Prediction(NamedTuple):
@@ -50,10 +49,13 @@ def predict(
     groups = None if arrays.groups is None or is_told_apart else Groups.of(arrays.groups)
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
-    if fitted.kind == "probabilities":
-        found = _from_probabilities(fitted, values, groups)
-    else:
-        found = Prediction(fitted.apply(values, groups))
+    try:
+        found = _applied(fitted, values, groups)
+    except MapError as error:
+        raise Unusable(
+            "map_not_finite",
+            f"this version cannot be used: {error}; point aliases at another version",
+        ) from error
     note = None if groups is None else fitted.unknown_note(groups)
     if note is None:
         return found
@@ -71,16 +73,30 @@ def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
     return classes, np.take_along_axis(probabilities, classes, axis=1)
 
 
-def evaluation(probabilities: Array, labels: Array, groups: Array | None = None) -> dict[str, Any]:
-    """The report of calibrators on the answer, as plain JSON; of segments too, with groups."""
-    if len(probabilities) > EVALUATED_ROWS:
+def check_evaluable(rows: int, classes: int) -> None:
+    """Raise TooLarge for more rows or classes than are evaluated in a call."""
+    if rows > EVALUATED_ROWS:
         raise TooLarge(
             "too_many_rows",
-            f"at most {EVALUATED_ROWS} rows are evaluated in one call, got {len(probabilities)}: "
+            f"at most {EVALUATED_ROWS} rows are evaluated in one call, got {rows}: "
             "send fewer, or leave the labels out",
             limit=EVALUATED_ROWS,
         )
-    checked = CalibrationSet.from_probabilities(raised_zeros(probabilities)[0], labels, groups)
+    if classes > EVALUATED_CLASSES:
+        raise TooLarge(
+            "too_many_classes",
+            f"at most {EVALUATED_CLASSES} classes are evaluated in a call, got {classes}: "
+            "leave the labels out, and measure with calibrators.evaluate",
+            limit=EVALUATED_CLASSES,
+        )
+
+
+def evaluation(probabilities: Array, labels: Array, groups: Array | None = None) -> dict[str, Any]:
+    """The report of calibrators on the answer, as plain JSON; of segments too, with groups."""
+    check_evaluable(*probabilities.shape)
+    checked = CalibrationSet.from_probabilities(
+        probabilities, labels, groups, rounding=0.0, warn=False
+    )
     report = evaluate(probabilities, checked.labels, groups=checked.groups, draws=DRAWS)
     return report.to_dict()
 
@@ -122,15 +138,10 @@ def _rows(values: Array, classes: int) -> Array:
     return values
 
 
-def _from_probabilities(fitted: CalibrationMap, values: Array, groups: Groups | None) -> Prediction:
-    """Zeros are raised here, since calibrators could only warn of them."""
-    if not values.size or values.dtype.kind not in "fiu":
-        return Prediction(fitted.apply(values, groups))
-    if values.dtype not in (np.float32, np.float64):
-        values = values.astype(np.float32 if values.dtype == np.float16 else np.float64)
-    if values.shape[1] == 1:
-        sure = np.where((values > 1) & (values <= 1 + ABOVE_ONE), 1, values).reshape(-1, 1)
-        values = np.concatenate([1 - sure, sure], axis=1)
-    raised, zeros = raised_zeros(values)
-    warnings = (f"clipped_probabilities; {zeros} zeros were raised to the smallest number",)
-    return Prediction(fitted.apply(raised, groups), warnings if zeros else ())
+def _applied(fitted: CalibrationMap, values: Array, groups: Groups | None) -> Prediction:
+    """Apply a map, and say how probabilities were changed; Python's warnings reach nobody."""
+    logits, clipped = fitted.read(values)
+    warnings: tuple[str, ...] = ()
+    if clipped is not None and (clipped.raised or clipped.normalised):
+        warnings = (f"{ClippedProbabilities.code}; {clipped}",)
+    return Prediction(fitted.apply_logits(logits, groups), warnings)

@@ -7,14 +7,19 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import orjson
+
 from calibrators import CalibrationMap, Report, archive, page
 from calibrators.errors import CalibrationError
+from calibrators.probing import prove
 from calibrators.verdict import decide
 from service.core import idempotency
 from service.core.access import Principal
 from service.core.blob_keys import map_key
+from service.core.formats.documents import check_cost
 from service.core.names import check_name
 from service.core.naming import Unnamed
+from service.core.report_limits import check_limits
 from service.core.versions import calibrator_for, check_model, check_notes, find
 from service.errors import Invalid
 from service.storage.blobs import Blobs
@@ -24,6 +29,11 @@ from service.storage.rows import new_id
 from service.storage.store import Store
 
 DEEPEST = 32
+LONGEST_HEADER = 1 << 20
+MOST_HEADER_COST = 100_000
+LONGEST_FIT_INFO = 1 << 14
+MOST_LIBRARIES, LONGEST_LIBRARY = 20, 100
+MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,9 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
     check_name(sent.calibrator, "a calibrator")
     check_notes(sent.tags, sent.description)
     check_model(sent.model)
+    _check_header(sent.content)
     fitted = archive.load(sent.content)
+    _check_answers(fitted)
     report = None if sent.report is None else _report(sent.report)
     if report is not None and report.k != fitted.k:
         raise Invalid(
@@ -111,7 +123,32 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
     for name in ("params", "fit_info", "libraries"):
         if not _is_plain(facts[name], DEEPEST):
             raise Invalid("bad_map", f"{name} of the map or its report must be plain JSON")
+    for name in ("fit_info", "params"):
+        if len(orjson.dumps(facts[name])) > LONGEST_FIT_INFO:
+            raise Invalid("bad_map", f"{name} of the map may have {LONGEST_FIT_INFO} bytes")
     return None if report is None else report.to_dict(), facts
+
+
+def _check_header(content: bytes) -> None:
+    """Raise before a header is parsed that is larger, or has more values, than any of ours."""
+    header = archive.header_text(content)
+    if len(header) > LONGEST_HEADER:
+        raise Invalid(
+            "bad_map", f"the map's header has {len(header)} bytes, at most {LONGEST_HEADER} are"
+        )
+    check_cost(header, MOST_HEADER_COST)
+
+
+def _check_answers(fitted: CalibrationMap) -> None:
+    """Raise unless a map gives probabilities for every row of a fixed set; foreign maps may not."""
+    if fitted.k > MOST_CLASSES:
+        raise Invalid(
+            "bad_map", f"a map must have at most {MOST_CLASSES:,} classes, got {fitted.k:,}"
+        )
+    try:
+        prove(fitted)
+    except CalibrationError as error:
+        raise Invalid("bad_map", f"the map cannot be applied: {error}") from error
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -142,6 +179,7 @@ def _report(report: dict[str, Any]) -> Report:
     """The report, if it can be read and shown: it was made elsewhere and may hold anything."""
     if not _is_plain(report, DEEPEST):
         raise Invalid("bad_report", "the report cannot be read: it must be plain JSON")
+    check_limits(report)
     try:
         read = Report.from_dict(report)
     except CalibrationError as error:
@@ -175,6 +213,13 @@ def _libraries(content: bytes) -> dict[str, str]:
     found = archive.describe(content).get("libraries")
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
         raise Invalid("bad_map", "the map does not say which versions of libraries made it")
+    if len(found) > MOST_LIBRARIES or any(
+        len(text) > LONGEST_LIBRARY for pair in found.items() for text in pair
+    ):
+        raise Invalid(
+            "bad_map",
+            f"a map names at most {MOST_LIBRARIES} libraries, of {LONGEST_LIBRARY} characters each",
+        )
     return found
 
 

@@ -7,7 +7,7 @@ every second or so; while the database is down the last known answer is served.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ from service.storage.database import Database
 from service.storage.records import Alias, Version
 from service.storage.store import Store
 
+MAP_OVERHEAD = 4096  # what a small map takes beside its arrays
+
 _log = structlog.get_logger("calibrd.serving")
 
 
@@ -36,6 +38,8 @@ class Served:
     map: CalibrationMap
     sha256: str
     model: str | None
+    id: str = ""
+    bytes: int = 0
 
 
 class Place(NamedTuple):
@@ -47,19 +51,29 @@ class Place(NamedTuple):
 
 
 class Maps:
-    """The maps of this process; the least recently loaded ones give way."""
+    """The maps of this process: at most ``max_bytes``; the least recently loaded are dropped.
 
-    def __init__(self, database: Database, blobs: Blobs, capacity: int) -> None:
+    A version is held once, under however many aliases and its number it is asked for.
+    """
+
+    def __init__(self, database: Database, blobs: Blobs, max_bytes: int) -> None:
         self._database = database
         self._blobs = blobs
-        self._capacity = capacity
+        self._max_bytes = max_bytes
         self._served: OrderedDict[Place, Served] = OrderedDict()
+        self._versions: dict[str, Served] = {}
+        self._places: Counter[str] = Counter()
         self._aliases: dict[Place, Alias] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._served)
+        return len(self._versions)
+
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes the maps in memory take."""
+        return sum(one.bytes for one in self._versions.copy().values())
 
     def find(self, principal: Principal, name: str, ref: str) -> Served | None:
         """A map that is in memory already."""
@@ -101,19 +115,43 @@ class Maps:
 
     def _keep(self, place: Place, alias: Alias | None, served: Served) -> None:
         with self._lock:
+            self._drop(place)
             self._served[place] = served
+            self._versions[served.id] = served
+            self._places[served.id] += 1
             if alias is not None:
                 self._aliases[place] = alias
-            while len(self._served) > self._capacity:
-                gone, _ = self._served.popitem(last=False)
-                self._aliases.pop(gone, None)
+            while len(self._served) > 1 and self.bytes > self._max_bytes:
+                self._drop(next(iter(self._served)))
+
+    def _drop(self, place: Place) -> None:
+        """Forget a place, and its version if no other place needs it."""
+        self._aliases.pop(place, None)
+        gone = self._served.pop(place, None)
+        if gone is None:
+            return
+        self._places[gone.id] -= 1
+        if not self._places[gone.id]:
+            del self._places[gone.id], self._versions[gone.id]
 
     def _read(self, place: Place, version: Version) -> Served:
-        """The map of a version; its bytes are checked against their hash."""
+        """Return a version's map, from memory or from bytes checked against their hash."""
+        id = f"{version.calibrator}@{version.number}"
+        known = self._versions.get(id)
+        if known is not None:
+            return known
         key = map_key(place.workspace, version.id, version.map_sha256)
         content = self._blobs.get(key, version.map_sha256)
         fitted = archive.load(content)
-        return Served(place.name, version.number, fitted, version.map_sha256, version.model)
+        return Served(
+            place.name,
+            version.number,
+            fitted,
+            version.map_sha256,
+            version.model,
+            id,
+            len(content) + MAP_OVERHEAD,
+        )
 
 
 def _resolve(
@@ -123,6 +161,10 @@ def _resolve(
     if not NAME.fullmatch(ref):
         raise NotFound("no_such_alias", "there is no such version or alias")
     if ref.isdigit():
+        if ref[0] == "0":  # one name for one version, in the cache and elsewhere
+            raise NotFound(
+                "no_such_version", f"{name} has no version {ref}: numbers begin with 1 to 9"
+            )
         return None, versions.find(store, principal, name, int(ref))
     alias = aliases.find(store, principal, name, ref)
     return alias, versions.find(store, principal, name, alias.version)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from calibrators import Report
 from service.core.access import Principal
-from service.core.names import NAME, check_name
+from service.core.names import NAME, check_name, is_readable
 from service.errors import Invalid, NotFound
 from service.storage.records import CalibratorRow, Dataset, Version
 from service.storage.store import Store
@@ -81,12 +81,22 @@ def why_no_onnx(version: Version) -> str:
     return next(found, "it is made for versions that are fitted by this service")
 
 
+def check_reported(store: Store, version: Version) -> None:
+    """Raise NotFound if a version has no report."""
+    if not store.calibrators.has_report(version.calibrator, version.number):
+        raise _no_report(version)
+
+
 def report_of(store: Store, version: Version) -> Report:
     """The report of a version."""
     document = store.calibrators.report(version.calibrator, version.number)
     if document is None:
-        raise NotFound("no_report", f"version {version.number} was registered without a report")
+        raise _no_report(version)
     return Report.from_dict(document)
+
+
+def _no_report(version: Version) -> NotFound:
+    return NotFound("no_report", f"version {version.number} was registered without a report")
 
 
 def annotate(
@@ -114,20 +124,21 @@ def check_notes(tags: dict[str, str], description: str, what: str = "a version")
         raise Invalid("too_many_tags", f"{what} takes at most {MOST_TAGS} tags, got {len(tags)}")
     for key, value in tags.items():
         check_name(key, "a tag")
-        if len(value) > LONGEST_TAG or not value.isprintable():
+        if len(value) > LONGEST_TAG or not is_readable(value):
             raise Invalid(
                 "bad_tag", f"the tag {key!r} must have at most {LONGEST_TAG} printable characters"
             )
-    if len(description) > LONGEST_DESCRIPTION or "\0" in description:
+    if len(description) > LONGEST_DESCRIPTION or not is_readable(description, lines=True):
         raise Invalid(
             "bad_description",
-            f"a description takes at most {LONGEST_DESCRIPTION} characters and no NUL",
+            f"a description takes at most {LONGEST_DESCRIPTION} characters, newlines and tabs "
+            "among them, and no other control characters",
         )
 
 
 def check_model(model: str | None) -> None:
     """Raise if a model's fingerprint is not one short line of text."""
-    if model is not None and not (0 < len(model) <= LONGEST_MODEL and model.isprintable()):
+    if model is not None and not (0 < len(model) <= LONGEST_MODEL and is_readable(model)):
         raise Invalid(
             "bad_model",
             f"a model's fingerprint must have 1 to {LONGEST_MODEL} printable characters",

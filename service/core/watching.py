@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from service.core.run_steps import decide_due
+from service.core.step_decisions import decide_due
 from service.storage.database import Database
 from service.storage.records import Fit
 from service.storage.run_steps import SessionKey

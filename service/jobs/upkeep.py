@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from service.core.fits import WORKER_IS_ALIVE
 from service.core.fitting import failed
 from service.core.retention import forget_dataset
-from service.core.run_steps import decide_due
+from service.core.step_decisions import decide_due, release_merged
 from service.core.sweeping import CHORE, sweep
 from service.errors import Conflict
 from service.jobs.patience import PASSING
@@ -21,6 +21,7 @@ from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Fit, FitStatus
+from service.storage.rows import AT_ONCE
 from service.storage.store import Store
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Pace:
     report: float = 0.25  # between two writes of a fit's progress
     housekeeping: float = 60.0
     merging: float = 5.0  # between two looks for steps of runs that have waited long enough
+    grace: float = 5.0  # for a fit that was told to stop, until its process is replaced
     patience: float = 60.0  # how long a database may be away while an ending is written
 
 
@@ -118,15 +120,17 @@ class Upkeep:
         self._queue.forget([entry.id for entry in entries])
 
     def decide_steps(self) -> None:
-        """Decide steps of runs whose last ranks were waited for long enough."""
+        """Decide steps of runs that are due, and delete the statistics of those decided."""
         decide_due(self._database)
+        release_merged(self._database)
 
     def keep_house(self) -> None:
         """Delete what has served its time, and find entries that were taken and then forgotten."""
         grace = self._settings.sweep_hours * HOUR
+        kept = self._settings.idempotency_hours * HOUR
+        self._delete_all(lambda store: store.idempotency.forget(kept))
+        self._delete_all(lambda store: store.web_sessions.forget_expired())
         with self._database.write() as store:
-            store.idempotency.forget(self._settings.idempotency_hours * HOUR)
-            store.web_sessions.forget_expired()
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
             old = store.datasets.expired() + store.fits.spent_datasets()
         for dataset in old:
@@ -143,6 +147,13 @@ class Upkeep:
         self._look_for_strangers()
         if sweeps:
             self._sweep(grace)
+
+    def _delete_all(self, delete: Callable[[Store], int]) -> None:
+        """Delete rows in transactions of at most ``AT_ONCE``, so that no writer waits long."""
+        while not self._ended.is_set():
+            with self._database.write() as store:
+                if delete(store) < AT_ONCE:
+                    return
 
     def _sweep(self, grace: float) -> None:
         try:

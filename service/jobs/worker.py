@@ -9,6 +9,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from dbos import DBOS, DBOSPortableJSONSerializer
@@ -52,15 +54,23 @@ def run_worker(
 ) -> NoReturn:
     """Work until SIGTERM or SIGINT, or until the process named by CALIBRD_SUPERVISOR is gone.
 
+    A worker whose fit does not come back after its time limit or a cancel begins anew, under the
+    same process id: that is the only way to free what the fit holds.
+
     Without ``device`` it is a GPU if there is one, and its own one if there are several and the
     supervisor has started several workers; without ``queues`` a worker with a GPU takes
     from both queues, one without from fit.cpu. The fit at hand is given back at the end.
     Raises Invalid if there is no such device.
     """
     device = _checked(device) if device else _best_device()
-    leaving = threading.Event()
+    leaving, told_to_leave = threading.Event(), threading.Event()
+
+    def leave(*_: object) -> None:
+        told_to_leave.set()
+        leaving.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: leaving.set())
+        signal.signal(number, leave)
     logs.configure(settings.log_level, settings.log_format)
     logging.getLogger("dbos").setLevel(QUIET)
     # the maps' fit_info and the reports have them
@@ -70,10 +80,13 @@ def run_worker(
     worker.start()
     logger.info("worker %s takes from %s on %s", worker.id, ", ".join(queues), device)
     supervisor = int(os.environ.get(SUPERVISOR, 0))
-    while not leaving.wait(LOOK_SECONDS):
+    while not (leaving.wait(LOOK_SECONDS) or worker.is_stuck):
         if supervisor and os.getppid() != supervisor:
-            leaving.set()
-    _leave(worker)
+            leave()
+    _sign_off(worker)  # which sets ``leaving`` as well
+    if told_to_leave.is_set():
+        os._exit(0)
+    _restart()
 
 
 class Worker:
@@ -101,6 +114,7 @@ class Worker:
         self._device = device
         self._pace = pace
         self._leaving = leaving
+        self.is_stuck = False
         self._at_work: set[str] = set()
         self._turn = threading.Lock()
         self._database = Database(settings.database)
@@ -186,10 +200,23 @@ class Worker:
         logger.info("fit %s starts, attempt %d", id, job.fit.attempt)
         limit = self._settings.fit_seconds
         hooks = RunningFit(
-            self._database, job, every=self._pace.report, leaving=self._leaving, time_limit=limit
+            self._database,
+            job,
+            every=self._pace.report,
+            leaving=self._leaving,
+            time_limit=limit,
+            grace=self._pace.grace,
+            on_stuck=self._give_up,
         )
         with hooks:
-            ending = run(job, self._blobs, hooks, device=self._device, time_limit=limit)
+            ending = run(
+                job,
+                self._blobs,
+                hooks,
+                device=self._device,
+                time_limit=limit,
+                memory_limit=self._settings.fit_memory_bytes,
+            )
         if ending is None:
             logger.warning("fit %s, attempt %d, is left to others", id, job.fit.attempt)
             return
@@ -199,6 +226,10 @@ class Worker:
         )
         logger.info("fit %s ends: %s", id, done.status if done else "by another worker")
         self._tidy_up(job.fit)
+
+    def _give_up(self) -> None:
+        """Let the process be replaced: a fit does not come back."""
+        self.is_stuck = True
 
     def _tidy_up(self, fit: Fit) -> None:
         try:
@@ -245,9 +276,9 @@ def _warm_up(device: str) -> None:
         logger.warning("not all that fits may need is there: %s", error)
 
 
-def _leave(worker: Worker) -> NoReturn:
-    """End the process in a few seconds, whatever a fit or the database does."""
-    logger.info("worker %s leaves", worker.id)
+def _sign_off(worker: Worker) -> None:
+    """Hand back what is at hand, in a few seconds, whatever a fit or the database does."""
+    logger.info("worker %s %s", worker.id, "begins anew" if worker.is_stuck else "leaves")
     thread = threading.Thread(target=_stop, args=(worker,), daemon=True)
     thread.start()
     thread.join(LEAVE_SECONDS)
@@ -255,7 +286,22 @@ def _leave(worker: Worker) -> NoReturn:
         logger.warning("worker %s could not sign off in time", worker.id)
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(0)
+
+
+def _restart() -> NoReturn:
+    """Replace this process by a new one with the same command line, environment and process id.
+
+    All memory, threads and GPU contexts are freed. A supervisor sees no end, and a container
+    stays up.
+    """
+    try:
+        for name in [one.name for one in Path("/proc/self/fd").iterdir()]:
+            with suppress(OSError):  # the descriptor of the listing itself is closed by now
+                if int(name) > 2:
+                    os.set_inheritable(int(name), False)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+    finally:
+        os._exit(1)  # whoever watches over this process starts another
 
 
 def _stop(worker: Worker) -> None:

@@ -106,6 +106,11 @@ class Calibrators(Repository):
         found: dict[str, Any] | None = self.session.scalar(chosen)
         return found
 
+    def has_report(self, calibrator: str, number: int) -> bool:
+        """Return whether a version has a report, without reading it."""
+        chosen = select(reports.c.number).where(self._is(reports, calibrator, number))
+        return self.session.scalar(chosen) is not None
+
     def annotate(self, calibrator: str, number: int, **notes: Any) -> Version | None:
         """Change the tags or the description of a version."""
         mine = self._is(versions, calibrator, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, Time
 from sqlalchemy.orm import Session
 
 from service.errors import NoSpace, Unavailable
+from service.storage.deadlines import Deadlines
 from service.storage.store import Store
 
 # what a database raises that is away, or that for a while is a copy which takes no writes
@@ -45,6 +46,8 @@ LIMITS = {
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "10s",
 }
+# of the time that the client waits
+SERVER_SHARE = 0.8
 
 
 class Database:
@@ -53,10 +56,11 @@ class Database:
     SQLite runs in WAL mode, and is on disk at every commit. Its write transactions take the write
     lock at once (a plain BEGIN that writes later fails under concurrency), and its read
     transactions never wait for a writer.
-    ``unhurried`` is an engine for what may take its time, such as migrations.
+    ``unhurried`` is an engine for what may take its time, such as migrations. With ``seconds``
+    a transaction on PostgreSQL waits no longer than that for the server, whatever state it is in.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, seconds: float | None = None) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite and self.url.database:
@@ -64,21 +68,33 @@ class Database:
         if self.is_sqlite:
             self.engine = self.unhurried = _sqlite(self.url)
         else:
-            self.engine = _postgresql(self.url, LIMITS, pool_pre_ping=True, **POOL)
+            limits, pool = _limits(seconds)
+            self.engine = _postgresql(self.url, limits, pool_pre_ping=True, **pool)
             self.unhurried = _postgresql(self.url, {}, poolclass=NullPool)
         self._writing = self.engine.execution_options(writes=True)
+        self._deadlines: Deadlines | None = None
+        if seconds is not None and not self.is_sqlite:
+            self._deadlines = Deadlines(self.engine, seconds)
 
     @contextmanager
-    def read(self) -> Iterator[Store]:
-        """A transaction that only reads."""
-        with _told(), Session(self.engine) as session:
+    def read(self, seconds: float | None = None) -> Iterator[Store]:
+        """Begin a transaction that only reads; ``seconds`` is a deadline of its own."""
+        with _told(), self._bound(self.engine, seconds) as bind, Session(bind) as session:
             yield Store(session)
 
     @contextmanager
     def write(self) -> Iterator[Store]:
-        """A transaction that is committed at its end, and rolled back on any error."""
-        with _told(), Session(self._writing) as session, session.begin():
+        """Begin a transaction that is committed at its end, and rolled back on any error."""
+        with _told(), self._bound(self._writing) as bind, Session(bind) as session, session.begin():
             yield Store(session)
+
+    def _bound(
+        self, engine: Engine, seconds: float | None = None
+    ) -> AbstractContextManager[Engine | Connection]:
+        """What a session is bound to: the engine, or a connection that has a deadline."""
+        if self._deadlines is None:
+            return nullcontext(engine)
+        return self._deadlines.connected(engine, seconds)
 
     def close(self) -> None:
         """Close all connections."""
@@ -110,6 +126,20 @@ def connection_arguments(url: URL, limits: Mapping[str, str] = LIMITS) -> dict[s
     ours = {name: value for name, value in CONNECTION.items() if name not in url.query}
     options = [f"-c {name}={value}" for name, value in {**SERVER, **limits}.items()]
     return {**ours, "options": " ".join([*options, str(url.query.get("options", ""))]).strip()}
+
+
+def _limits(seconds: float | None) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the server's limits and the pool's; the server is to notice before the client does.
+
+    So a server that is slow but answers is told apart from one that does not.
+    """
+    if seconds is None:
+        return LIMITS, POOL
+    most = f"{int(1000 * seconds * SERVER_SHARE)}ms"
+    return (
+        {**LIMITS, "statement_timeout": most, "lock_timeout": most},
+        {**POOL, "pool_timeout": seconds},
+    )
 
 
 def _postgresql(url: URL, limits: Mapping[str, str], **pool: Any) -> Engine:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import case, delete, insert, or_, select, tuple_, update
+from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy.sql import ColumnElement
 
 from service.settings import DAY
 from service.storage.records import OPEN, Dataset, Kind, Part
 from service.storage.rows import After, Repository, now
-from service.storage.tables import datasets, fits, parts
+from service.storage.tables import datasets, fits, parts, workspaces
 
 UPLOAD_SECONDS = 7 * DAY  # from the opening of an upload in parts to its commit
 
@@ -124,12 +125,42 @@ class Datasets(Repository):
         chosen = select(datasets).where(over, ~open_fits.exists())
         return self._all(Dataset, chosen.limit(limit))
 
-    def put_parts(self, id: str, new: Sequence[Part]) -> None:
-        """Note parts, in place of earlier ones of their numbers."""
+    def lock_uploads(self, workspace: str) -> None:
+        """Let nobody else open uploads or note parts in a workspace until the transaction ends."""
+        # not FOR UPDATE, for which every new row of the workspace would wait
+        row = select(workspaces.c.id).where(workspaces.c.id == workspace)
+        self.session.execute(row.with_for_update(key_share=True))
+
+    def open_uploads(self, workspace: str) -> int:
+        """Return the number of uploads that are not committed."""
+        return self.session.scalar(select(func.count()).where(_is_open(workspace))) or 0
+
+    def open_bytes(self, workspace: str) -> int:
+        """Return the bytes of all parts of uploads that are not committed."""
+        its_parts = select(func.coalesce(func.sum(parts.c.bytes), 0)).join(datasets)
+        return int(self.session.scalar(its_parts.where(_is_open(workspace))) or 0)
+
+    def bytes_of_parts(self, id: str) -> int:
+        """Return the bytes of all parts of an upload."""
+        mine = parts.c.dataset == id
+        return int(self.session.scalar(select(func.sum(parts.c.bytes)).where(mine)) or 0)
+
+    def part(self, id: str, number: int) -> Part | None:
+        """Return a part that has arrived or was promised."""
+        mine = (parts.c.dataset == id) & (parts.c.number == number)
+        return self._one(Part, select(parts).where(mine))
+
+    def put_parts(self, id: str, new: Sequence[Part]) -> list[Part]:
+        """Note parts in place of earlier ones of their numbers; return those."""
         same = (parts.c.dataset == id) & parts.c.number.in_([part.number for part in new])
-        self._changed(delete(parts).where(same))
+        replaced = self._all(Part, delete(parts).where(same).returning(*parts.c))
         self._changed(insert(parts).values([vars(part) for part in new]))
+        return replaced
 
     def parts_of(self, id: str) -> list[Part]:
         """The parts that have arrived or were promised, in order."""
         return self._all(Part, select(parts).where(parts.c.dataset == id).order_by(parts.c.number))
+
+
+def _is_open(workspace: str) -> ColumnElement[bool]:
+    return (datasets.c.workspace == workspace) & datasets.c.sha256.is_(None)

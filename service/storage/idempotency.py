@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, tuple_
 
-from service.storage.rows import Repository, now
+from service.storage.rows import AT_ONCE, Repository, now
 from service.storage.tables import idempotency
 
 
@@ -32,7 +32,8 @@ class Idempotency(Repository):
         kept = insert(idempotency).values(row).returning(idempotency.c.key)
         return self._unless_there(dict, kept) is not None
 
-    def forget(self, older_than: float) -> int:
-        """Forget answers older than so many seconds."""
-        old = idempotency.c.created_at < now() - older_than
-        return self._changed(delete(idempotency).where(old))
+    def forget(self, older_than: float, limit: int = AT_ONCE) -> int:
+        """Delete so many answers older than so many seconds; return how many were."""
+        place = (idempotency.c.workspace, idempotency.c.key)
+        old = select(*place).where(idempotency.c.created_at < now() - older_than).limit(limit)
+        return self._changed(delete(idempotency).where(tuple_(*place).in_(old)))

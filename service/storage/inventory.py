@@ -11,6 +11,7 @@ from sqlalchemy import JSON, Column, Table, Text, and_, cast, func, select, tupl
 
 from service.storage.records import Dataset, Fit, FitStatus, Part, Version
 from service.storage.rows import Repository, now
+from service.storage.run_steps import is_decided
 from service.storage.run_tables import run_sessions, run_statistics, run_steps, runs
 from service.storage.tables import (
     alias_moves,
@@ -217,6 +218,7 @@ class Inventory(Repository):
             run_statistics.c.run == run_sessions.c.run,
             run_statistics.c.session == run_sessions.c.number,
             run_statistics.c.statistics.is_not(None),
+            ~is_decided(),
             run_statistics.c.posted_at < now() - LONGEST_MERGE,
             runs.c.archived_at.is_(None),
         )

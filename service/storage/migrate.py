@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from service.errors import Invalid
 from service.storage.database import Database, embedded_file
+from service.storage.schema import check_schema
 
 LOCK = 0x63616C6962726400
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -98,7 +99,7 @@ def check_there(file: Path) -> None:
 
 
 def check_current(database: Database) -> None:
-    """Raise Invalid unless a database is at the revision of this program."""
+    """Raise Invalid unless a database is at the revision of this program, and has its schema."""
     found = revision_of(database)
     if found != newest_revision():
         raise Invalid(
@@ -106,6 +107,7 @@ def check_current(database: Database) -> None:
             f"the database has the schema {found} and this program {newest_revision()}: use the "
             "program that serves it, or run `python -m service migrate` first",
         )
+    check_schema(database, found)
 
 
 def _scripts() -> ScriptDirectory:
@@ -115,7 +117,8 @@ def _scripts() -> ScriptDirectory:
 def upgrade(database: Database) -> None:
     """Run the migrations that are missing; the caller holds the lock.
 
-    Raises Invalid if the database was made by a newer version of the service.
+    Raises Invalid if the database was made by a newer version of the service, or if its schema is
+    not that of its revision.
     """
     before = revision_of(database)
     if before is not None and not is_known(before):
@@ -126,5 +129,6 @@ def upgrade(database: Database) -> None:
         )
     command.upgrade(alembic_config(database), "head")
     after = revision_of(database)
+    check_schema(database, after or "")
     if after != before:
         logger.info("the database was migrated from %s to %s", before or "nothing", after)

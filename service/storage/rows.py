@@ -13,6 +13,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 Record = TypeVar("Record")
 
+AT_ONCE = 1000  # old rows that one transaction deletes: others wait for it to write
 REPEATS_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 REPEATS_POSTGRESQL = "23505"
 

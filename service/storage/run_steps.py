@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from sqlalchemy import Select, and_, func, insert, or_, select, tuple_, update
@@ -13,7 +13,7 @@ from service.storage.rows import Repository, now
 from service.storage.run_tables import run_sessions, run_statistics, run_steps
 
 POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
-PARTS_AT_ONCE = 16
+AT_ONCE = 16  # statistics, of up to 500 kB each, that are read or deleted together
 
 
 class SessionKey(NamedTuple):
@@ -62,26 +62,36 @@ class RunSteps(Repository):
         ranks, seconds = self.session.execute(chosen).one()
         return Standing(ranks, seconds)
 
-    def parts(self, session: RunSession, step: int) -> Iterator[list[bytes]]:
-        """The bytes that ranks have sent for a step that is not decided, a few at a time."""
-        rank = run_statistics.c.rank
-        chosen = select(rank, run_statistics.c.statistics).where(_of_step(session, step))
-        chosen = chosen.order_by(rank).limit(PARTS_AT_ONCE)
-        found = self.session.execute(chosen).all()
-        while found:
-            yield [content for _, content in found]
-            is_last = len(found) < PARTS_AT_ONCE
-            found = [] if is_last else self.session.execute(chosen.where(rank > found[-1][0])).all()
+    def contents(self, session: RunSession, step: int, ranks: Collection[int]) -> list[bytes]:
+        """Return the bytes that ranks have sent for a step, of those that still have them."""
+        content = run_statistics.c.statistics
+        mine = _of_step(session, step) & run_statistics.c.rank.in_(ranks)
+        return list(self.session.scalars(select(content).where(mine, content.is_not(None))))
 
     def claimed(self, session: RunSession, step: int) -> dict[str, Any] | None:
         """The state that a trainer says it has after a step that is not decided."""
         chosen = select(run_statistics.c.claimed).where(_of_step(session, step))
         return self.session.scalar(chosen.order_by(run_statistics.c.rank).limit(1))
 
-    def merged(self, session: RunSession, step: int) -> None:
-        """Let go of the bytes of a step that is decided."""
-        mine = _of_step(session, step)
-        self._changed(update(run_statistics).where(mine).values(statistics=None, claimed=None))
+    def unreleased(self, limit: int) -> list[tuple[SessionKey, int]]:
+        """Return decided steps whose statistics are still kept."""
+        place = (run_statistics.c.run, run_statistics.c.session, run_statistics.c.step)
+        kept = run_statistics.c.statistics.is_not(None)
+        chosen = select(*place).distinct().where(kept, is_decided())
+        rows = self.session.execute(chosen.limit(limit))
+        return [(SessionKey(run, number), step) for run, number, step in rows]
+
+    def release(self, key: SessionKey, step: int, limit: int = AT_ONCE) -> int:
+        """Delete the bytes of so many ranks of a decided step; return how many had any."""
+        mine = and_(
+            run_statistics.c.run == key.run,
+            run_statistics.c.session == key.number,
+            run_statistics.c.step == step,
+        )
+        kept = select(run_statistics.c.rank).where(mine, run_statistics.c.statistics.is_not(None))
+        ranks = list(self.session.scalars(kept.limit(limit)))
+        given = update(run_statistics).where(mine, run_statistics.c.rank.in_(ranks))
+        return self._changed(given.values(statistics=None, claimed=None))
 
     def add(self, session: RunSession, step: int, **facts: Any) -> RunStep:
         """A step is decided."""
@@ -161,8 +171,8 @@ class RunSteps(Repository):
 
     def waiting(self) -> int:
         """How many statistics wait for others of their step, or for the step before."""
-        chosen = select(func.count()).select_from(run_statistics)
-        return self.session.scalar(chosen.where(run_statistics.c.statistics.is_not(None))) or 0
+        waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
+        return self.session.scalar(select(func.count()).where(waits)) or 0
 
     def _shown(self, statement: Select[Any]) -> list[Shown]:
         width = len(run_steps.c)
@@ -174,6 +184,16 @@ class RunSteps(Repository):
             )
             for row in self.session.execute(statement)
         ]
+
+
+def is_decided() -> ColumnElement[bool]:
+    """Return whether the step of a row of statistics is decided."""
+    its_step = and_(
+        run_steps.c.run == run_statistics.c.run,
+        run_steps.c.session == run_statistics.c.session,
+        run_steps.c.step == run_statistics.c.step,
+    )
+    return select(run_steps.c.step).where(its_step).correlate(run_statistics).exists()
 
 
 def _of(table: Any, session: RunSession) -> ColumnElement[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import delete, insert, select
 
-from service.storage.rows import Repository, now
+from service.storage.rows import AT_ONCE, Repository, now
 from service.storage.tables import web_sessions
 
 
@@ -27,6 +27,8 @@ class Sessions(Repository):
         """End a session."""
         self._changed(delete(web_sessions).where(web_sessions.c.token_sha256 == token_sha256))
 
-    def forget_expired(self) -> int:
-        """Remove sessions that have expired; how many there were."""
-        return self._changed(delete(web_sessions).where(web_sessions.c.expires_at <= now()))
+    def forget_expired(self, limit: int = AT_ONCE) -> int:
+        """Delete so many sessions that have expired; return how many were."""
+        token = web_sessions.c.token_sha256
+        expired = select(token).where(web_sessions.c.expires_at <= now()).limit(limit)
+        return self._changed(delete(web_sessions).where(token.in_(expired)))

@@ -13,7 +13,7 @@ _COLUMNS = (
 _NUMBERS = "Correct that line, or leave the row out."
 _ROWS = "Leave these rows out, or find out why the model gave them."
 _PROBABILITIES = (
-    "If these are logits, call them logits; if they are probabilities, give them unrounded."
+    "If these are logits, call them logits; if they are probabilities, see that rows sum to 1."
 )
 _SLOW = "The line is slow: calibrd's client sends in parts, and goes on where it broke off."
 _AGAIN = "Upload the data again with a new fit."
@@ -56,6 +56,7 @@ ADVICE = {
     "rows_do_not_sum_to_one": _PROBABILITIES,
     "wrong_kind": "Choose what the file's own names say.",
     "too_few_rows": "Fit on more rows.",
+    "too_much_memory": _SMALLER,
     "too_many_classes": "Whoever runs the service sets the limit: max_classes.",
     "body_too_large": "Send fewer rows, or float16; a CSV file is far smaller as npz.",
     "body_too_slow": _SLOW,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -11,6 +12,7 @@ from service.errors import Invalid, Malformed, Unsupported
 
 FORM = "application/x-www-form-urlencoded"
 MOST_FIELDS = 100
+INLINE_BYTES = 1 << 13
 TOKEN = "csrf"  # noqa: S105 - the name of a field
 
 
@@ -47,13 +49,17 @@ async def read_form(request: Request) -> Form:
         return Form({})
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Unsupported("unsupported_media_type", f"forms are sent as {FORM}")
+    fields = await asyncio.to_thread(_fields, body) if len(body) > INLINE_BYTES else _fields(body)
+    return Form(fields)
+
+
+def _fields(body: bytes) -> dict[str, list[str]]:
     try:
-        fields = parse_qs(
+        return parse_qs(
             body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"
         )
     except ValueError as error:
         raise Malformed("malformed_form", "this is no form of these pages") from error
-    return Form(fields)
 
 
 def _sent(request: Request) -> Form:

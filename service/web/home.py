@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Query, Request, Response
-from fastapi.responses import RedirectResponse
 
 from service.api.origins import wants_page
 from service.api.paging import Cursor, name_place, paged
@@ -34,7 +33,7 @@ def home(
 ) -> Response:
     """Calibrators by name, with the version that is in production; programs go to the API's."""
     if not wants_page(request.scope):
-        return RedirectResponse("/docs")
+        return lead_to(request, "/docs", status=307)
     caller, prefix = principal_of(request.scope), prefix.strip().lower()
     after = name_place(cursor or None)
     with joined.database.read() as store:

@@ -123,9 +123,12 @@ async def refuse_as_page(request: Request, error: Exception) -> Response:
     return problem_response(request.scope, error)
 
 
-def lead_to(request: Request, path: str) -> RedirectResponse:
-    """On to another page, after a form was taken."""
-    return RedirectResponse(f"{root_of(request.scope['path'])}{path}", 303)
+def lead_to(request: Request, path: str, *, status: int = 303) -> RedirectResponse:
+    """Redirect to a page of the service, by default after a form was taken.
+
+    The address is relative: no header of the request, such as Host, has a part in it.
+    """
+    return RedirectResponse(f"{root_of(request.scope['path'])}{path}", status)
 
 
 async def _take_form(request: Request) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import json
+from typing import Any, NamedTuple, cast
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
 from service.web.operations import operations_of
@@ -14,12 +16,36 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.api_route("/docs", methods=["GET", "HEAD"], response_class=HTMLResponse)
-def reference(request: Request) -> HTMLResponse:
-    """The reference of the app that answers, rendered once."""
+async def reference(request: Request) -> HTMLResponse:
+    """The reference of the app that answers."""
+    return HTMLResponse((await _described(request)).page)
+
+
+@router.api_route("/openapi.json", methods=["GET", "HEAD"])
+async def openapi(request: Request) -> Response:
+    """The OpenAPI document of the app that answers."""
+    return Response((await _described(request)).document, media_type="application/json")
+
+
+class Described(NamedTuple):
+    """The API as an OpenAPI document and as a page, both ready to be sent."""
+
+    document: bytes
+    page: bytes
+
+
+async def _described(request: Request) -> Described:
+    """Return the description, made once and off the event loop: it takes tenths of a second."""
     state = request.app.state
-    if not hasattr(state, "reference_page"):
-        state.reference_page = reference_page(request.app.openapi())
-    return HTMLResponse(state.reference_page)
+    made = getattr(state, "described", None)
+    if made is None or (made.done() and (made.cancelled() or made.exception() is not None)):
+        state.described = asyncio.create_task(asyncio.to_thread(_describe, request.app))
+    return cast(Described, await asyncio.shield(state.described))
+
+
+def _describe(app: FastAPI) -> Described:
+    document = app.openapi()
+    return Described(json.dumps(document).encode(), reference_page(document).encode())
 
 
 def reference_page(document: dict[str, Any]) -> str:

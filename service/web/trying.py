@@ -128,7 +128,10 @@ def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tu
     """The rows of a text before and after, and what is to be known of them."""
     fitted = served.map
     arrays = Arrays(rows_of(text, fitted.k), declared=fitted.kind)
-    before = predict(IdentityMap(k=fitted.k, kind=fitted.kind), arrays).probabilities
+    before = predict(
+        IdentityMap(k=fitted.k, kind=fitted.kind, floor=fitted.floor, rounding=fitted.rounding),
+        arrays,
+    ).probabilities
     if segment in _segments(served):
         arrays = arrays._replace(groups=np.full(len(arrays.values), segment))
     found = predict(fitted, arrays)

@@ -79,6 +79,7 @@ def version_page(
         "params": _trusted(tables.plain(version.params)),
         "libraries": _trusted(tables.plain(version.libraries)),
         "fit_info": _fit_info(version.fit_info),
+        "fell_back": _fallback(version),
         "candidates": _candidates(version.fit_info.get("candidates"), report),
         "why_no_onnx": versions.why_no_onnx(version),
         "seen": notes_digest(version),
@@ -156,6 +157,14 @@ def _candidates(found: Any, report: Report | None) -> Markup:
     if isinstance(seconds, dict) and all(isinstance(one, dict) for one in rows):
         found = [{**one, "seconds": seconds.get(str(one.get("method")))} for one in rows]
     return _trusted(tables.plain(found))
+
+
+def _fallback(version: Version) -> str:
+    """Return what the version page says beside the method, if it fell back to another."""
+    match version.fit_info.get("fallback"):
+        case {"method": str() as method} if method == version.method:
+            return "fell back to temperature scaling"
+    return ""
 
 
 def _fit_info(info: dict[str, Any]) -> Markup:

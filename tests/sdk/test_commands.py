@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import pytest
 from faulty_line import FaultyLine, Say
 from live_service import ROOT, Running, sample, wait_until
 
-from calibrators import archive
+from calibrators import CalibrationWarning, archive
 from calibrators.adafocal import BinStatistics
 from calibrators.methods.temperature import TemperatureMap
 from calibrd import Client
@@ -183,6 +184,18 @@ def test_what_auto_chose_and_left_out_is_said(
         done = calibrd(*fitting, *where)
         assert done.code == 0, done.err
         assert re.search(told, done.out), done.out
+
+
+def test_a_method_that_fell_back_is_said(calibrd: Any, at: str, tmp_path: Path) -> None:
+    right = tmp_path / "right.npz"
+    np.savez(right, logits=LOGITS, labels=LOGITS.argmax(axis=1))
+    told = "vector fell back to temperature scaling: every prediction on the fit set is right"
+    for where in (("--name", "cli-right"), ("--out", tmp_path / "right.calibrd")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            done = calibrd("fit", right, "--method", "vector", *where)
+        assert done.code == 0, done.err
+        assert told in done.out, done.out
 
 
 def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path) -> None:

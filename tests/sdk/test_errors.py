@@ -32,7 +32,10 @@ NOT_OVER_HTTP = (
     "service/core/fitting.py",
     "service/core/loading.py",
     "service/core/sweeping.py",
+    "service/core/task_process.py",
+    "service/core/tasks.py",
     "service/storage/migrate.py",
+    "service/storage/schema.py",
     "service/storage/snapshot.py",
 )
 # whose errors the service passes on as 422
@@ -41,6 +44,7 @@ LIBRARY = (
     "adafocal/statistics",
     "archive",
     "base",
+    "checks",
     "constraints",
     "data",
     "groups",
@@ -57,6 +61,7 @@ CODES_NOT_OVER_HTTP = {
     "no_such_workspace",  # only the command line names one
     "bad_correct",  # of confidences, which are only given here
     "bad_fraction",  # CalibrationSet.split, in a worker
+    "bad_rounding",  # nobody declares one over HTTP
     "too_few_rows",
 }
 
@@ -93,7 +98,7 @@ def codes_of_the_service() -> dict[str, set[int]]:
                 found[code].add(status_of(kind) if kind else 422)
     for module in LIBRARY:
         for name, arguments in calls_in(ROOT / "calibrators" / f"{module}.py"):
-            place = {"_reject_rows": 1}.get(name, 0 if name in LIBRARY_ERRORS else None)
+            place = {"reject_rows": 1}.get(name, 0 if name in LIBRARY_ERRORS else None)
             if place is not None and (code := literal(arguments, place)):
                 found[code].add(422)
     return {code: found[code] for code in found.keys() - CODES_NOT_OVER_HTTP}

@@ -38,7 +38,7 @@ def local(
 @pytest.fixture(scope="module")
 def token(local: Local) -> str:
     with calibrd.Client(str(local.base_url)) as anyone:
-        return anyone.create_key("uploads", ["fit"]).token
+        return anyone.create_key("uploads", ["admin"]).token
 
 
 def is_signed(asked: Asked) -> bool:

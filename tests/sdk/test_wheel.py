@@ -130,5 +130,93 @@ print(version.verdict, calibrd.__version__)
     assert run(python, "-c", code, **outside(tmp_path)) == f"improved {calibrd.__version__}\n"
 
 
+def readme_snippet() -> str:
+    """Return the first Python snippet of the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return text.partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_first_snippet_of_the_readme_runs(
+    python: Path, service: Running, tmp_path: Path
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "first.py").write_text(readme_snippet())
+    where = outside(tmp_path)
+    where["env"] |= {"CALIBRD_URL": service.url}  # type: ignore[operator]
+    printed = run(python, "first.py", **where)
+    assert printed.startswith("improved\n")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 6
+    calibrd_command = python.with_name("calibrd")
+    for name in ("again.html", "chart.svg", "report.json"):
+        told = run(calibrd_command, "report", "fashion@1", "--out", name, **where)
+        assert told == f"the report of fashion@1 is in {name}\n"
+        assert (tmp_path / name).stat().st_size > 10_000
+    failed = subprocess.run(
+        [calibrd_command, "report", "fashion@1", "--out", "chart.png"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **where,  # type: ignore[call-overload]
+    )
+    assert failed.returncode == 3
+    assert "drawing PNG needs vl-convert: pip install 'calibrd[charts]'" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("calibrd.sklearn.CalibratedModel", "pip install 'calibrd[sklearn]'"),
+        ("calibrd.torch.CalibratedModule", "pip install 'calibrd[train]'"),
+        ("calibrd.training.AdaFocal", "pip install 'calibrd[train]'"),
+        ("calibrd.training.make_loss", "pip install 'calibrd[train]'"),
+        ("calibrd.training.Monitor", None),
+        ("calibrd.errors.NotCalibrd", None),
+        ("calibrd.batch.apply_file", None),
+    ],
+)
+def test_a_missing_extra_is_named(
+    python: Path, tmp_path: Path, expression: str, told: str | None
+) -> None:
+    code = f"""
+import calibrd
+try:
+    print({expression}.__name__)
+except ImportError as error:
+    print(error)
+"""
+    printed = run(python, "-c", code, **outside(tmp_path)).strip()
+    if told is None:
+        assert printed == expression.rpartition(".")[2]
+    else:
+        assert printed.endswith(told)
+
+
+def test_the_default_method_fits_without_torch(python: Path, tmp_path: Path) -> None:
+    code = """
+import calibrd, numpy as np, json, warnings
+rng = np.random.default_rng(0)
+truth = rng.normal(size=(600, 5)) * 2
+labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    fitted, report = calibrd.fit_local(3 * truth, labels, progress=False)
+fitted_by = {name: fitted.fit_info[name] for name in ("chosen_by", "left_out")}
+print(json.dumps([str(report.verdict), fitted_by, sorted({str(one.message) for one in caught})]))
+try:
+    calibrd.fit_local(3 * truth, labels, params={"candidates": ["smart"]}, progress=False)
+except Exception as error:
+    print(error)
+"""
+    first, second = run(python, "-c", code, **outside(tmp_path)).splitlines()
+    why = "torch is not installed (pip install 'calibrd[train]')"
+    assert json.loads(first) == [
+        "improved",
+        {"chosen_by": "auto", "left_out": [{"method": "smart", "why": why}]},
+        [f"{why}, which left these out: smart"],
+    ]
+    assert second == "this fit needs torch: pip install 'calibrd[train]'"
+
+
 def _bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

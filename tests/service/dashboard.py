@@ -78,6 +78,8 @@ def make_key(client: Local, *scopes: Scope, name: str = "somebody", **facts: flo
     parts = client.app.state.parts
     with parts.database.write() as store:
         workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
+        if Scope.ADMIN not in scopes and store.keys.count() == 0:
+            keys.create(store, workspace, name="root", scopes=[Scope.ADMIN])
         token = keys.create(store, workspace, name=name, scopes=list(scopes), **facts).token
     parts.keys.refresh()
     return token

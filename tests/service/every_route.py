@@ -18,6 +18,19 @@ RUN = "/v1/runs/{run}"
 MODEL = "/v2/models/{name}"
 MODEL_VERSION = f"{MODEL}/versions/{{version}}"
 
+# a value for each parameter of a path
+PLACES = {
+    "id": "ds_0",
+    "name": "fashion",
+    "alias": "production",
+    "ref": "production",
+    "number": 1,
+    "version": "1",
+    "run": "resnet-cifar10",
+    "step": 1,
+    "file": "app.css",
+}
+
 STATIC_FILES = tuple(
     f"/static/{file}"
     for file in (

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import uvicorn
+from large_calls import large_calls
 from starlette.applications import Starlette
 
 from calibrators import CalibrationMap
@@ -35,9 +36,9 @@ class NotingMap(TemperatureMap):
 
     threads: set[str] = set()  # noqa: RUF012 - shared on purpose
 
-    def apply(self, values: Any, groups: Any = None) -> Any:
+    def apply_logits(self, logits: Any, groups: Any = None) -> Any:
         self.threads.add(threading.current_thread().name)
-        return super().apply(values, groups)
+        return super().apply_logits(logits, groups)
 
 
 def smart(k: int) -> SmartMap:
@@ -126,7 +127,9 @@ class Guard:
 
 
 def make_app(shelf: Shelf) -> Starlette:
-    routes = inference_routes(shelf.find, shelf.load, "0.1.0", LIMIT, shelf.is_ready, JSON_LIMIT)
+    routes = inference_routes(
+        shelf.find, shelf.load, "0.1.0", LIMIT, shelf.is_ready, large_calls(), JSON_LIMIT
+    )
     app = Starlette(routes=routes)
     app.add_middleware(Guard)
     install_problems(app)

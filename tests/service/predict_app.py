@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from large_calls import large_calls
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -66,7 +67,7 @@ def make_app(registry: Registry, caller: Principal = CALLER) -> Any:
         return JSONResponse({"code": error.code, "detail": str(error)}, status)
 
     app = Starlette(
-        routes=[predict_route(registry.find, registry.load, LIMITS)],
+        routes=[predict_route(registry.find, registry.load, LIMITS, large_calls())],
         exception_handlers={ServiceError: refuse, DataError: refuse},
     )
 

@@ -176,7 +176,8 @@ def test_variables_that_are_no_settings_are_told(
 
 def test_a_data_directory_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "a b?c#d%41"
-    assert here("keys", "create", "--data-dir", folder).returncode == 0
+    made = here("keys", "create", "--scopes", "admin", "--data-dir", folder)
+    assert made.returncode == 0
     assert here("keys", "list", "--data-dir", folder).stdout.count("unnamed") == 1
     assert sorted(one.name for one in tmp_path.iterdir()) == [folder.name]
     assert {one.name for one in folder.iterdir()} >= {"blobs", "calibrd.db"}

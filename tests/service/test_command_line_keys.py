@@ -26,13 +26,14 @@ def command(*arguments: str, data_dir) -> subprocess.CompletedProcess[str]:
 
 
 def test_command_line_life_of_a_key(tmp_path):
-    made = command("keys", "create", "--scopes", "fit,predict", "--name", "ci", data_dir=tmp_path)
+    scopes = ("--scopes", "fit,predict", "--scopes", "admin")
+    made = command("keys", "create", *scopes, "--name", "ci", data_dir=tmp_path)
     assert made.returncode == 0, made.stderr
     token = made.stdout.strip()
     assert TOKEN.fullmatch(token)
     listed = command("keys", "list", data_dir=tmp_path).stdout
     assert "ci" in listed
-    assert "fit,predict" in listed
+    assert "admin,fit,predict" in listed
     assert token not in listed
     id = token.split("_")[1]
     secret = token.split("_")[2]
@@ -43,7 +44,24 @@ def test_command_line_life_of_a_key(tmp_path):
     assert stored != secret
     rotated = command("keys", "rotate", id, data_dir=tmp_path)
     assert TOKEN.fullmatch(rotated.stdout.strip())
-    assert "revoked" in command("keys", "revoke", id, data_dir=tmp_path).stdout
+    revoked = command("keys", "revoke", id, data_dir=tmp_path)
+    assert "revoked" in revoked.stdout
+    assert "warning" not in revoked.stderr
+    last = command("keys", "revoke", rotated.stdout.split("_")[1], data_dir=tmp_path)
+    assert "revoked" in last.stdout
+    assert "warning: this was the last key with the scope admin: " in last.stderr
+    assert "keys create --scopes admin" in last.stderr
+
+
+def test_the_first_key_needs_admin(tmp_path):
+    refused = command("keys", "create", data_dir=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert "the first key needs the scope admin" in refused.stderr
+    assert "keys create --scopes admin --name first" in refused.stderr
+    assert command("keys", "list", data_dir=tmp_path).stdout == ""
+    assert command("keys", "create", "--scopes", "admin", data_dir=tmp_path).returncode == 0
+    assert command("keys", "create", data_dir=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(

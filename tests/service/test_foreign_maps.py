@@ -8,14 +8,20 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
+import io
 import json
 import struct
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from live_service import Local, in_process
 from one_of_each import fitted_elsewhere
+
+from calibrators import archive
+from calibrators.methods.smart import SmartMap
+from calibrators.methods.temperature import TemperatureMap
 
 URL = "/v1/calibrators/foreign/versions"
 ABSENT = object()
@@ -131,3 +137,59 @@ def test_what_is_taken_can_be_drawn(service: Local, value: float) -> None:
     place = f"/v1/calibrators/odd/versions/{taken.json()['number']}"
     for ending in ("html", "svg", "png"):
         assert service.get(f"{place}/report.{ending}").status_code == 200
+
+
+def overflowing(kind: str = "logits") -> SmartMap:
+    """Finite weights whose sums are not."""
+    return SmartMap(
+        k=5,
+        kind=kind,
+        base_temperature=1.0,
+        indicator="margin",
+        centre=np.zeros(1),
+        spread=np.ones(1),
+        w1=np.full((1, 2), 1e308),
+        b1=np.full(2, 1e308),
+        w2=np.array([1.0, -1.0]),
+        b2=0.0,
+    )
+
+
+@pytest.mark.parametrize("kind", ["logits", "probabilities"])
+def test_a_map_that_answers_nan_is_refused(service: Local, kind: str) -> None:
+    content = base64.b64encode(archive.dump(overflowing(kind))).decode()
+    answer = service.post(URL, json={"map": content})
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_map")
+    assert "not finite" in answer.json()["detail"]
+
+
+def test_a_map_of_too_many_classes_to_be_applied_is_refused(service: Local) -> None:
+    content = archive.dump(TemperatureMap(k=2**31 - 1, temperature=1.5))
+    assert refused(service, {"map": base64.b64encode(content).decode()}) == "bad_map"
+
+
+def test_a_stored_map_that_answers_nan_is_an_error(
+    service: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was registered before maps were tried out."""
+    monkeypatch.setattr("service.core.registering.prove", lambda fitted: None)
+    content = base64.b64encode(archive.dump(overflowing())).decode()
+    taken = service.post("/v1/calibrators/overflowing/versions", json={"map": content})
+    assert taken.status_code == 201, taken.text
+    rows = [[2.0, 1.0, 0.0, 0.0, 0.0]]
+    answer = service.post("/v1/calibrators/overflowing@1/predict", json={"logits": rows})
+    assert (answer.status_code, answer.json()["code"]) == (500, "map_not_finite")
+    assert "this version cannot be used" in answer.json()["detail"]
+    tensor = {"name": "logits", "shape": [1, 5], "datatype": "FP32", "data": rows[0]}
+    body = {"inputs": [tensor]}
+    other = service.post("/v2/models/overflowing/versions/1/infer", json=body)
+    assert other.status_code == 500
+    assert "this version cannot be used" in other.json()["error"]
+    with_nan = service.post("/v1/calibrators/overflowing@1/predict", content=nan_row())
+    assert (with_nan.status_code, with_nan.json()["code"]) == (422, "nan")
+
+
+def nan_row() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.full((1, 5), np.nan, np.float32))
+    return file.getvalue()

@@ -25,6 +25,7 @@ from wire import (
 )
 
 from calibrators import CalibrationSet, DataError
+from calibrators.errors import ClippedProbabilities
 from service.core.formats import (
     Format,
     Limits,
@@ -206,3 +207,26 @@ def test_mutated_datasets(tmp_path_factory, valid, changes, cut):
     path.write_bytes(mutated[: cut or None])
     with contextlib.suppress(ServiceError, DataError):
         assert inspect(path, format, None, LIMITS).rows > 0
+
+
+@pytest.mark.parametrize(("format", "packed"), STORES)
+def test_rows_of_rounded_probabilities_may_sum_to_less(tmp_path, format, packed):
+    rng = np.random.default_rng(0)
+    exact = rng.dirichlet(np.full(10, 0.3), size=3000)
+    rows, labels = np.round(exact, 2), rng.integers(10, size=3000)
+    assert np.abs(rows.sum(axis=1) - 1).max() > 0.015
+    path = written(tmp_path, format, "probabilities", rows, labels, packed=packed)
+    limits = Limits(bytes=1 << 24, json_bytes=1 << 24, classes=100)
+    assert inspect(path, format, "probabilities", limits).rows == 3000
+    with pytest.warns(ClippedProbabilities, match="taken as rounded to 0.01"):
+        data = load(path, format, "probabilities")
+    assert data.zeros.rounding == 0.01
+
+
+@pytest.mark.parametrize("last", [[0.9, 0.085], [0.7, 0.2]])
+def test_sums_are_off_for_another_reason(tmp_path, last):
+    """The last row is not on the step of the others, or farther off than rounding does."""
+    rows = np.vstack([np.tile([0.25, 0.75], (2 * ROWS, 1)), [last]])
+    path = written(tmp_path, Format.NPZ, "probabilities", rows, np.zeros(len(rows), int))
+    with pytest.raises(DataError, match=f"sum to 1 .*first row {2 * ROWS}"):
+        inspect(path, Format.NPZ, "probabilities", LIMITS)

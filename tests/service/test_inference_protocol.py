@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from inference_server import LIMIT, PLAIN, SMART, VERSIONS, NotingMap, Shelf, logits, serving
+from large_calls import large_calls
 from tritonclient.utils import InferenceServerException
 
 from service.api.inference_protocol import OPENAPI, inference_routes
@@ -211,7 +212,7 @@ def test_the_client_raises_what_the_server_says(client: Any) -> None:
 
 def test_every_route_is_described() -> None:
     shelf = Shelf()
-    routes = inference_routes(shelf.find, shelf.load, "1", LIMIT, shelf.is_ready)
+    routes = inference_routes(shelf.find, shelf.load, "1", LIMIT, shelf.is_ready, large_calls())
     described = {
         (path, method.upper(), operation["operationId"])
         for path, item in OPENAPI.items()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from service.api.applying import JSON_BYTES, check_answer
 from service.api.inference_protocol import fields
 from service.api.inference_protocol.inputs import read_inputs
+from service.core.formats.documents import check_cost
 from service.core.predicting import Prediction
 from service.core.serving import Served
 from service.errors import Malformed, TooLarge, Unsupported
@@ -90,7 +91,7 @@ def decode(
     number = 4 if values.dtype in (np.float32, np.float16) else 8
     size = len(values) * served.map.k * (number if binary else JSON_BYTES[number])
     advice = "send fewer rows" if binary else "send fewer rows, or ask for binary_data_output"
-    check_answer(size, limits.body, advice)
+    check_answer(size, limits.body if binary else limits.json, advice)
     return InferRequest(
         fields.optional(document, "id", str),
         values,
@@ -130,6 +131,7 @@ def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[by
 
 
 def _parse(text: memoryview) -> dict[str, Any]:
+    check_cost(text)
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:

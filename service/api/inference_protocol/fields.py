@@ -22,7 +22,7 @@ def optional(owner: dict[str, Any], path: str, kind: type[Value]) -> Value | Non
     """The value at the end of a path, None if it is absent or null."""
     value = owner.get(path.rpartition(".")[2])
     if value is not None and type(value) is not kind:
-        raise Malformed("bad_field", f"{path} must be {NOUNS[kind]}, got {reprlib.repr(value)}")
+        raise Malformed("bad_field", f"{path} must be {NOUNS[kind]}, got {_shown(value)}")
     return value
 
 
@@ -43,3 +43,8 @@ def parameters(owner: dict[str, Any], path: str) -> dict[str, Any]:
                 "not_offered", f"{path}.{name} belongs to an extension that is not offered here"
             )
     return found
+
+
+def _shown(value: Any) -> str:
+    # reprlib would sort all keys of an object to show the first few
+    return NOUNS[dict] if isinstance(value, dict) else reprlib.repr(value)

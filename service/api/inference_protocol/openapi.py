@@ -31,7 +31,7 @@ ERRORS = {
     ),
     "413": (
         "The request is too large, or its answer would be",
-        "the body is larger than the 67108864 bytes allowed here",
+        "the body is larger than the 33554432 bytes allowed here",
     ),
     "415": (
         "An unknown Content-Encoding",

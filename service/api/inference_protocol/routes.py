@@ -5,23 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from service.api.applying import (
     INLINE_BYTES,
-    INLINE_NUMBERS,
+    INLINE_JSON_BYTES,
     MODEL_HEADER,
     Find,
+    LargeCalls,
     Load,
     check_model,
+    is_quick,
     model_in_header,
     warning_header,
 )
+from service.api.body_memory import hold_unpacked
 from service.api.inference_protocol.codec import (
     LENGTH_HEADER,
     OUTPUT,
@@ -36,6 +39,7 @@ from service.api.parts import check_scope
 from service.core.access import Principal, Scope
 from service.core.formats import Arrays
 from service.core.formats.segments import GROUPS
+from service.core.formats.zipped import HIGHEST_RATIO
 from service.core.predicting import predict
 from service.core.serving import Served
 from service.errors import Malformed
@@ -52,6 +56,7 @@ def inference_routes(
     server_version: str,
     limit_bytes: int,
     is_ready: Callable[[], Awaitable[bool]],
+    large: LargeCalls,
     limit_json_bytes: int = 16 * MEGABYTE,
 ) -> list[Route]:
     """All routes of the protocol.
@@ -61,7 +66,7 @@ def inference_routes(
     most ``limit_bytes``.
     """
     limits = InferLimits(limit_bytes, min(limit_bytes, limit_json_bytes))
-    protocol = _Protocol(find, load, server_version, limits, is_ready)
+    protocol = _Protocol(find, load, server_version, limits, is_ready, large)
     routes = [
         Route("/v2", protocol.server),
         Route("/v2/health/live", protocol.live),
@@ -83,6 +88,7 @@ class _Protocol:
     server_version: str
     limits: InferLimits
     is_ready: Callable[[], Awaitable[bool]]
+    large: LargeCalls
 
     async def server(self, request: Request) -> Response:
         return _json(
@@ -101,7 +107,7 @@ class _Protocol:
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def model(self, request: Request) -> Response:
-        served = await self._served(request)
+        served = await self.served(request)
         shape = [-1, served.map.k]
         inputs = [{"name": served.map.kind, "datatype": "FP32", "shape": shape}]
         if served.map.has_segments:
@@ -117,26 +123,36 @@ class _Protocol:
         )
 
     async def model_ready(self, request: Request) -> Response:
-        served = await self._served(request)
+        served = await self.served(request)
         return _json({"name": served.calibrator, "ready": True})
 
     async def infer(self, request: Request) -> Response:
-        served = await self._served(request)
+        served = await self.served(request)
+        principal: Principal = request.scope["principal"]
         header_length = _header_length(request)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         body = await request.body()
+        if encoding != "identity":
+            unpacked_bytes = min(self.limits.body, HIGHEST_RATIO * len(body))
+            await hold_unpacked(request.scope, unpacked_bytes)
+        json_length = len(body) if header_length is None else header_length
         # a small compressed body may unpack to a large one
-        is_small = len(body) <= INLINE_BYTES and encoding == "identity"
+        is_small = (
+            len(body) <= INLINE_BYTES
+            and json_length <= INLINE_JSON_BYTES
+            and encoding == "identity"
+        )
         if is_small:
             asked = decode(body, header_length, served, self.limits)
         else:
-            asked = await run_in_threadpool(self._unpacked, body, encoding, header_length, served)
+            unpacked = partial(self._unpacked, body, encoding, header_length, served)
+            asked = await self.large.run(principal, unpacked)
         models = [*_models(request), *([] if asked.model is None else [asked.model])]
         mismatch = check_model(served, models, only_warn=asked.only_warn)
-        if is_small and asked.values.size <= INLINE_NUMBERS and asked.groups is None:
+        if is_small and asked.groups is None and is_quick(served, asked.values):
             answer = _answer(asked, served)
         else:
-            answer = await run_in_threadpool(_answer, asked, served)
+            answer = await self.large.run(principal, _answer, asked, served)
         if mismatch is not None:
             answer.raw_headers.append(warning_header(mismatch))
         return answer
@@ -148,7 +164,7 @@ class _Protocol:
             body = unpack(body, encoding, self.limits.body)
         return decode(body, header_length, served, self.limits)
 
-    async def _served(self, request: Request) -> Served:
+    async def served(self, request: Request) -> Served:
         principal: Principal = request.scope["principal"]
         check_scope(principal, Scope.PREDICT)
         name = request.path_params["name"]

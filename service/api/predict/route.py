@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import orjson
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Send
@@ -16,20 +15,37 @@ from starlette.types import Scope as AsgiScope
 
 from service.api.applying import (
     INLINE_BYTES,
-    INLINE_NUMBERS,
+    INLINE_JSON_BYTES,
     JSON_BYTES,
     Find,
+    LargeCalls,
     Load,
     check_answer,
     check_model,
+    is_quick,
     warning_header,
 )
+from service.api.body_memory import hold_unpacked
 from service.api.parts import check_scope
 from service.api.predict.asked import NOTHING, Asked, Sent, answer_format, read_headers, read_query
 from service.core.access import Principal, Scope
-from service.core.formats import Arrays, Format, Limits, encode, format_of, read_arrays
+from service.core.formats import (
+    Arrays,
+    Format,
+    Limits,
+    encode,
+    format_of,
+    read_arrays,
+    unpacked_size,
+)
 from service.core.names import check_name
-from service.core.predicting import Prediction, evaluation, predict, top_classes
+from service.core.predicting import (
+    Prediction,
+    check_evaluable,
+    evaluation,
+    predict,
+    top_classes,
+)
 from service.core.serving import Served
 from service.errors import NotAcceptable, Unsupported
 
@@ -41,13 +57,13 @@ TOP_ROW_BYTES = len('{"classes":[],"probabilities":[]},')
 Headers = list[tuple[bytes, bytes]]
 
 
-def predict_route(find: Find, load: Load, limits: Limits) -> Route:
+def predict_route(find: Find, load: Load, limits: Limits, large: LargeCalls) -> Route:
     """The route that applies maps.
 
     ``find`` looks a map up in memory, ``load`` is asked when it has none. The caller is expected in
     ``scope["principal"]``, and a body of at most ``limits.bytes``.
     """
-    return Route(PATH, Predict(find, load, limits), methods=["GET", "POST"], name="predict")
+    return Route(PATH, Predict(find, load, limits, large), methods=["GET", "POST"], name="predict")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +73,7 @@ class Predict:
     find: Find
     load: Load
     limits: Limits
+    large: LargeCalls
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer with calibrated probabilities; errors are left to the application."""
@@ -70,7 +87,7 @@ class Predict:
         if asked.values is not None:
             headers, body = self._answer(served, asked.values, asked, sent, Format.JSON)
         else:
-            headers, body = await self._posted(served, asked, sent, receive)
+            headers, body = await self._posted(served, asked, sent, scope, receive)
         if mismatch is not None:
             headers.append(warning_header(mismatch))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -89,8 +106,9 @@ class Predict:
         return await self.load(principal, name, ref)
 
     async def _posted(
-        self, served: Served, asked: Asked, sent: Sent, receive: Receive
+        self, served: Served, asked: Asked, sent: Sent, scope: AsgiScope, receive: Receive
     ) -> tuple[Headers, bytes]:
+        principal: Principal = scope["principal"]
         body = await _whole_body(receive)
         format = format_of(sent.content_type, body[:HEAD_BYTES])
         if format is Format.CSV:
@@ -99,15 +117,18 @@ class Predict:
                 "CSV is read for datasets only: send JSON, npy, npz or safetensors",
             )
         limit = self.limits.of(format)
-        # an npz body unpacks to a thousand times its size
-        is_small = len(body) <= INLINE_BYTES and format is not Format.NPZ
-        if is_small:
+        if format is Format.NPZ and body:  # it unpacks to up to a thousand times its size
+            await hold_unpacked(scope, unpacked_size(body, limit))
+        inline_bytes = INLINE_JSON_BYTES if format is Format.JSON else INLINE_BYTES
+        if len(body) <= inline_bytes and format is not Format.NPZ:
             arrays = read_arrays(format, body, limit=limit)
         else:
-            arrays = await run_in_threadpool(read_arrays, format, body, limit=limit)
+            arrays = await self.large.run(principal, read_arrays, format, body, limit=limit)
         is_long = arrays.labels is not None or arrays.groups is not None
-        if arrays.values.size > INLINE_NUMBERS or is_long:
-            return await run_in_threadpool(self._answer, served, arrays, asked, sent, format)
+        if is_long or not is_quick(served, arrays.values):
+            return await self.large.run(
+                principal, self._answer, served, arrays, asked, sent, format
+            )
         return self._answer(served, arrays, asked, sent, format)
 
     def _answer(
@@ -117,7 +138,10 @@ class Predict:
         written = _written_format(arrays, asked, sent, format)
         is_choice = written is Format.JSON and arrays.labels is None
         advice = "send fewer rows, or accept npy or npz" if is_choice else "send fewer rows"
-        check_answer(answer_size(served.map.k, arrays, asked, written), self.limits.bytes, advice)
+        if arrays.labels is not None:
+            check_evaluable(len(arrays.values), served.map.k)
+        size = answer_size(served.map.k, arrays, asked, written)
+        check_answer(size, self.limits.of(written), advice)
         found = predict(served.map, arrays, asked.dtype)
         probabilities = found.probabilities
         if asked.dtype is not None:

@@ -5,8 +5,14 @@ disk. Bytes that cannot be read are Malformed, what breaks a rule is Invalid (or
 calibrators), more than a limit is TooLarge; nothing else is raised, whatever the bytes.
 """
 
-from service.core.formats.bodies import Arrays, arrays_of_document, encode, read_arrays
-from service.core.formats.datasets import Facts, Limits, inspect, load, raised_zeros
+from service.core.formats.bodies import (
+    Arrays,
+    arrays_of_document,
+    encode,
+    read_arrays,
+    unpacked_size,
+)
+from service.core.formats.datasets import Facts, Limits, inspect, load
 from service.core.formats.media import ANSWERED, MEDIA_TYPES, Format, format_of
 
 __all__ = [
@@ -21,6 +27,6 @@ __all__ = [
     "format_of",
     "inspect",
     "load",
-    "raised_zeros",
     "read_arrays",
+    "unpacked_size",
 ]

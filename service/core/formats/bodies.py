@@ -138,6 +138,12 @@ def npz_members(file: Readable, size: int, limit: int) -> dict[str, zipped.Membe
     return {one.name.removesuffix(".npy"): one for one in found}
 
 
+def unpacked_size(body: Bytes, limit: int) -> int:
+    """Return how many bytes the arrays of an npz body have, by its directory alone."""
+    found = npz_members(io.BytesIO(body), len(body), limit)
+    return sum(one.unpacked for one in found.values())
+
+
 def _npz(body: Bytes, limit: int) -> dict[str, Array]:
     file = io.BytesIO(body)
     found = npz_members(file, len(body), limit)

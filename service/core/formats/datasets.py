@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrators import CalibrationSet, DataError
-from calibrators.data import Kind, as_logits, log_probabilities
+from calibrators.data import Kind, as_logits, two_columns
+from calibrators.rounding import GridFinder
 from service.core.formats import segments
 from service.core.formats.bodies import LABELS, VALUES, check_names, check_size, declared_kind
 from service.core.formats.columns import Column, by_rows, columns
@@ -20,6 +21,7 @@ from service.core.formats.segments import GROUPS
 from service.errors import Invalid, TooLarge
 
 BLOCK = 1 << 18
+FORTRAN_ROWS, FORTRAN_BYTES = 64, 24 << 20
 # the order in which CalibrationSet looks at the rules that rows can break
 RULES = (
     "not_a_probability",
@@ -75,8 +77,10 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
         kind, values, labels, groups = _found(columns(file, format, limits.of(format)), kind)
         classes = _check_layouts(values.layout, labels.layout, kind, limits)
         rows, named = values.layout.shape[0], None
+        rounding = 0.0 if kind == "logits" else _rounding(path, format, kind, limits)
         with TemporaryFile(dir=path.parent) as spool:
-            _check_rows(by_rows(values, spool), by_rows(labels, spool), kind, classes)
+            turned = by_rows(values, spool), by_rows(labels, spool)
+            _check_rows(*turned, kind, classes, rounding)
         if groups is not None:  # last, as CalibrationSet does
             segments.check_layout(groups.layout, rows)
             named = segments.count(groups.layout, groups.rows)
@@ -94,17 +98,6 @@ def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet
         make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
         names = None if groups is None else groups.mapped(path)
         return make(values.mapped(path), labels.mapped(path), names)
-
-
-def raised_zeros(probabilities: Array) -> tuple[Array, int]:
-    """Probabilities with zeros raised as calibrators raises them, and how many were.
-
-    calibrators warns of them; a warning is no way to tell one caller among many threads.
-    """
-    smallest = np.finfo(probabilities.dtype).tiny
-    zeros = (probabilities >= 0) & (probabilities < smallest)
-    count = int(np.count_nonzero(zeros))
-    return (np.where(zeros, smallest, probabilities), count) if count else (probabilities, 0)
 
 
 def _found(found: dict[str, Column], kind: Kind | None) -> Found:
@@ -135,7 +128,7 @@ def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -
             f"at most {limits.classes} classes are taken, got {values.shape[1]}",
             limit=limits.classes,
         )
-    made = as_logits if kind == "logits" else log_probabilities
+    made = as_logits if kind == "logits" else two_columns
     classes = int(made(_sure_row(values, kind)).shape[1])
     column = labels.shape if labels.shape[1:] != (1,) else labels.shape[:1]
     if len(column) == 1 and column != values.shape[:1]:
@@ -155,20 +148,20 @@ def _sure_row(layout: Layout, kind: Kind) -> Array:
     return np.full(shape, 0.5 if len(shape) == 1 else 1 / max(2, shape[1]))
 
 
-def _check_rows(values: Column, labels: Column, kind: Kind, classes: int) -> None:
+def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, rounding: float) -> None:
     """Raise the DataError that CalibrationSet would raise for all rows at once.
 
     A block reports the first rule in the order of RULES that it breaks. So the first of all blocks
     is the first of the whole, and blocks that report another one have no row that breaks it.
     """
     total = values.layout.shape[0]
-    step = max(1, BLOCK // classes)
+    step = _rows_at_once(values.layout)
     broken: dict[str, DataError] = {}
     for start in range(0, total, step):
         stop = min(total, start + step)
         block, truth = values.rows(start, stop), labels.rows(start, stop)
         try:
-            _check_block(block, truth.reshape(-1), kind)
+            _check_block(block, truth.reshape(-1), kind, rounding)
         except DataError as error:
             broken[error.code] = _joined(broken.get(error.code), error, start)
     for code in RULES:
@@ -178,7 +171,40 @@ def _check_rows(values: Column, labels: Column, kind: Kind, classes: int) -> Non
         raise next(iter(broken.values()))
 
 
-def _check_block(block: Array, truth: Array, kind: Kind) -> None:
+def _rows_at_once(layout: Layout) -> int:
+    """Return how many rows of an array are read as a block."""
+    width = max(1, layout.shape[1] if len(layout.shape) > 1 else 1)
+    step = max(1, BLOCK // width)
+    if layout.fortran:  # a block is one read for each column: no reads of a few bytes
+        step = max(step, min(FORTRAN_ROWS, FORTRAN_BYTES // (width * layout.dtype.itemsize)))
+    return step
+
+
+def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
+    """Return the step that all probabilities of a file were rounded to; 0 if there is none.
+
+    The file is opened once more, because packed rows can be read in their order only; exact
+    probabilities are told by their first block.
+    """
+    finder = GridFinder()
+    with path.open("rb") as file, TemporaryFile(dir=path.parent) as spool:
+        values = by_rows(_found(columns(file, format, limits.of(format)), kind).values, spool)
+        total = values.layout.shape[0]
+        step = _rows_at_once(values.layout)
+        for start in range(0, total, step):
+            if not finder.is_open:
+                break
+            finder.add(_widened(values.rows(start, min(total, start + step))))
+    return finder.step
+
+
+def _widened(block: Array) -> Array:
+    if block.dtype in (np.float32, np.float64):
+        return block
+    return block.astype(np.float32 if block.dtype.itemsize == 2 else np.float64)
+
+
+def _check_block(block: Array, truth: Array, kind: Kind, rounding: float) -> None:
     if block.ndim == 1:
         block = block[:, np.newaxis]
     if kind == "logits":
@@ -186,11 +212,7 @@ def _check_block(block: Array, truth: Array, kind: Kind) -> None:
         block = np.concatenate([block, np.full((1, block.shape[1]), 2, block.dtype)])
         CalibrationSet(block, np.append(truth, truth.dtype.type(0)))
         return
-    if block.dtype not in (np.float32, np.float64):
-        block = block.astype(np.float32 if block.dtype.itemsize == 2 else np.float64)
-    if block.shape[1] == 1:
-        block = np.where((block >= 0) & (block <= 1 + 1e-6), 0.5, block)
-    CalibrationSet.from_probabilities(raised_zeros(block)[0], truth)
+    CalibrationSet.from_probabilities(_widened(block), truth, rounding=rounding, warn=False)
 
 
 def _joined(before: DataError | None, error: DataError, start: int) -> DataError:

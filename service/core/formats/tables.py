@@ -24,12 +24,13 @@ import numpy as np
 from calibrators.data import Kind
 from service.core.formats import segments
 from service.core.formats.layout import Array, Bytes
-from service.errors import Invalid, Malformed
+from service.errors import Invalid, Malformed, TooLarge
 
 LABELS = ("label", "labels")
 GROUPS = ("group", "groups")
 KINDS: dict[str, Kind] = {"logit": "logits", "p": "probabilities", "probability": "probabilities"}
 SHOWN = 40
+MOST_COLUMNS = 200_000
 
 _NUMBERED = re.compile(rf"({'|'.join(KINDS)})_(\d{{1,9}})")
 _LARGEST = (1 << 63) - 1
@@ -62,7 +63,8 @@ def decode(body: Bytes) -> Table:
     >>> decode(b"logit_1,label,logit_0\\n2.5,1,-1\\n").values.tolist()
     [[-1.0, 2.5]]
     """
-    lines = _lines(_text(body))
+    _check_text(body)
+    lines = _lines(body)
     header = _header(next(lines, (0, []))[1])
     values, labels = array("d"), array("q")
     groups: list[str] = []
@@ -74,31 +76,53 @@ def decode(body: Bytes) -> Table:
         if header.groups is not None:
             groups.append(row[header.groups].strip())
     return Table(
-        np.array(values).reshape(len(labels), len(header.classes)),
-        np.array(labels, np.int64),
+        np.frombuffer(values).reshape(len(labels), len(header.classes)),
+        np.frombuffer(labels, np.int64),
         header.declared,
         None if header.groups is None else segments.from_names(groups),
     )
 
 
-def _text(body: Bytes) -> str:
+def _check_text(body: Bytes) -> None:
     try:
-        return bytes(body).decode("utf-8-sig")
+        str(body, "utf-8")
     except UnicodeDecodeError as error:
         raise Malformed(
             "malformed_csv", f"the file is not UTF-8 text: byte {error.start} cannot be read"
         ) from error
 
 
-def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The lines that are not blank, with their numbers in the file."""
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
+    """Return the lines that are not blank, with their numbers in the file."""
+    physical = _PhysicalLines(body)
+    reader = csv.reader(physical, skipinitialspace=True, strict=True)
     try:
         for row in reader:
+            physical.commas = 0
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
         raise Malformed("malformed_csv", f"line {reader.line_num}: {error}") from error
+
+
+class _PhysicalLines:
+    """The lines of a body, decoded as they are read; ``commas`` counts those of the row at hand.
+
+    The reader makes a string of every cell, so a row of too many is stopped before it is split.
+    """
+
+    def __init__(self, body: Bytes) -> None:
+        self.commas = 0
+        self._file = io.TextIOWrapper(io.BytesIO(body), encoding="utf-8-sig", newline="")
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._file:
+            self.commas += line.count(",")
+            if self.commas >= MOST_COLUMNS:
+                raise TooLarge(
+                    "too_many_columns", f"at most {MOST_COLUMNS} columns are read in a row"
+                )
+            yield line
 
 
 def _header(line: Sequence[str]) -> Header:

@@ -25,6 +25,7 @@ from service.storage.records import FitStatus, Version
 
 MAPS, OTHERS = 40, 20
 ONE = "/v1/calibrators/digits/versions/1"
+TWO = "/v1/calibrators/digits/versions/2"
 PREDICT = "/v1/calibrators/digits@{}/predict?logits=3,1,0,0,0"
 
 
@@ -115,18 +116,19 @@ def ward(backend: Backend, tmp_path: Path) -> Iterator[Ward]:
 
 
 def test_no_damaged_map_is_served_and_the_cached_one_goes_on(ward: Ward) -> None:
-    key, other = (map_key(ward.place.workspace, v.id, v.map_sha256) for v in ward.versions)
-    for url in itertools.islice(itertools.cycle([PREDICT.format(1), f"{ONE}/map"]), MAPS):
+    # the first version is in memory under its alias, so the second one is damaged
+    other, key = (map_key(ward.place.workspace, v.id, v.map_sha256) for v in ward.versions)
+    for url in itertools.islice(itertools.cycle([PREDICT.format(2), f"{TWO}/map"]), MAPS):
         with ward.damager.damaged(key, other):
             ward.refused(url)
     content = stored.content(ward.place.blobs, key)
     stored.remove(ward.place.blobs, key)
     with capture_logs() as logs:
-        ward.refused(PREDICT.format(1), "blob_missing")
+        ward.refused(PREDICT.format(2), "blob_missing")
     (line,) = [one for one in logs if one["event"] == "blob_damaged"]
     assert (line["log_level"], line["code"], line["blob"]) == ("error", "blob_missing", "maps")
     stored.overwrite(ward.place.blobs, key, content)
-    assert ward.client.get(PREDICT.format(1)).json()["version"] == 1
+    assert ward.client.get(PREDICT.format(2)).json()["version"] == 2
     metrics = ward.client.get("/metrics").text
     assert f'calibrd_damaged_blobs_total{{kind="corrupt"}} {MAPS}.0' in metrics
     assert 'calibrd_damaged_blobs_total{kind="missing"} 1.0' in metrics

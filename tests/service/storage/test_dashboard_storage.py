@@ -13,7 +13,7 @@ def test_sessions_stand_for_their_key_until_they_end(local: Local) -> None:
     parts = local.app.state.parts
     with parts.database.write() as store:
         workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
-        key = keys.create(store, workspace, name="ann", scopes=[Scope.FIT]).key.id
+        key = keys.create(store, workspace, name="ann", scopes=[Scope.ADMIN]).key.id
         store.web_sessions.add("0" * 64, key, seconds=-1.0)
     first, second = parts.sessions.begin(key), parts.sessions.begin(key)
     assert parts.sessions.key_of(first) == parts.sessions.key_of(second) == key

@@ -80,15 +80,14 @@ class Patient(Place):
         statistics = BinStatistics.from_confidences([0.9], [True])
         with self.database.write() as store:
             open_run(store, caller, asked)
-            for step in (1, 2, 3):
-                post(store, caller, "job", Sent("a", step, 0, statistics, None))
+        for step in (1, 2, 3):
+            post(self.database, caller, "job", Sent("a", step, 0, statistics, None))
 
     def skip(self) -> None:
         """Step 4 never comes, and step 5 waits for it since long ago."""
         caller = Principal(self.workspace, "tests", frozenset(Scope))
         statistics = BinStatistics.from_confidences([0.9], [True])
-        with self.database.write() as store:
-            post(store, caller, "job", Sent("a", 5, 0, statistics, None))
+        post(self.database, caller, "job", Sent("a", 5, 0, statistics, None))
         waits = run_statistics.c.statistics.is_not(None)
         self.change(update(run_statistics).where(waits).values(posted_at=1.0))
 

@@ -270,3 +270,14 @@ def test_a_worker_that_was_paused_after_it_wrote_its_blobs_does_not_name_them(
     assert done.error is not None
     assert done.error["code"] == "paused_too_long"
     assert place.versions_of(fit) == []
+
+
+def test_a_fit_that_needs_too_much_memory_is_refused(place: Place) -> None:
+    fit = place.order(place.dataset(), ("matrix", {}))
+    job = started(place, fit)
+    ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60, memory_limit=1 << 20)
+    error = error_of(ending)
+    assert error["code"] == "too_much_memory"
+    assert "'matrix' needs about" in error["message"]
+    assert "send fewer rows, or choose another method" in error["message"]
+    conclude(place.database, job.fit, ending)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import stored
 from alembic import command
-from backends import Backend
-from live_service import in_process
+from backends import Backend, Embedded
+from live_service import ROOT, in_process
 from sqlalchemy import column, insert, table, update
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
+from service.errors import Invalid
 from service.jobs.prepare import prepare_database
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.migrate import alembic_config, upgrade
+from service.storage.migrate import MIGRATIONS, alembic_config, check_current, upgrade
+from service.storage.schema import differences
 from service.storage.tables import chores
 
 FIRST = "0001"
+BEFORE_REPAIR = "0005"
 WORKSPACE = "ws_00000000000000000000"
 ROWS = {
     "workspaces": {"id": WORKSPACE, "name": "default"},
@@ -42,6 +49,17 @@ ROWS = {
         "description": "",
         "created_by": "tests",
     },
+}
+
+# SHA-256 of every migration. They run once on each database, so they never change: if this
+# fails, undo the edit and write a new migration (with its hash here) instead.
+MIGRATION_HASHES = {
+    "0001": "d5c9ab5dec2e1a76aee90393cdbe0192da603c3ab3029f4b9514bd803d6f4b03",
+    "0002": "480f6ffc8430dc7a1cdae78408e6fa59d40427406e06e84c4f4e3f46b6284fe7",
+    "0003": "f400a8c1f1acf5da69d46602fce8d962ca2ace5973f239e74b2b78ffeb3f39ea",
+    "0004": "517fe86aac7c864e01b5293b816b805277e7c14b7fef61de920457b9ec26f263",
+    "0005": "78d0b60d3b0764642e29a179a5839f2696a755f1b1ef507cdc4c2d4e4ce8148c",
+    "0006": "279104665ce8e5b6d5abd2d81eb6918b34d1292e5373a9157f52f017001206ef",
 }
 
 
@@ -104,3 +122,115 @@ def test_a_chore_is_done_by_one_of_many_and_again_when_it_is_due(
             store.session.execute(update(chores).values(done_at=chores.c.done_at - 61))
         assert sum(many.map(claim, [60.0] * 8)) == 1
     database.close()
+
+
+def test_migrations_are_not_edited() -> None:
+    files = sorted((MIGRATIONS / "versions").glob("*.py"))
+    found = {one.name[:4]: hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+    assert found == MIGRATION_HASHES, "add a new migration, never edit one that was committed"
+
+
+def execute(database: Database, *statements: str) -> None:
+    with database.unhurried.begin() as connection:
+        for one in statements:
+            connection.exec_driver_sql(one)
+
+
+RUN = "INSERT INTO runs (id, workspace, name, kind, tags, description, created_by, created_at, "
+RUN += f"updated_at) VALUES ('run_1', '{WORKSPACE}', 'job', 'monitor', '{{}}', '', 't', 1, 1)"
+SESSION = "INSERT INTO run_sessions (run, number, id, base_step, world_size, decides, "
+SESSION += "merge_timeout, created_by, created_at) "
+SESSION += "VALUES ('run_1', 1, 'a', 0, 1, 'trainer', 60, 't', 42.5)"
+
+
+def test_a_database_of_a_commit_between_releases_is_repaired(
+    backend: Backend, tmp_path: Path
+) -> None:
+    settings = backend.settings(tmp_path, empty=True)
+    database = Database(Settings(**settings).database)
+    command.upgrade(alembic_config(database), BEFORE_REPAIR)
+    place = f"INSERT INTO workspaces VALUES ('{WORKSPACE}', 'default', 1)"  # noqa: S608
+    execute(
+        database,
+        "DROP INDEX ix_fits_workspace_status_created_at",
+        "DROP INDEX ix_run_steps_run_step",
+        "ALTER TABLE chores DROP COLUMN note",
+        "ALTER TABLE run_sessions DROP COLUMN begun_at",
+        "INSERT INTO chores (name, done_at) VALUES ('sweep', 1)",
+        place,
+        RUN,
+        SESSION,
+    )
+    database.close()
+    with in_process(**settings) as client:
+        (run,) = client.get("/v1/runs").json()["items"]
+        assert run["name"] == "job"
+        (session,) = client.get("/v1/runs/job").json()["sessions"]
+        assert session["begun_at"].startswith("1970-01-01T00:00:42.5")
+        with client.app.state.parts.database.read() as store:
+            assert store.chores.note("sweep") == ""
+        assert differences(client.app.state.parts.database) == []
+
+
+CHANGES = {
+    "the table run_sessions lacks the column begun_at": (
+        "ALTER TABLE run_sessions DROP COLUMN begun_at"
+    ),
+    "the table fits lacks the index ix_fits_status": "DROP INDEX ix_fits_status",
+    "the table chores is missing": "DROP TABLE chores",
+    "the table chores has a column extra that must be filled": None,
+}
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_a_schema_that_differs_from_its_revision_is_refused(
+    backend: Backend, tmp_path: Path, words: str
+) -> None:
+    database = Database(Settings(**backend.settings(tmp_path)).database)
+    change = CHANGES[words]
+    if change is None:
+        execute(
+            database,
+            "DROP TABLE chores",
+            "CREATE TABLE chores (name VARCHAR(40) NOT NULL CONSTRAINT pk_chores PRIMARY KEY, "
+            "done_at FLOAT NOT NULL, note VARCHAR(100) NOT NULL, extra INTEGER NOT NULL)",
+        )
+    else:
+        execute(database, change)
+    for opened in (prepare_database, check_current):
+        with pytest.raises(Invalid, match=re.escape(words)) as refused:
+            opened(database)
+        assert refused.value.code == "schema_differs"
+        assert "docs/deploying.md" in refused.value.message
+    database.close()
+
+
+def test_what_others_add_to_a_database_does_no_harm(backend: Backend, tmp_path: Path) -> None:
+    database = Database(Settings(**backend.settings(tmp_path)).database)
+    execute(
+        database,
+        "CREATE TABLE theirs (id INTEGER PRIMARY KEY, word VARCHAR(3))",
+        "CREATE INDEX theirs_too ON fits (worker)",
+        "ALTER TABLE fits ADD COLUMN theirs INTEGER",
+    )
+    prepare_database(database)
+    database.close()
+
+
+def test_serve_tells_of_a_schema_that_differs(tmp_path: Path) -> None:
+    settings = Embedded().settings(tmp_path)
+    database = Database(Settings(**settings).database)
+    execute(database, "DROP INDEX ix_fits_status")
+    database.close()
+    command_line = [sys.executable, "-m", "service", "serve", "--port", "0", "--workers", "0"]
+    done = subprocess.run(
+        [*command_line, "--data-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "lacks the index ix_fits_status" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -76,8 +76,12 @@ def test_moves_and_keys_are_heard_of_at_once(replicas: tuple[Local, Local]) -> N
     wait_until(lambda: other.get("/v1/calibrators").status_code == 401, 2)
     root = {"Authorization": f"Bearer {made['token']}"}
     assert other.get("/v1/calibrators", headers=root).status_code == 200
+    second = {"name": "second", "scopes": ["predict"]}
+    made = one.post("/v1/keys", json=second, headers=root).json()
+    reader = {"Authorization": f"Bearer {made['token']}"}
+    wait_until(lambda: other.get("/v1/calibrators", headers=reader).status_code == 200, 2)
     assert one.delete(f"/v1/keys/{made['key']['id']}", headers=root).status_code == 200
-    wait_until(lambda: other.get("/v1/calibrators", headers=root).status_code == 401, 2)
+    wait_until(lambda: other.get("/v1/calibrators", headers=reader).status_code == 401, 2)
 
 
 def test_what_was_said_while_the_line_was_broken_is_made_up_for(

@@ -90,7 +90,7 @@ def test_a_folder_says_what_to_do_instead(tmp_path: Path) -> None:
 
 
 def test_parts_go_straight_to_the_store_without_a_key(store: Local) -> None:
-    token = store.post("/v1/keys", json={"name": "fits", "scopes": ["fit"]}).json()["token"]
+    token = store.post("/v1/keys", json={"name": "fits", "scopes": ["admin"]}).json()["token"]
     store.headers["Authorization"] = f"Bearer {token}"
     body = npz(*sample())
     parts = dict(enumerate(parts_of(body, 3), 1))
@@ -215,7 +215,10 @@ def test_another_workspace_gets_no_url_and_changes_nothing(store: Local) -> None
     with parts.database.write() as rows:
         tokens = [
             keys.create(
-                rows, keys.workspace_named(rows, name, make=True).id, name=name, scopes=[Scope.FIT]
+                rows,
+                keys.workspace_named(rows, name, make=True).id,
+                name=name,
+                scopes=[Scope.ADMIN],
             ).token
             for name in ("a", "b")
         ]

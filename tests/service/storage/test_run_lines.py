@@ -14,7 +14,7 @@ from calibrators.adafocal import AdaFocalState, BinStatistics
 from service.core.access import Principal
 from service.core.run_steps import Sent, post
 from service.core.runs import Opening, open_run
-from service.storage.store import Store
+from service.storage.database import Database
 
 
 @dataclass
@@ -95,17 +95,18 @@ def opening(life: Life) -> Opening:
     )
 
 
-def arrive(store: Store, caller: Principal, lives: list[Life], chance: random.Random) -> None:
+def arrive(database: Database, caller: Principal, lives: list[Life], chance: random.Random) -> None:
     """All posts, some of them twice, in any order; sessions open in the order of the list."""
     ready: list[Sent] = []
     coming = list(lives)
     while coming or ready:
         if coming and (not ready or chance.random() < 0.2):
-            open_run(store, caller, opening(coming[0]))
+            with database.write() as store:
+                open_run(store, caller, opening(coming[0]))
             ready += [sent for sent in coming[0].posts for _ in range(chance.randint(1, 2))]
             coming.pop(0)
         else:
-            post(store, caller, "job", ready.pop(chance.randrange(len(ready))))
+            post(database, caller, "job", ready.pop(chance.randrange(len(ready))))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -118,8 +119,7 @@ def test_any_order_gives_the_history_of_the_model(
     token = tenant.headers["Authorization"].removeprefix("Bearer ")
     parts = shared_app.app.state.parts
     caller: Principal = parts.keys.authenticate(token)
-    with parts.database.write() as store:
-        arrive(store, caller, lives, chance)
+    arrive(parts.database, caller, lives, chance)
     assert line(tenant, "job") == expected_line(lives)
     for life in lives:
         steps = history(tenant, "job", session=life.id)

@@ -24,9 +24,9 @@ from training_jobs import (
 )
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from service.core import run_steps
-from service.core.run_steps import decide_due
-from service.storage.run_steps import PARTS_AT_ONCE
+from service.core import step_decisions
+from service.core.step_decisions import decide_due
+from service.storage.run_steps import AT_ONCE
 from service.storage.run_tables import run_sessions, run_statistics
 
 BEGIN = AdaFocalState.begin(SETTINGS)
@@ -51,7 +51,7 @@ def test_the_service_merges_all_ranks_and_all_get_the_same(tenant: httpx.Client)
 
 
 def test_many_ranks_are_merged_a_few_at_a_time(tenant: httpx.Client) -> None:
-    ranks = 2 * PARTS_AT_ONCE + 1
+    ranks = 2 * AT_ONCE + 1
     open_shared(tenant, ranks=ranks)
     parts = [seen(rank, 10) for rank in range(ranks)]
     for rank, part in enumerate(parts):
@@ -154,7 +154,7 @@ def test_workers_decide_what_nobody_looks_at(tenant: httpx.Client, shared_app: L
 def test_many_steps_that_waited_for_the_first_are_decided_in_turns(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_steps, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(step_decisions, "MOST_AT_ONCE", 3)
     open_run(tenant, "watch", kind="monitor", session="a")
     for step in range(2, 9):
         assert good(post(tenant, "watch", "a", step, seen(1)))["status"] == "waiting"

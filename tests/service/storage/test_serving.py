@@ -27,7 +27,7 @@ def key_of(client, name: str, version: int) -> str:
 
 
 def test_cache_is_bounded_and_what_gave_way_comes_back(backend, tmp_path):
-    with in_process(**backend.settings(tmp_path), cached_maps=2) as client:
+    with in_process(**backend.settings(tmp_path), map_cache_bytes=10_000) as client:
         for name in ("a", "b", "c"):
             register(client, name, 2.0)
             promote(client, name, 1)
@@ -76,3 +76,17 @@ def test_fingerprints(local):
     warned = local.get("/v1/calibrators/c@1/predict?logits=3,1,0&fingerprint=warn", headers=other)
     assert warned.status_code == 200
     assert "model_mismatch" in warned.headers["calibrd-warning"]
+
+
+def test_a_version_is_held_once_under_all_its_names(local):
+    register(local, "c", 2.0)
+    promote(local, "c", 1)
+    maps = local.app.state.parts.maps
+    before = len(maps)
+    for ref in ("1", "production"):
+        assert served(local, "c", ref).status_code == 200
+    held = maps.bytes
+    for ref in ("01", "001", "0001", "0"):
+        refused = served(local, "c", ref)
+        assert (refused.status_code, refused.json()["code"]) == (404, "no_such_version")
+    assert (len(maps), maps.bytes) == (before + 1, held)

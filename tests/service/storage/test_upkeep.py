@@ -279,7 +279,7 @@ def test_a_worker_decides_steps_of_runs_that_have_waited_long_enough(place: Plac
     caller = Principal(place.workspace, "tests", frozenset({Scope.FIT}))
     with place.database.write() as store:
         opened = open_run(store, caller, asked)
-        post(store, caller, "job", Sent("a", 1, 1, statistics, None))
+    post(place.database, caller, "job", Sent("a", 1, 1, statistics, None))
     alive = upkeep(place, "alive", silence=10.0, merging=0.05)
     alive.start()
     try:

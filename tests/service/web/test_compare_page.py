@@ -25,6 +25,7 @@ from calibrators.methods.temperature import TemperatureScaling
 from service.core import comparing
 from service.core.access import Scope
 from service.core.blob_keys import dataset_key
+from service.core.tasks import at_most
 from service.storage.tables import versions
 
 PATH = "/calibrators/fashion/compare"
@@ -210,10 +211,9 @@ def test_a_dataset_whose_bytes_are_gone_is_told_and_tried_again(service: Local) 
 
 def test_rows_are_drawn_evenly_and_always_the_same() -> None:
     data = CalibrationSet(*sample(5000, CLASSES))
-    at_most = comparing._at_most(data)
-    assert at_most is data
+    assert at_most(data, comparing.MOST_ROWS) is data
     large = CalibrationSet(np.tile(data.logits, (25, 1)), np.tile(data.labels, 25))
-    first, second = comparing._at_most(large), comparing._at_most(large)
+    first, second = (at_most(large, comparing.MOST_ROWS) for _ in range(2))
     assert first.n == comparing.MOST_ROWS
     assert np.array_equal(first.logits, second.logits)
     assert first.labels.mean() == pytest.approx(large.labels.mean(), abs=0.02)

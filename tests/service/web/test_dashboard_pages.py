@@ -184,4 +184,4 @@ def test_jobs_tell_how_they_go_on_and_can_be_cancelled(admin: Local) -> None:
 def test_programs_are_led_from_the_bare_address_to_the_reference(service: Local) -> None:
     for headers in ({}, {"Accept": "application/json"}):
         answer = service.get("/", headers=headers)
-        assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
+        assert (answer.status_code, answer.headers["location"]) == (307, "./docs")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -292,3 +293,19 @@ def test_whatever_people_wrote_is_shown_as_text(local: Local) -> None:
     with signed_in(local, Scope.ADMIN, name=MARKUP) as client:
         shell = check_page(client.get(PAGE))
     assert shell.words.count("onerror=alert(1)") > 20
+
+
+def test_a_method_that_fell_back_is_shown(tmp_path: Path) -> None:
+    fallback = {"method": "smart", "reason": "every prediction is right"}
+    warning = {"code": "fell_back", "message": "smart fell back to temperature scaling: why"}
+    fitted = TemperatureMap(
+        k=3, temperature=1.5, fit_info={"fallback": fallback, "warnings": [warning]}
+    )
+    with in_process(tmp_path, database_url="") as local:
+        sent = local.post("/v1/calibrators/right/versions", json=registration(fitted))
+        assert sent.status_code == 201, sent.text
+        with local.app.state.parts.database.write() as store:  # as a fit of the service does
+            store.session.execute(update(versions).values(method="smart"))
+        shown = local.get("/calibrators/right/versions/1").text
+    assert "smart fell back to temperature scaling: why <small>fell_back</small>" in shown
+    assert 'smart <span class="muted">(fell back to temperature scaling)</span>' in shown

@@ -1,0 +1,193 @@
+"""Rounded probabilities: find the step they were rounded to, and what their zeros stand for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrators.blocks import Floats, row_blocks
+
+# a float type, and the most decimals at which rounding of its values can be detected
+TYPES: tuple[tuple[Any, int], ...] = ((np.float16, 2), (np.float32, 6), (np.float64, 12))
+FIRST_LOOK = 256
+LARGEST_STEP = 0.25
+LEAST_VALUES = 30
+LEAST_SHARE = 0.1
+# the least that a zero stands for, the same for all types: equal numbers get equal answers
+TINY = float(np.finfo(np.float32).tiny)
+
+
+class Zeros(NamedTuple):
+    """The value that a probability of exactly 0 is replaced by.
+
+    ``floor`` is its mean. ``rounding`` is the step that probabilities were rounded to, 0 if they
+    were not. A zero was then any value below half of that step; its distribution is taken as
+    proportional to ``p^a`` up to there, with the ``a`` that has this mean.
+    """
+
+    floor: float = 0.0
+    rounding: float = 0.0
+
+    @classmethod
+    def of(cls, probabilities: Floats, rounding: float) -> Zeros:
+        """Estimate it from probabilities (n, k); ``rounding`` is their step, 0 for exact ones.
+
+        Rounded: ``a`` follows from how many values are 0 and how many are one step, since the
+        share of values below half a step among those below one and a half is ``3^-a``. Two values
+        at one step and one zero are added, so that ``a`` is 1 where there is no data. Exact: half
+        of the smallest positive value.
+        """
+        if rounding == 0:
+            return cls(max(_smallest_positive(probabilities) / 2, TINY))
+        zeros, ones = 1, 2
+        for block in row_blocks(*probabilities.shape):
+            part = probabilities[block]
+            below = int(np.count_nonzero(part < rounding / 2))
+            zeros += below
+            ones += int(np.count_nonzero(part < 1.5 * rounding)) - below
+        a = math.log1p(ones / zeros) / math.log(3)
+        return cls(rounding / 2 * a / (a + 1), rounding)
+
+    def sum_tolerance(self, k: int, least: float) -> float:
+        """How far from 1 the sum of a row of ``k`` classes may be; ``least`` for exact ones.
+
+        Sums of rounded values differ from 1 by whole steps, and by less than half a step a class.
+        """
+        return max(least, (k - 0.5) / 2 * self.rounding)
+
+    def restored(self, rows: Floats, is_zero: Floats) -> Floats:
+        """Return rows (n, k) with zeros replaced by what they stand for, in float64.
+
+        Rounded entries have errors of variance ``step^2 / 12`` each, zeros a prior mean and
+        variance, and all of a row sum to 1: taken is the mean of each entry given that, held to
+        what rounds to it. No zero stands for more than half of the row's smallest positive value.
+        """
+        found = rows.astype(np.float64)
+        smallest = np.where(is_zero, 1, found).min(axis=1, keepdims=True)
+        means = np.full((len(rows), 1), max(self.floor, TINY))
+        if self.rounding:
+            count, noise = is_zero.sum(axis=1, keepdims=True), self.rounding**2 / 12
+            missing = 1 - found.sum(axis=1, keepdims=True) - count * means
+            missing /= count * self.variance + (rows.shape[1] - count) * noise
+            means += self.variance * missing
+            means = means.clip(LEAST_SHARE * self.floor, self.rounding / 2)
+            shift = (noise * missing).clip(-self.rounding / 2, self.rounding / 2)
+            found = np.maximum(found + shift, found / 2)
+        means = np.maximum(np.minimum(means, smallest / 2), TINY)
+        return np.asarray(np.where(is_zero, means, found))
+
+    @property
+    def variance(self) -> float:
+        """The variance of what a zero of rounded probabilities stands for."""
+        share = 2 * self.floor / self.rounding
+        return (self.rounding / 2) ** 2 * share * (1 - share) ** 2 / (2 - share)
+
+    def filled(self, probabilities: Floats) -> tuple[Floats, int]:
+        """Return probabilities (n, k) as they may have been before rounding, and their zeros.
+
+        Rows without zeros that sum to 1 are left as they are.
+        """
+        is_zero = probabilities <= 0
+        chosen = is_zero.any(axis=1)
+        if self.rounding:
+            off = probabilities.sum(axis=1, dtype=np.float64) - 1
+            chosen |= np.abs(off) > self.rounding / 2
+        rows = np.flatnonzero(chosen)
+        if not rows.size:
+            return probabilities, 0
+        filled = probabilities.copy()
+        filled[rows] = self.restored(probabilities[rows], is_zero[rows])
+        return filled, int(np.count_nonzero(is_zero))
+
+
+class GridFinder:
+    """Finds the step that all probabilities are multiples of, from one block after the other.
+
+    Steps are ``j / 10^d``, with d up to what the float type can tell. Values that are exact in
+    a narrower type than they come in count as numbers of that type.
+
+    >>> finder = GridFinder()
+    >>> finder.add(np.array([0.07, 0.93, 0.0, 1.0], dtype=np.float32))
+    >>> finder.step
+    0.01
+    >>> finder.add(np.array([1 / 3]))
+    >>> finder.step
+    0.0
+    """
+
+    def __init__(self) -> None:
+        self._candidates = [_Decimals(kind, most) for kind, most in TYPES]
+        self._values = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a step is still possible."""
+        return any(one.fits for one in self._candidates)
+
+    @property
+    def step(self) -> float:
+        """Return the step of all values so far; 0 if there is none."""
+        for one in self._candidates:
+            if one.fits:
+                step = one.divisor / 10**one.digits
+                is_sure = self._values >= LEAST_VALUES and step <= LARGEST_STEP
+                return step if is_sure else float(f"1e-{one.digits}")
+        return 0.0
+
+    def add(self, values: Floats) -> None:
+        """Look at more probabilities, of any shape."""
+        flat = np.asarray(values).reshape(-1)
+        for part in (flat[:FIRST_LOOK], flat[FIRST_LOOK:]):
+            if not self.is_open:
+                return
+            inside = part[(part > 0) & (part < 1)]
+            self._values += inside.size
+            for one in self._candidates:
+                if one.fits and inside.size:
+                    one.add(inside)
+
+
+class _Decimals:
+    """The fewest decimals, and a common divisor, of values of one float type."""
+
+    def __init__(self, kind: Any, most: int) -> None:
+        self.fits = True
+        self.digits, self.divisor = 1, 10
+        self._kind, self._most = kind, most
+
+    def add(self, values: Floats) -> None:
+        with np.errstate(over="ignore", under="ignore"):
+            narrow = values.astype(self._kind)
+        self.fits = bool((narrow == values).all())
+        precision, wide = float(np.finfo(self._kind).eps), values.astype(np.float64)
+        while self.fits:
+            scaled = wide * 10.0**self.digits
+            whole = np.rint(scaled)
+            # absolute: 1 - 0.93 is off by as much as 1 is precise; no value is rounded to nothing
+            near = np.abs(scaled - whole) <= 1.5 * precision * 10.0**self.digits
+            if (near & (whole > 0)).all():
+                odd = np.unique(whole[np.fmod(whole, self.divisor) != 0]).astype(np.int64)
+                self.divisor = math.gcd(self.divisor, *odd.tolist())
+                return
+            self.digits, self.divisor = self.digits + 1, self.divisor * 10
+            self.fits = self.digits <= self._most
+
+
+def step_of(probabilities: Floats) -> float:
+    """Return the step that probabilities (n, k) are all multiples of; 0 if there is none."""
+    finder = GridFinder()
+    for block in row_blocks(*probabilities.shape):
+        if not finder.is_open:
+            break
+        finder.add(probabilities[block])
+    return finder.step
+
+
+def _smallest_positive(values: Floats) -> float:
+    smallest = 1.0
+    for block in row_blocks(*values.shape):
+        part = values[block]
+        smallest = float(np.min(part, where=part > 0, initial=smallest))
+    return smallest

@@ -1,0 +1,40 @@
+"""Answers in pieces, each sent when the client has read the one before."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PIECE_BYTES = 1 << 18
+
+
+class PacedResponses:
+    """Raw ASGI middleware that splits large bodies.
+
+    A body sent at once would lie in the connection's buffer until a slow client has read it, while
+    the request already counts as answered. In pieces, sending waits for the client: what counts
+    requests and memory counts it until the end, and the server's write time-out ends it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app with a ``send`` that splits."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def split_send(message: Message) -> None:
+            body = message.get("body", b"")
+            if message["type"] != "http.response.body" or len(body) <= PIECE_BYTES:
+                await send(message)
+                return
+            view = memoryview(body)
+            more_body = message.get("more_body", False)
+            for start in range(0, len(body), PIECE_BYTES):
+                piece = bytes(view[start : start + PIECE_BYTES])
+                is_last = start + PIECE_BYTES >= len(body)
+                more = more_body or not is_last
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+        await self.app(scope, receive, split_send)

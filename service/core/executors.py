@@ -1,0 +1,107 @@
+"""Bounded thread pools, one for each kind of slow work, that no single caller can fill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from service.errors import TooMany, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class FairExecutor:
+    """Run calls on a few threads; leave one of them to others, whatever one owner sends.
+
+    Few threads on purpose: every thread that computes in Python delays the event loop. An owner
+    (a workspace) occupies at most ``threads - 1`` of them (with one thread: that one) and may have
+    ``most_waiting`` calls under way; beyond that it gets TooMany.
+    """
+
+    def __init__(self, name: str, threads: int, *, most_waiting: int = 64) -> None:
+        self._name = name
+        self._share = max(1, threads - 1)
+        self._most_waiting = most_waiting
+        self._owners: dict[str, _Owner] = {}
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(
+        self, owner: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Return what the call returns, after waiting for a thread."""
+        mine = self._owners.setdefault(owner, _Owner(asyncio.Semaphore(self._share)))
+        if mine.calls >= self._most_waiting:
+            raise TooMany(
+                "too_many_requests",
+                f"{mine.calls} calls of this workspace wait for {self._name} already: "
+                "wait for answers before sending more",
+            )
+        mine.calls += 1
+        try:
+            await mine.threads.acquire()
+        except BaseException:
+            self._leave(owner, mine)
+            raise
+        return await asyncio.wrap_future(self._submit(owner, mine, partial(call, *args, **kwargs)))
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, owner: str, mine: _Owner, call: Callable[[], T]) -> Future[T]:
+        loop = asyncio.get_running_loop()
+
+        def done(_: Future[Any]) -> None:
+            # a caller that left does not free its thread before the call has ended
+            with suppress(RuntimeError):  # the loop has ended, and with it all that waited
+                loop.call_soon_threadsafe(self._release, owner, mine)
+
+        try:
+            future = self._pool.submit(contextvars.copy_context().run, call)
+        except RuntimeError as error:
+            self._release(owner, mine)
+            raise Unavailable("shutting_down", "the service is shutting down; try again") from error
+        future.add_done_callback(done)
+        return future
+
+    def _release(self, owner: str, mine: _Owner) -> None:
+        mine.threads.release()
+        self._leave(owner, mine)
+
+    def _leave(self, owner: str, mine: _Owner) -> None:
+        mine.calls -= 1
+        if not mine.calls:
+            self._owners.pop(owner, None)
+
+
+@dataclass
+class _Owner:
+    threads: asyncio.Semaphore
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Executors:
+    """The pools of an API process.
+
+    ``inspect`` checks uploads and maps, ``store`` writes parts of uploads, ``load`` reads maps for
+    predict, ``apply`` decodes and calibrates large bodies. Short database calls stay on the
+    framework's own threads.
+    """
+
+    inspect: FairExecutor = field(default_factory=lambda: FairExecutor("inspect", 2))
+    store: FairExecutor = field(default_factory=lambda: FairExecutor("store", 4, most_waiting=256))
+    load: FairExecutor = field(default_factory=lambda: FairExecutor("load", 4, most_waiting=256))
+    apply: FairExecutor = field(default_factory=lambda: FairExecutor("apply", 2, most_waiting=256))
+
+    def close(self) -> None:
+        """Start nothing more."""
+        for one in (self.inspect, self.store, self.load, self.apply):
+            one.close()

@@ -1,0 +1,138 @@
+"""Client-side deadlines on PostgreSQL: a server that does not answer is given up in time.
+
+The server's own timeouts do not help while its processes are stopped, and TCP's do not either,
+because its kernel still acknowledges. So every wait on a connection is counted on this side. When
+the time of a transaction is used up, its connection is closed and the caller gets an error.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError, TimeoutError
+
+# after a missed deadline one caller tries again, and the others wait so long for what it finds
+TRIAL_SECONDS = 0.5
+LEAST_CONNECT_SECONDS = 2  # psycopg waits no less
+TICK = 0.1
+
+
+class DeadlineMissed(psycopg.OperationalError):
+    """The database did not answer in time; the connection is closed."""
+
+
+class LimitedConnection(psycopg.Connection[Any]):
+    """A connection whose waits are counted; ``left`` are the seconds of its transaction."""
+
+    deadlines: Deadlines
+    left: float | None = None
+
+    def wait(self, gen: Any, interval: float = TICK, timeout: float | None = None) -> Any:
+        """Wait for an answer; close the connection and raise DeadlineMissed if none comes."""
+        seconds = max(0.0, self.deadlines.seconds_left(self))
+        began = time.monotonic()
+        try:
+            shorter = seconds if timeout is None else min(seconds, timeout)
+            return super().wait(gen, interval, shorter)
+        except psycopg.OperationalError as error:
+            if time.monotonic() - began < seconds:
+                raise
+            self.close()
+            raise DeadlineMissed("the database did not answer in time") from error
+        finally:
+            if self.left is not None:
+                self.left -= time.monotonic() - began
+
+
+class Deadlines:
+    """The deadline of every transaction on an engine: so many seconds of waiting in all.
+
+    What the caller does between two statements does not count. After a missed deadline one caller
+    at a time tries the database, so that threads do not pile up while it is away.
+    """
+
+    def __init__(self, engine: Engine, seconds: float) -> None:
+        self.seconds = seconds
+        self._checkout = threading.local()
+        self._is_away = False
+        self._trial = threading.Lock()
+        event.listen(engine, "do_connect", self._connect)
+
+    @contextmanager
+    def connected(self, engine: Engine, seconds: float | None = None) -> Iterator[Connection]:
+        """Yield a connection for one transaction; waiting for it counts."""
+        seconds = seconds or self.seconds
+        if self._is_away:  # if it is back, it answers at once
+            seconds = min(seconds, LEAST_CONNECT_SECONDS)
+        began = time.monotonic()
+        with self._noting(), self._admitted(), self._until(began + seconds):
+            connection = engine.connect()
+            self._is_away = False
+        line = connection.connection.driver_connection
+        assert isinstance(line, LimitedConnection)  # noqa: S101
+        line.left = seconds - (time.monotonic() - began)
+        with connection, self._noting():
+            try:
+                yield connection
+            finally:
+                line.left = None
+
+    def seconds_left(self, line: LimitedConnection) -> float:
+        """Return the seconds that a connection may still wait."""
+        deadline: float | None = getattr(self._checkout, "deadline", None)
+        if deadline is not None:
+            return deadline - time.monotonic()
+        return self.seconds if line.left is None else line.left
+
+    def _connect(self, _dialect: Any, _record: Any, _args: Any, given: dict[str, Any]) -> Any:
+        """Connect within the time that is left; called by the pool."""
+        deadline = getattr(self._checkout, "deadline", None)
+        left = self.seconds if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineMissed("no time is left to connect to the database")
+        most = min(math.ceil(left), int(given.get("connect_timeout", math.ceil(left))))
+        timeout = max(LEAST_CONNECT_SECONDS, most)
+        line = LimitedConnection.connect(**{**given, "connect_timeout": timeout})
+        line.deadlines = self
+        return line
+
+    @contextmanager
+    def _until(self, deadline: float) -> Iterator[None]:
+        self._checkout.deadline = deadline
+        try:
+            yield
+        finally:
+            del self._checkout.deadline
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Let one caller at a time through while the database is away."""
+        if not self._is_away:
+            yield
+            return
+        if not self._trial.acquire(timeout=TRIAL_SECONDS):
+            raise TimeoutError("the database did not answer others a moment ago")
+        try:
+            yield
+        finally:
+            self._trial.release()
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Note that the database is away when a deadline was missed, or none could connect."""
+        try:
+            yield
+        except TimeoutError:
+            self._is_away = True
+            raise
+        except DBAPIError as error:
+            if isinstance(error.orig, DeadlineMissed | psycopg.errors.ConnectionTimeout):
+                self._is_away = True
+            raise

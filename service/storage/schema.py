@@ -1,0 +1,75 @@
+"""Compare the schema that a database has with the one that this program expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from service.errors import Invalid
+from service.storage import run_tables  # noqa: F401 - its tables are in the metadata, too
+from service.storage.database import Database
+from service.storage.tables import metadata
+
+SHOWN = 3
+
+
+def check_schema(database: Database, revision: str) -> None:
+    """Raise Invalid if a database of the newest revision lacks what that revision makes."""
+    found = differences(database)
+    if not found:
+        return
+    more = f" and {len(found) - SHOWN} more differences" if len(found) > SHOWN else ""
+    raise Invalid(
+        "schema_differs",
+        f"the database says that it has the schema {revision}, but {'; '.join(found[:SHOWN])}"
+        f"{more}. Its tables were changed by hand, or made by a version of the service that was "
+        "never released. Restore a backup, or change the tables to what is expected: "
+        "docs/deploying.md, 'A schema that differs'",
+    )
+
+
+def differences(database: Database) -> list[str]:
+    """Return what the tables of a database lack or have otherwise, a clause for each.
+
+    Tables of others, further indexes and constraints, and further columns that may be left out of
+    an INSERT do no harm and are not differences.
+    """
+    with database.unhurried.connect() as connection:
+        options = {"include_name": _is_ours, "compare_type": True}
+        context = MigrationContext.configure(connection, opts=options)
+        found = compare_metadata(context, metadata)
+    return [clause for one in _flat(found) if (clause := _clause(one))]
+
+
+def _is_ours(name: str | None, kind: str, _parents: Any) -> bool:
+    return kind != "table" or name in metadata.tables
+
+
+def _flat(found: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
+    """Changes of one column come as a list of their own."""
+    for one in found:
+        yield from one if isinstance(one, list) else [one]
+
+
+def _clause(change: tuple[Any, ...]) -> str | None:
+    match change:
+        case ("add_table", table):
+            return f"the table {table.name} is missing"
+        case ("add_column", _, table, column):
+            return f"the table {table} lacks the column {column.name}"
+        case ("add_index", index):
+            return f"the table {index.table.name} lacks the index {index.name}"
+        case ("add_constraint" | "add_fk", constraint):
+            return f"the table {constraint.table.name} lacks the constraint {constraint.name}"
+        case ("modify_nullable", _, table, column, _, was, wanted) if was != wanted:
+            rule = "may not be NULL" if was is False else "may be NULL"
+            return f"the column {column} of the table {table} {rule}"
+        case ("modify_type", _, table, column, _, was, wanted):
+            return f"the column {column} of the table {table} is {was!r} and not {wanted!r}"
+        case ("remove_column", _, table, column):
+            if not column.nullable and column.server_default is None:
+                return f"the table {table} has a column {column.name} that must be filled"
+    return None

@@ -1,0 +1,146 @@
+"""What one caller may take: threads, memory, and the cost of a JSON text."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from service.core.executors import FairExecutor
+from service.core.formats import documents, tables
+from service.core.memory_budget import MemoryBudget, MemoryHold
+from service.errors import Invalid, TooLarge, TooMany
+
+
+def test_one_owner_leaves_a_thread_to_the_others():
+    async def check() -> None:
+        executor, blocked = FairExecutor("test", 2), threading.Event()
+        slow = [asyncio.create_task(executor.run("one", blocked.wait, 30)) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(executor.run("other", lambda: "answered"), 10) == "answered"
+        blocked.set()
+        assert await asyncio.gather(*slow) == [True] * 5
+        executor.close()
+
+    asyncio.run(check())
+
+
+def test_an_owner_with_too_many_calls_is_refused_until_some_have_ended():
+    async def check() -> None:
+        executor, blocked = FairExecutor("test", 2, most_waiting=3), threading.Event()
+        slow = [asyncio.create_task(executor.run("one", blocked.wait, 30)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(TooMany):
+            await executor.run("one", int)
+        blocked.set()
+        await asyncio.gather(*slow)
+        assert await executor.run("one", lambda: 7) == 7
+        assert not executor._owners
+        executor.close()
+
+    asyncio.run(check())
+
+
+def test_a_caller_that_left_keeps_its_thread_until_the_call_has_ended():
+    async def check() -> None:
+        executor, blocked = FairExecutor("test", 2), threading.Event()
+        left = asyncio.create_task(executor.run("one", blocked.wait, 30))
+        await asyncio.sleep(0.05)
+        left.cancel()
+        waiting = asyncio.create_task(executor.run("one", lambda: "next"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        blocked.set()
+        assert await asyncio.wait_for(waiting, 10) == "next"
+        executor.close()
+
+    asyncio.run(check())
+
+
+def test_memory_is_waited_for_and_given_back():
+    async def check() -> None:
+        budget, order = MemoryBudget(100, wait_seconds=20), []
+
+        async def call(owner: str, size: int, release: asyncio.Event) -> None:
+            hold = MemoryHold(budget, owner)
+            await hold.grow_to(size // 2)
+            await hold.grow_to(size)
+            order.append(owner)
+            await release.wait()
+            hold.release()
+
+        first, second = asyncio.Event(), asyncio.Event()
+        tasks = [asyncio.create_task(call("a", 40, first))]
+        await asyncio.sleep(0)
+        # more than its half: waits, while another owner goes on
+        tasks.append(asyncio.create_task(call("a", 40, second)))
+        tasks.append(asyncio.create_task(call("b", 50, second)))
+        await asyncio.sleep(0.05)
+        assert order == ["a", "b"]
+        first.set()
+        second.set()
+        await asyncio.gather(*tasks)
+        assert order == ["a", "b", "a"]
+        assert budget.held == 0
+
+    asyncio.run(check())
+
+
+def test_a_call_larger_than_its_share_runs_alone_and_others_are_told_to_wait():
+    async def check() -> None:
+        budget = MemoryBudget(100, wait_seconds=0.05)
+        large, other = MemoryHold(budget, "a"), MemoryHold(budget, "b")
+        await large.grow_to(500)
+        with pytest.raises(TooMany):
+            await other.grow_to(10)
+        large.release()
+        await other.grow_to(10)
+        assert budget.held == 10
+
+    asyncio.run(check())
+
+
+def test_a_call_that_is_cancelled_while_it_waits_holds_nothing():
+    async def check() -> None:
+        budget = MemoryBudget(100)
+        first, second = MemoryHold(budget, "a"), MemoryHold(budget, "a")
+        await first.grow_to(50)
+        waiting = asyncio.create_task(second.grow_to(50))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        first.release()
+        assert budget.held == 0
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" + b"0," * 2_000_000 + b"0]", b"[" + b"{}," * 500_000 + b"{}]"]
+)
+def test_json_of_too_many_values_is_refused_before_it_is_parsed(text):
+    with pytest.raises(TooLarge) as refused:
+        documents.parse(text)
+    assert refused.value.code == "too_many_values"
+
+
+def test_json_of_many_values_within_the_budget_is_read():
+    assert len(documents.parse(b"[" + b"0.25," * 999_999 + b"0]")) == 1_000_000
+
+
+def test_depth_and_width_of_a_document_are_limited():
+    document: list = []
+    for _ in range(100):
+        document = [document]
+    with pytest.raises(Invalid):
+        documents.check_shape(document, 1000)
+    with pytest.raises(TooLarge):
+        documents.check_shape({"a": [0] * 2000}, 1000)
+    documents.check_shape({"a": [[0] * 10] * 10}, 1000)
+
+
+@pytest.mark.parametrize("row", [b"1," * 300_000, b'"\n",' * 300_000])
+def test_a_csv_row_of_too_many_cells_is_refused(row):
+    with pytest.raises(TooLarge):
+        tables.decode(b"logit_0,logit_1,label\n" + row)

@@ -1,0 +1,131 @@
+"""The memory that a fit is said to take is what it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrators import CalibrationSet, CalibrationWarning, all_methods, get_threads, set_threads
+from calibrators.judging import fit_and_judge, memory_bytes
+from calibrators.methods.matrix import MatrixScaling
+from calibrators.methods.temperature import TemperatureScaling
+
+MEGABYTE = 1e6
+LEAST = 50 * MEGABYTE
+QUICK: dict[str, dict[str, Any]] = {
+    "auto": {"candidates": ("spline",), "folds": 2, "draws": 20},
+    "beta": {"tolerance": 1e-2},
+    "dirichlet": {"tolerance": 1e-2},
+    "matrix": {"tolerance": 1e-2},
+    "smart": {"steps": 2},
+    "vector": {"tolerance": 1e-2},
+}
+TALL, WIDE, SQUARE = (300_000, 8), (4000, 2000), (300, 1200)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = get_threads()
+    set_threads(2)
+    yield
+    set_threads(before)
+
+
+@cache
+def drawn(n: int, k: int) -> CalibrationSet:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(n, k)) * 2
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return CalibrationSet(1.5 * logits, labels, np.resize(["app", "web"], n))
+
+
+def peak_of(work: Any) -> int:
+    """Bytes that numpy and Python hold at the most while it works, beside those before."""
+    tracemalloc.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def check(name: str, n: int, k: int, estimate: int, peak: float) -> None:
+    if max(estimate, peak) > LEAST:
+        said = (
+            f"{name} on {n} x {k}: {estimate / MEGABYTE:.0f} MB said, {peak / MEGABYTE:.0f} taken"
+        )
+        assert estimate / 2 <= peak <= 2 * estimate, said
+
+
+@pytest.mark.parametrize("name", sorted(set(all_methods()) - {"smart"}))
+@pytest.mark.parametrize(("n", "k"), [TALL, WIDE, SQUARE])
+def test_a_fit_takes_what_it_is_said_to_take(name: str, n: int, k: int) -> None:
+    if name in ("matrix", "dirichlet") and (n, k) == WIDE:
+        n, k = 2000, 800
+    recipe, data = all_methods()[name](**QUICK.get(name, {})), drawn(n, k)
+    check(name, n, k, recipe.memory_bytes(n, k), peak_of(lambda: recipe.fit(data)))
+
+
+SMART = """
+import sys
+from pathlib import Path
+import numpy as np
+from calibrators import CalibrationSet, set_threads
+from calibrators.methods.smart import Smart
+
+def resident(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+set_threads(2)
+n, k = map(int, sys.argv[1:])
+rng = np.random.default_rng(0)
+logits = rng.normal(size=(n, k)) * 2
+labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+data = CalibrationSet(1.5 * logits, labels)
+Smart(steps=2).fit(data.take(np.arange(500)))  # loads torch
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+before = resident("VmRSS")
+Smart(steps=2).fit(data)
+print(resident("VmHWM") - before, Smart(steps=2).memory_bytes(n, k))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="counts as Linux does")
+@pytest.mark.parametrize(("n", "k"), [(500_000, 8), (6000, 2000)])
+def test_torch_takes_what_it_is_said_to_take(n: int, k: int) -> None:
+    """Torch's own memory is seen by the process's peak alone."""
+    told = subprocess.run(
+        [sys.executable, "-c", SMART, str(n), str(k)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    taken, estimate = map(int, told.stdout.split())
+    check("smart", n, k, estimate, taken)
+
+
+@pytest.mark.parametrize(("n", "k"), [TALL, WIDE])
+def test_judging_takes_what_it_is_said_to_take(n: int, k: int) -> None:
+    data = drawn(n, k)
+    peak = peak_of(lambda: fit_and_judge(TemperatureScaling(), data)) + data.logits.nbytes
+    check("judging", n, k, memory_bytes(TemperatureScaling(), n, k), peak)
+
+
+def test_a_matrix_holds_few_copies_of_its_weights() -> None:
+    n, k = 1000, 800
+    data = drawn(n, k)
+    peak = peak_of(lambda: MatrixScaling(tolerance=1e-2).fit(data))
+    assert peak < 8 * (16 * k * k + 4 * n * k)
