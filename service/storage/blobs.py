@@ -21,7 +21,8 @@ from obstore.store import LocalStore, S3Store
 from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, Unavailable
 from service.storage.disk import FULL, see_to_disk
 
-CHUNK = 8 << 20  # S3 refuses parts under 5 MiB
+# S3 refuses parts under 5 MiB; up to four are held while one blob is written
+CHUNK = 5 << 20
 LEAST_FREE = 16 << 20
 # how long a call to S3 may take: to ask whether it answers, for a map or a list, for a dataset;
 # by default one that is away is tried for three minutes, and who waits has gone
