@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -74,28 +75,52 @@ class TopLabelMap(CalibrationMap):
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """The top at 0, the others with one number added to them."""
-        axis = graph.constant([1], np.int64)
-        largest = graph.add("ReduceMax", logits, axis, keepdims=1)
-        inverse = graph.constant(1 / self.base_temperature)
-        scaled = graph.add("Mul", graph.add("Sub", logits, largest), inverse)
-        place = graph.add("ArgMax", logits, axis=1, keepdims=1)
-        is_top = graph.add("Equal", place, graph.constant(np.arange(self.k), np.int64))
-        others = graph.add("Where", is_top, graph.constant(-np.inf), scaled)
-        second = graph.add("ReduceMax", others, axis, keepdims=1)
-        alone = graph.add("IsInf", second)
-        # of a row with a single finite logit nothing is asked: the others stay at -inf
-        reach = graph.add("Where", alone, graph.constant(0.0), second)
-        wide = graph.add("Cast", graph.add("Sub", others, reach), to=DOUBLE)
-        total = graph.add("ReduceSum", graph.add("Exp", wide), axis, keepdims=1)
-        total = graph.add("Where", alone, graph.constant(1.0, np.float64), total)
-        rest = graph.add("Add", graph.add("Log", total), graph.add("Cast", reach, to=DOUBLE))
-        log_odds = graph.add("Neg", rest)
-        shift = graph.add("Sub", log_odds, self._onnx_recalibrated(graph, log_odds))
-        limit = graph.add("Sub", graph.add("Neg", reach), graph.constant(AHEAD))
+        found = onnx_others(graph, logits, self.k, self.base_temperature)
+        shift = graph.add("Sub", found.log_odds, self._onnx_recalibrated(graph, found.log_odds))
+        return found.shifted(graph, shift)
+
+
+class OnnxOthers(NamedTuple):
+    """Tensors of an ONNX graph: all classes but the predicted one, relative to a top of 0.
+
+    ``logits`` (n, k) are -inf at the top; ``reach`` (n, 1) is their maximum, 0 where no other logit
+    is finite (``alone``); ``log_odds`` (n, 1) are those of the top, in double.
+    """
+
+    logits: str
+    is_top: str
+    alone: str
+    reach: str
+    log_odds: str
+
+    def shifted(self, graph: Builder, shift: str) -> str:
+        """Write the logits of all classes after adding ``shift``, doubles (n, 1), to the others."""
+        limit = graph.add("Sub", graph.add("Neg", self.reach), graph.constant(AHEAD))
         limit = graph.add("Relu", limit)
         shift = graph.add("Min", graph.add("Cast", shift, to=FLOAT), limit)
-        moved = graph.add("Add", others, graph.add("Where", alone, graph.constant(0.0), shift))
-        return graph.add("Where", is_top, graph.constant(0.0), moved)
+        shift = graph.add("Where", self.alone, graph.constant(0.0), shift)
+        moved = graph.add("Add", self.logits, shift)
+        return graph.add("Where", self.is_top, graph.constant(0.0), moved)
+
+
+def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> OnnxOthers:
+    """Write the classes beside the predicted one of ``logits / temperature`` into a graph."""
+    axis = graph.constant([1], np.int64)
+    largest = graph.add("ReduceMax", logits, axis, keepdims=1)
+    inverse = graph.constant(1 / temperature)
+    scaled = graph.add("Mul", graph.add("Sub", logits, largest), inverse)
+    place = graph.add("ArgMax", logits, axis=1, keepdims=1)
+    is_top = graph.add("Equal", place, graph.constant(np.arange(k), np.int64))
+    others = graph.add("Where", is_top, graph.constant(-np.inf), scaled)
+    second = graph.add("ReduceMax", others, axis, keepdims=1)
+    alone = graph.add("IsInf", second)
+    # of a row with a single finite logit nothing is asked: the others stay at -inf
+    reach = graph.add("Where", alone, graph.constant(0.0), second)
+    wide = graph.add("Cast", graph.add("Sub", others, reach), to=DOUBLE)
+    total = graph.add("ReduceSum", graph.add("Exp", wide), axis, keepdims=1)
+    total = graph.add("Where", alone, graph.constant(1.0, np.float64), total)
+    rest = graph.add("Add", graph.add("Log", total), graph.add("Cast", reach, to=DOUBLE))
+    return OnnxOthers(others, is_top, alone, reach, graph.add("Neg", rest))
 
 
 def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -> Floats:

@@ -1,0 +1,215 @@
+"""The posterior of an additive logistic model, averaged over how smooth its terms are.
+
+``logit P(hit) = offset + sum_j f_j(term_j)``, each ``f_j`` linear between NODES nodes. Its heights
+have the Gaussian prior precision ``e^c D'D + e^s I / NODES``, D the second differences: ``c`` says
+how smooth a function is and ``s`` how near to 0. The modes are found by Newton's method, the
+evidence of each (c, s) by Laplace's approximation, and the answer is the mean over a grid of both
+and over the models of the first 1, 2, ... terms, weighted by evidence and a weak prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrators.blocks import Floats
+
+NODES = 14
+# half of the way from equally spaced nodes to quantiles
+QUANTILE_SHARE = 0.5
+LOG_PRECISIONS = (-2.0, 1.0, 4.0, 7.0, 10.0)
+PRIOR_MEAN, PRIOR_DEVIATION = 4.0, 2.0
+# cells of the first, second and third term that more rows are gathered in
+CELLS = (64, 8, 8)
+MOST_ITERATIONS = 50
+LARGEST_STEP = 2.0
+LEAST_DECREMENT = 1e-3
+LEAST_WEIGHT = 1e-5
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Terms (t, n), offsets, hits and numbers of rows (n,): single rows, or means of cells."""
+
+    terms: Floats
+    offset: Floats
+    hits: Floats
+    count: Floats
+
+    @classmethod
+    def gathered(cls, terms: Floats, offset: Floats, hits: Floats) -> Rows:
+        """Gather rows in cells of equal numbers of rows if there are more rows than cells."""
+        rows = cls(terms, offset, hits, np.ones(len(offset)))
+        if len(offset) <= np.prod(CELLS):
+            return rows
+        cell = _cells(terms)
+        size = np.bincount(cell).astype(np.float64)
+
+        def means(values: Floats) -> Floats:
+            return np.asarray(np.bincount(cell, values) / size)
+
+        gathered = np.stack([means(term) for term in terms])
+        return cls(gathered, means(offset), np.bincount(cell, hits), size)
+
+
+class Posterior(NamedTuple):
+    """Nodes and mean heights (t, NODES), and the covariance of all heights in their order.
+
+    ``shares`` are the weights of the models of the first 1, 2, ... terms; ``smoothness`` and
+    ``shrinkage`` the mean log precisions; ``evidence`` is the log evidence of them all.
+    """
+
+    nodes: Floats
+    heights: Floats
+    covariance: Floats
+    shares: tuple[float, ...]
+    smoothness: float
+    shrinkage: float
+    evidence: float
+
+
+class _Model(NamedTuple):
+    """One choice of terms and precisions: mode, Cholesky factor of its Hessian, log evidence."""
+
+    terms: int
+    smoothness: float
+    shrinkage: float
+    mode: Floats
+    factor: Floats
+    evidence: float
+
+
+def fit_posterior(rows: Rows, progress: Callable[[int, int], None]) -> Posterior:
+    """Return the posterior given some rows, each of whose terms has more than one value.
+
+    ``progress(done, total)`` is called after each model.
+    """
+    nodes = np.stack([_nodes(term) for term in rows.terms])
+    design = basis(rows.terms, nodes)
+    total = len(rows.terms) * len(LOG_PRECISIONS) ** 2
+    models = []
+    for model in _models(rows, design):
+        models.append(model)
+        progress(len(models), total)
+    evidence = np.array([model.evidence for model in models])
+    weights = np.exp(evidence - evidence.max())
+    together = float(evidence.max() + np.log(weights.sum()))
+    weights /= weights.sum()
+    used = [(w, one) for w, one in zip(weights, models, strict=True) if w >= LEAST_WEIGHT]
+    size = design.shape[1]
+    mean = sum((w * _padded(one.mode, size) for w, one in used), np.zeros(size))
+    covariance = np.zeros((size, size))
+    for weight, one in used:
+        inverse = np.linalg.inv(one.factor)
+        inner = len(one.mode)
+        covariance[:inner, :inner] += weight * inverse.T @ inverse
+        away = _padded(one.mode, size) - mean
+        covariance += weight * np.outer(away, away)
+    numbers = np.array([one.terms for one in models])
+    return Posterior(
+        nodes,
+        mean.reshape(nodes.shape),
+        covariance,
+        tuple(float(weights[numbers == n].sum()) for n in range(1, len(nodes) + 1)),
+        float(weights @ [one.smoothness for one in models]),
+        float(weights @ [one.shrinkage for one in models]),
+        together,
+    )
+
+
+def basis(terms: Floats, nodes: Floats) -> Floats:
+    """Return what heights (t, p) are multiplied by for the sum of all functions, (n, t p).
+
+    A function is constant beyond its first and last node.
+
+    >>> basis(np.array([[0.5, 9.0]]), np.array([[0.0, 1.0, 2.0]])).tolist()
+    [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
+    """
+    count, length = nodes.shape
+    rows = np.arange(terms.shape[1])
+    out = np.zeros((terms.shape[1], count * length))
+    for j, (term, own) in enumerate(zip(terms, nodes, strict=True)):
+        inside = np.clip(term, own[0], own[-1])
+        left = np.clip(np.searchsorted(own, inside, side="right") - 1, 0, length - 2)
+        share = (inside - own[left]) / (own[left + 1] - own[left])
+        out[rows, j * length + left] = 1 - share
+        out[rows, j * length + left + 1] = share
+    return out
+
+
+def _models(rows: Rows, design: Floats) -> Iterator[_Model]:
+    """Fit all models; neighbours on the grid follow each other, from stiff to free."""
+    for terms in range(1, len(rows.terms) + 1):
+        size = terms * NODES
+        part = np.ascontiguousarray(design[:, :size])
+        bends = np.kron(np.eye(terms), np.diff(np.eye(NODES), 2, axis=0))
+        rough = bends.T @ bends
+        mode = np.zeros(size)
+        for place, smoothness in enumerate(reversed(LOG_PRECISIONS)):
+            turn = 1 if place % 2 else -1
+            for shrinkage in LOG_PRECISIONS[::turn]:
+                precision = np.exp(smoothness) * rough
+                precision += np.eye(size) * (np.exp(shrinkage) / NODES)
+                mode, factor, fitness = _mode(rows, part, precision, mode)
+                prior = np.array([smoothness, shrinkage]) - PRIOR_MEAN
+                evidence = (
+                    fitness
+                    + 0.5 * float(np.linalg.slogdet(precision)[1])
+                    - float(np.log(np.diag(factor)).sum())
+                    - 0.5 * float(prior @ prior) / PRIOR_DEVIATION**2
+                )
+                yield _Model(terms, smoothness, shrinkage, mode, factor, evidence)
+
+
+def _mode(
+    rows: Rows, design: Floats, precision: Floats, start: Floats
+) -> tuple[Floats, Floats, float]:
+    """Return the mode, the Cholesky factor of the Hessian there, and the log joint density.
+
+    Newton's steps, shortened so that no log odds move by more than 2 at once. The last step is the
+    first that gains less than LEAST_DECREMENT; the factor is that of the point before it.
+    """
+    mode = start
+    for _ in range(MOST_ITERATIONS):
+        log_odds = rows.offset + design @ mode
+        share = np.exp(-np.logaddexp(0, -log_odds))
+        slope = design.T @ (rows.count * share - rows.hits) + precision @ mode
+        curvature = rows.count * share * (1 - share)
+        factor = np.linalg.cholesky((design * curvature[:, np.newaxis]).T @ design + precision)
+        step = np.linalg.solve(factor.T, np.linalg.solve(factor, slope))
+        moved = float(np.abs(design @ step).max())
+        mode = mode - step * min(1.0, LARGEST_STEP / max(moved, 1e-300))
+        if slope @ step < LEAST_DECREMENT:
+            break
+    log_odds = rows.offset + design @ mode
+    likelihood = rows.hits @ log_odds - rows.count @ np.logaddexp(0, log_odds)
+    return mode, factor, float(likelihood - 0.5 * mode @ precision @ mode)
+
+
+def _nodes(term: Floats) -> Floats:
+    """Return nodes between the least and the largest value, denser where rows are."""
+    at = np.linspace(0, 1, NODES)
+    low, high = term.min(), term.max()
+    even = low + (high - low) * at
+    return np.asarray(QUANTILE_SHARE * np.quantile(term, at) + (1 - QUANTILE_SHARE) * even)
+
+
+def _cells(terms: Floats) -> Floats:
+    """Return the cell of each row: parts of equally many rows by the first term, and so on."""
+    cell = np.zeros(terms.shape[1], dtype=np.intp)
+    for term, parts in zip(terms, CELLS, strict=False):
+        order = np.lexsort((term, cell))
+        sizes = np.bincount(cell)
+        starts = np.cumsum(sizes) - sizes
+        own = cell[order]
+        place = (np.arange(len(order)) - starts[own]) * parts // sizes[own]
+        cell[order] = own * parts + place
+        cell = np.unique(cell, return_inverse=True)[1]
+    return cell
+
+
+def _padded(values: Floats, size: int) -> Floats:
+    return np.pad(values, (0, size - len(values)))

@@ -1,0 +1,60 @@
+"""The temperature of the classes beside the predicted one, from the rows on which it was wrong."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.blocks import Floats
+from calibrators.data import CalibrationSet
+from calibrators.solvers import bracketed_newton
+
+MOST_VALUES = 1 << 20
+PRIOR_DEVIATION = 0.5
+RANGE = 16.0
+FAR = -1e30
+
+
+def fit_rest_temperature(
+    data: CalibrationSet, temperature: float, wrong: NDArray[np.bool_]
+) -> float:
+    """Return the likeliest temperature of the other classes given that the predicted one is wrong.
+
+    Prior: ``log(T_rest / temperature) ~ N(0, 0.5^2)``. At most a million logits, of rows spread
+    evenly over the ``wrong`` ones, are looked at: one number needs no more.
+    """
+    chosen = np.flatnonzero(wrong)
+    if data.k == 2 or not chosen.size:
+        return temperature
+    most = max(1, MOST_VALUES // data.k)
+    if chosen.size > most:
+        chosen = chosen[np.linspace(0, chosen.size - 1, most).astype(np.intp)]
+    logits, label = _relative(data, chosen, temperature)
+
+    def derivatives(beta: float) -> tuple[float, float]:
+        weights = np.exp(beta * logits)
+        total = weights.sum(axis=1)
+        weights *= logits
+        mean = weights.sum(axis=1) / total
+        square = np.vecdot(weights, logits) / total
+        log_beta = math.log(beta)
+        slope = float((mean - label).sum()) + log_beta / (PRIOR_DEVIATION**2 * beta)
+        bend = float((square - mean**2).sum()) + (1 - log_beta) / (PRIOR_DEVIATION * beta) ** 2
+        return slope, bend
+
+    return temperature / bracketed_newton(derivatives, 1 / RANGE, RANGE, 1.0, 1e-6).value
+
+
+def _relative(
+    data: CalibrationSet, chosen: NDArray[np.intp], temperature: float
+) -> tuple[Floats, Floats]:
+    """Return the other classes' scaled logits (n, k) below their largest, and the label's (n,)."""
+    logits = data.logits[chosen].astype(np.float64)
+    rows = np.arange(len(chosen))
+    logits[rows, logits.argmax(axis=1)] = -np.inf
+    logits -= logits.max(axis=1, keepdims=True)
+    logits /= temperature
+    np.maximum(logits, FAR, out=logits)
+    return logits, logits[rows, data.labels[chosen]]
