@@ -61,6 +61,7 @@ def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> tuple[Floats, 
             scratch.take(name, excess.shape, np.float32) for name in ("square", "weights")
         )
         np.multiply(excess, excess, out=square)
+        one = np.ones(data.k if axis == 1 else 1, dtype=np.float32)
         with np.errstate(under="ignore"):
             for node in nodes.chained():
                 beta = nodes.beta(node)
@@ -69,7 +70,7 @@ def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> tuple[Floats, 
                     np.exp(weights, out=weights)
                 else:
                     np.multiply(weights, weights, out=weights)
-                total = _total(weights, axis).astype(np.float64)
+                total = _dot(weights, one, axis, scratch).astype(np.float64)
                 mean = _dot(weights, excess, axis, scratch) / total
                 variance = _dot(weights, square, axis, scratch) / total - mean * mean
                 table[start:stop, node, 0] = np.log(total)
@@ -104,13 +105,8 @@ def _excess(block: Floats, axis: int, scale: float, scratch: Scratch) -> tuple[F
     return excess, margin.reshape(-1)
 
 
-def _total(weights: Floats, axis: int) -> Floats:
-    if axis == 1:
-        return np.asarray(weights @ np.ones(weights.shape[1], dtype=weights.dtype))
-    return np.asarray(weights.sum(axis=0))
-
-
 def _dot(weights: Floats, values: Floats, axis: int, scratch: Scratch) -> Floats:
+    """Return sums over classes of products; the same bits on any number of BLAS threads."""
     if axis == 1:
         return np.asarray(np.vecdot(weights, values))
     product = scratch.take("product", weights.shape, weights.dtype)
