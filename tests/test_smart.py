@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -145,15 +146,32 @@ def test_numpy_and_torch_give_the_same_map(n: int, k: int, monkeypatch: pytest.M
     np.testing.assert_allclose(by_numpy.apply(data.logits), by_torch.apply(data.logits), atol=1e-4)
 
 
-def test_the_cpu_is_numpy_s_and_loads_no_torch() -> None:
-    code = (
-        "import sys\n"
-        "from calibrators.methods.smart import Smart\n"
-        "from calibrators.sample import sample\n"
-        "print(Smart(steps=3).fit(sample('cal')).method, 'torch' in sys.modules)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["smart", "False"]
+ALONE = """
+import hashlib, sys
+import numpy as np
+from calibrators import CalibrationSet, archive
+from calibrators.methods.smart import Smart
+rng = np.random.default_rng(0)
+logits = (rng.normal(size=(6000, 300)) * 2).astype(np.float32)
+labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+made = archive.dump(Smart(steps=20).fit(CalibrationSet(logits, labels)))
+print("torch" in sys.modules, hashlib.sha256(made).hexdigest())
+"""
+
+
+def test_a_fit_on_the_cpu_loads_no_torch_and_has_the_same_bits_on_any_threads() -> None:
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", ALONE],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
+        ).stdout.split()
+        for threads in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert said[0][0] == "False"
 
 
 @pytest.mark.parametrize("indicator", ["margin", "entropy"])
