@@ -2,7 +2,7 @@
 
 A temperature that is a function of one number s of each row acts on a row through s, its curve of
 confidence and whether its prediction is right. Rows which agree in all three are one row with a
-weight. A cell holds the rows of a square in s and the confidence at T = 1 that are all right or all
+weight. A cell holds rows that are close in s and in confidence at T = 1, and all right or all
 wrong; the means of s, of the margin and of the curve over its rows stand for it.
 """
 
@@ -17,10 +17,12 @@ from calibrators.data import CalibrationSet
 from calibrators.tabulation import Nodes, tabulate
 
 MOST_CELLS = 2048
-FINEST = 0.01
+FINEST = 0.02
 NODES = Nodes(per_octave=2, up=3)
 CELL_NUMBERS = 36  # that a row takes while it is merged
 COARSER = 1.1
+ODDS_FOR_SIGNAL = 3.0  # the sides of a cell: log odds for each unit of asinh(s)
+SURE = 20.0
 
 
 def observe_cells(
@@ -37,8 +39,7 @@ def observe_cells(
     """
     table, margin = tabulate(data, scale, NODES)
     correct = correctness(data)
-    odds = np.clip(table[:, NODES.at_one, 0] - margin, -700, 700)
-    cell = cells(signal, 1 / (1 + np.exp(odds)), correct)
+    cell = cells(signal, margin - table[:, NODES.at_one, 0], correct)
     count = np.bincount(cell)
 
     def mean(values: Floats) -> Floats:
@@ -58,19 +59,19 @@ def observe_cells(
     return samples, mean(signal)
 
 
-def cells(signal: Floats, confidence: Floats, correct: Floats) -> NDArray[np.intp]:
+def cells(signal: Floats, log_odds: Floats, correct: Floats) -> NDArray[np.intp]:
     """Return the cell of every row, numbered from 0 without gaps.
 
-    Squares are uniform in asinh(s), which takes the tails together, and in arcsin(sqrt(c)), which
-    has the same share of the confidence's standard error everywhere. They are as fine as
-    ``MOST_CELLS`` allows.
+    Rectangles are uniform in asinh(s), which takes the tails together, and in the log odds of the
+    prediction at T = 1. They are as fine as ``MOST_CELLS`` allows. Log odds are used rather than
+    the confidence because a temperature far from 1 pulls apart rows that are all sure at T = 1.
     """
     along = np.arcsinh(signal)
     along -= along.min()
-    across = np.arcsin(np.sqrt(confidence))
+    across = (np.clip(log_odds, -SURE, SURE) + SURE) / ODDS_FOR_SIGNAL
     width = FINEST
     while True:
-        rows, columns = (np.floor(one / width).astype(np.intp) for one in (along, across / 0.5))
+        rows, columns = (np.floor(one / width).astype(np.intp) for one in (along, across))
         key = 2 * (rows * (columns.max() + 1) + columns) + (correct > 0)
         occupied = np.bincount(key) > 0
         if np.count_nonzero(occupied) <= MOST_CELLS:

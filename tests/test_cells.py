@@ -39,11 +39,11 @@ def test_cells_hold_all_rows_and_keep_their_means() -> None:
 
 def test_rows_of_a_cell_agree() -> None:
     rng = np.random.default_rng(0)
-    signal, confidence = rng.normal(size=30_000), rng.uniform(0.1, 1, size=30_000)
+    signal, confidence = rng.normal(size=30_000), rng.uniform(0.1, 0.999, size=30_000)
     correct = (rng.random(30_000) < confidence).astype(np.float64)
-    cell = cells(signal, confidence, correct)
+    cell = cells(signal, np.log(confidence / (1 - confidence)), correct)
     assert set(cell) == set(range(cell.max() + 1))
-    for values, most in ((signal, 0.5), (confidence, 0.06), (correct, 0.0)):
+    for values, most in ((signal, 0.5), (confidence, 0.12), (correct, 0.0)):
         lowest, highest = np.full(cell.max() + 1, np.inf), np.full(cell.max() + 1, -np.inf)
         np.minimum.at(lowest, cell, values)
         np.maximum.at(highest, cell, values)
