@@ -115,7 +115,7 @@ class Smart(AfterTemperature):
 
     More than 2,048 rows are merged into at most so many cells first, of rows that agree in margin,
     confidence and correctness (see calibrators.cells), so that a step costs the same however many
-    rows there are. Held-out errors do not change by it (docs/studies/smart.md). Rows are not merged
+    rows there are; docs/studies/smart.md has what that does to held-out errors. Rows are not merged
     for the indicator "all_logits" and the objective "brier".
 
     ``indicator`` and ``objective`` offer the alternatives the paper compares (its Tables 3 and 4).
