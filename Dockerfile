@@ -1,7 +1,7 @@
 # The service as two images that share their layers:
-#   docker build --target api -t calibrd-api:0.1.0 .          no torch; serves, takes no fits
-#   docker build --target worker -t calibrd-worker:0.1.0 .    torch on the CPU; takes fits
-# The worker with CUDA is docker/worker-cuda.Dockerfile; all of it together, docker-compose.yml.
+#   docker build --target api -t calibrd-api:0.1.0 .          serves, takes no fits
+#   docker build --target worker -t calibrd-worker:0.1.0 .    takes fits, on the CPU
+# The worker with torch and CUDA is docker/worker-cuda.Dockerfile; all of it together, docker-compose.yml.
 
 FROM python:3.11-slim-bookworm AS base
 LABEL org.opencontainers.image.title="calibrd" \
@@ -38,14 +38,6 @@ COPY pyproject.toml constraints.txt docker/requirements.py ./
 RUN python requirements.py service charts onnx > requirements.txt \
     && pip install --no-cache-dir -c constraints.txt -r requirements.txt
 
-FROM packages AS torch
-# pip's own index has torch with gigabytes of CUDA. Where PyTorch's index of wheels for the CPU can
-# be reached, give its URL: the same pinned version comes from there, a tenth of the size.
-ARG TORCH_INDEX=
-RUN python requirements.py train > requirements.txt \
-    && pip install --no-cache-dir -c constraints.txt \
-       ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements.txt
-
 FROM packages AS api
 WORKDIR /app
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
@@ -60,7 +52,7 @@ HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=3 \
 ENTRYPOINT ["python", "-m", "service"]
 CMD ["serve", "--workers", "0"]
 
-FROM torch AS worker
+FROM packages AS worker
 WORKDIR /app
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c /build/constraints.txt --no-deps /wheels/*.whl

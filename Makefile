@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-auto study-adafocal study-losses screenshots clean
+.PHONY: help serve browser test test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-auto study-smart study-adafocal study-losses screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -73,6 +73,10 @@ study-posthoc: .venv/run  ## the tables of docs/studies/posthoc.md, every method
 study-auto: .venv/run  ## the table of docs/studies/auto.md, the rules auto could choose by (LOGITS=folder)
 	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-auto LOGITS=folder"; exit 2; }
 	OMP_NUM_THREADS=1 $(BIN)/python studies/gates.py $(LOGITS)
+
+study-smart: .venv/run  ## the table of docs/studies/smart.md, SMART against the fit it replaced (LOGITS=folder)
+	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-smart LOGITS=folder"; exit 2; }
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/smart_change.py $(LOGITS)
 
 study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/adafocal.py $(if $(FASHION),--data $(FASHION))

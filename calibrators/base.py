@@ -261,7 +261,6 @@ class Calibrator(ABC):
     reference: ClassVar[str]
     cost: ClassVar[str]
     needs_groups: ClassVar[bool] = False
-    needs_torch: ClassVar[bool] = False
     copies: ClassVar[float] = 0.25
     numbers_a_row: ClassVar[float] = 4.0
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

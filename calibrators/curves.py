@@ -2,11 +2,11 @@
 
 With ``d_k = z_max - z_k`` and ``beta = 1/T``, every temperature-type fit sees a sample only through
 ``L(beta) = log sum_k exp(-beta d_k)``: confidence = exp(-L), NLL = beta d_y + L, and
-``sum_k p_k^2 = exp(L(2 beta) - 2 L(beta))``. A curve answers L and dL/dlog(beta) for any beta of
-each sample: from the logits themselves (ExactCurve, few classes), or from a table made once
-(TabulatedCurve, many classes), after which an evaluation costs the same whatever k is.
+``sum_k p_k^2 = exp(L(2 beta) - 2 L(beta))``. A curve evaluates L for any beta of each sample: from
+the logits themselves (ExactCurve, few classes), or from a table made once (TabulatedCurve), after
+which an evaluation costs the same whatever k is.
 
-Both work on numpy arrays and on torch tensors of any device alike: the array they are given
+Curves work on numpy arrays and on torch tensors of any device alike: the array they are given
 decides.
 """
 
@@ -18,40 +18,48 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from calibrators.blocks import Floats, Scratch, map_blocks
+from calibrators.blocks import Floats, Scratch, map_blocks, row_blocks
 from calibrators.data import CalibrationSet
-from calibrators.softmax import margins
+from calibrators.tabulation import FAR, OCTAVES_DOWN, Nodes, tabulate
 
 Array = Any
-MANY_CLASSES = 128
-FAR = 1e30
-NODES_PER_OCTAVE = 4
-OCTAVES_DOWN, OCTAVES_UP = 4, 5
-RESTART = 4
+MANY_CLASSES = 16
+FINE = Nodes(per_octave=3, up=5)
 
 
 class Curve(Protocol):
-    """L(beta) and its derivative in log beta, for each sample its own beta."""
+    """L and the confidence, for each sample at its own beta, with derivatives in log beta."""
 
-    def log_partition(self, beta: Array) -> tuple[Array, Array]: ...
+    def log_partition(self, beta: Array) -> tuple[Array, Array]:
+        """Return L and dL/dlog(beta)."""
+        ...
+
+    def confidence(self, beta: Array) -> tuple[Array, Array]:
+        """Return exp(-L) and its derivative in log beta."""
+        ...
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a temperature-type objective knows of n samples."""
+    """What a temperature-type objective knows of its samples.
+
+    Each stands for ``weight`` rows of the ``n`` in all. ``mean_gap`` is None unless asked for.
+    """
 
     curve: Curve
     label_gap: Array
-    mean_gap: Array
     correct: Array
+    weight: Array
+    n: int
+    mean_gap: Array | None = None
 
-    @property
-    def n(self) -> int:
-        return len(self.correct)
+    def mean(self, values: Array) -> float:
+        """Return the mean over all rows of a value for each sample."""
+        return float((values * self.weight).sum()) / self.n
 
 
 def namespace(array: Array) -> Any:
-    """numpy for its arrays, torch for anything else."""
+    """Return numpy for its arrays, torch for anything else."""
     if isinstance(array, np.ndarray | np.generic):
         return np
     import torch
@@ -59,8 +67,10 @@ def namespace(array: Array) -> Any:
     return torch
 
 
-def to_device(array: Floats, device: str) -> Array:
-    """A numpy array as a tensor on a torch device."""
+def to_device(array: Floats, device: str | None) -> Array:
+    """Return a numpy array as a tensor on a torch device; None leaves it as it is."""
+    if device is None:
+        return array
     import torch
 
     return torch.from_numpy(array).to(device)
@@ -68,17 +78,26 @@ def to_device(array: Floats, device: str) -> Array:
 
 def curve_numbers(k: int) -> int:
     """Estimate how many numbers a row ``observe`` takes for k classes at its peak."""
-    return min(k, 130)
+    return k if k <= MANY_CLASSES else 9 * FINE.count // 2
 
 
-def observe(data: CalibrationSet, scale: float = 1.0, device: str | None = None) -> Samples:
-    """The samples of a set on logits times ``scale``, as numpy arrays or on a torch device."""
-    label_gap = data.label_gaps.astype(np.float64) * scale
-    correct = (data.logits.argmax(axis=1) == data.labels).astype(np.float64)
-    parts = (label_gap, mean_gaps(data) * scale, correct)
-    if device is None:
-        return Samples(_curve(data, scale, None), *parts)
-    return Samples(_curve(data, scale, device), *(to_device(part, device) for part in parts))
+def observe(
+    data: CalibrationSet,
+    scale: float = 1.0,
+    device: str | None = None,
+    *,
+    with_mean_gaps: bool = False,
+) -> Samples:
+    """Return the rows of a set, logits times ``scale``, as numpy arrays or on a torch device."""
+    means = mean_gaps(data) * scale if with_mean_gaps else None
+    return Samples(
+        curve=_curve(data, scale, device),
+        label_gap=to_device(data.label_gaps.astype(np.float64) * scale, device),
+        correct=to_device(correctness(data), device),
+        weight=to_device(np.ones(data.n), device),
+        n=data.n,
+        mean_gap=None if means is None else to_device(means, device),
+    )
 
 
 def _curve(data: CalibrationSet, scale: float, device: str | None) -> Curve:
@@ -87,8 +106,13 @@ def _curve(data: CalibrationSet, scale: float, device: str | None) -> Curve:
     return ExactCurve.build(data, scale, device)
 
 
+def correctness(data: CalibrationSet) -> Floats:
+    """Return 1.0 where the largest logit is the label's and 0.0 elsewhere, (n,)."""
+    return np.asarray(data.logits.argmax(axis=1) == data.labels, dtype=np.float64)
+
+
 def mean_gaps(data: CalibrationSet) -> Floats:
-    """Mean over the finite classes of d_k, (n,)."""
+    """Return the mean over the finite classes of d_k, (n,)."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Floats:
         gaps = data.row_max[start:stop, np.newaxis] - data.logits[start:stop]
@@ -112,127 +136,112 @@ class ExactCurve:
             np.subtract(data.row_max, data.logits.T, out=gaps)
             gaps *= scale
         np.minimum(gaps, FAR, out=gaps)
-        return cls(gaps if device is None else to_device(gaps, device))
+        return cls(to_device(gaps, device))
 
     def log_partition(self, beta: Array) -> tuple[Array, Array]:
+        """Return L and dL/dlog(beta)."""
+        total, slope = self._sums(beta)
+        return namespace(total).log(total), slope
+
+    def confidence(self, beta: Array) -> tuple[Array, Array]:
+        """Return exp(-L) and its derivative in log beta."""
+        total, slope = self._sums(beta)
+        return 1 / total, -slope / total
+
+    def _sums(self, beta: Array) -> tuple[Array, Array]:
+        """Return exp(L) and dL/dlog(beta) in float64."""
         xp = namespace(self.gaps)
         scaled = self.gaps * xp.asarray(beta, dtype=self.gaps.dtype)
         weights = xp.exp(-scaled)
         total = weights.sum(0)
         weights *= scaled
         slope = -weights.sum(0) / total
-        return xp.log(xp.asarray(total, dtype=xp.float64)), xp.asarray(slope, dtype=xp.float64)
+        return xp.asarray(total, dtype=xp.float64), xp.asarray(slope, dtype=xp.float64)
 
 
 @dataclass(frozen=True)
 class TabulatedCurve:
     """L by quintic Hermite interpolation of ``r(beta) = log sum_{k != top} exp(-beta (d_k - m))``.
 
-    ``L = softplus(r - beta m)``. r is smooth where L itself decays to nothing; four nodes an octave
-    from 2^-4 to 2^5, each with two derivatives, give the confidence to the rounding of float32.
-    Outside, beta is held at the nearest end. ``table`` is (n, nodes, 3): r and its first and second
-    derivative in log beta.
+    ``L = softplus(r - beta m)``. r is smooth where L itself decays to nothing; three nodes an
+    octave, each with two derivatives, give the confidence to about 1e-6, and to 2e-5 in the worst
+    case known. Beyond the first and last node beta is held there. ``pieces`` is (n, nodes - 1, 6):
+    of every piece between two nodes the coefficients of its polynomial.
     """
 
-    table: Array
+    pieces: Array
     margin: Array
+    nodes: Nodes
 
     @classmethod
     def build(cls, data: CalibrationSet, scale: float, device: str | None) -> TabulatedCurve:
-        margin = np.minimum(margins(data.logits).astype(np.float64) * scale, FAR)
-        table = _tabulate(data, scale)
-        if device is None:
-            return cls(table, margin)
-        return cls(to_device(table, device), to_device(margin, device))
+        return cls.of(*tabulate(data, scale, FINE), FINE, device)
+
+    @classmethod
+    def of(cls, table: Floats, margin: Floats, nodes: Nodes, device: str | None) -> TabulatedCurve:
+        """Return the curve of a table as :func:`calibrators.tabulation.tabulate` gives it."""
+        pieces = _pieces(table, math.log(2) / nodes.per_octave)
+        return cls(to_device(pieces, device), to_device(margin, device), nodes)
 
     def log_partition(self, beta: Array) -> tuple[Array, Array]:
-        xp = namespace(self.table)
-        held = xp.zeros_like(self.margin) + beta
-        held = held.clip(min=2.0**-OCTAVES_DOWN, max=2.0**OCTAVES_UP)
-        rest, slope = self._interpolate(xp, xp.log2(held))
-        x = rest - held * self.margin
-        value = x.clip(min=0) + xp.log1p(xp.exp(-abs(x)))
-        return value, xp.exp(x - value) * (slope - held * self.margin)
+        """Return L and dL/dlog(beta)."""
+        odds, slope = self._odds_against(beta)
+        xp = namespace(odds)
+        value = odds.clip(min=0) + xp.log1p(xp.exp(-abs(odds)))
+        return value, xp.exp(odds - value) * slope
 
-    def _interpolate(self, xp: Any, octave: Array) -> tuple[Array, Array]:
-        """r and dr/dlog(beta) at log2(beta), for each sample its own."""
-        n, nodes, _ = self.table.shape
-        place = (octave + OCTAVES_DOWN) * NODES_PER_OCTAVE
-        left = place.clip(min=0, max=nodes - 2)
-        left = left.astype(np.int64) if xp is np else left.long()
+    def confidence(self, beta: Array) -> tuple[Array, Array]:
+        """Return exp(-L) and its derivative in log beta."""
+        odds, slope = self._odds_against(beta)
+        against = namespace(odds).exp(odds)
+        confidence = 1 / (1 + against)
+        return confidence, -confidence * confidence * against * slope
+
+    def _odds_against(self, beta: Array) -> tuple[Array, Array]:
+        """Return the log odds against the prediction, r - beta m, and their derivative."""
+        xp = namespace(self.pieces)
+        n, pieces, _ = self.pieces.shape
+        held = xp.zeros_like(self.margin) + beta
+        held = held.clip(min=2.0**-OCTAVES_DOWN, max=2.0**self.nodes.up)
+        place = (xp.log2(held) + OCTAVES_DOWN) * self.nodes.per_octave
+        left = whole(place.clip(max=pieces - 1))
         rows = np.arange(n) if xp is np else xp.arange(n, device=left.device)
-        flat = self.table.reshape(n * nodes, 3)
-        step = math.log(2) / NODES_PER_OCTAVE
-        at = rows * nodes + left
-        r0, v0, a0 = flat[at].T
-        r1, v1, a1 = flat[at + 1].T
-        v0, v1, a0, a1 = v0 * step, v1 * step, a0 * (0.5 * step**2), a1 * (0.5 * step**2)
-        rise = r1 - r0 - v0 - a0
-        turn, bend = v1 - v0 - 2 * a0, a1 - a0
-        c3, c4, c5 = (
+        coefficients = _columns(self.pieces.reshape(n * pieces, 6), rows * pieces + left)
+        t = place - left
+        rest, slope = coefficients[5], 0.0
+        for coefficient in coefficients[4::-1] if xp is np else coefficients[:5].flip(0):
+            slope = slope * t + rest
+            rest = rest * t + coefficient
+        fall = held * self.margin
+        return rest - fall, slope * (self.nodes.per_octave / math.log(2)) - fall
+
+
+def whole(array: Array) -> Array:
+    """Return numbers that are not negative as integers, rounded down."""
+    return array.astype(np.int64) if namespace(array) is np else array.long()
+
+
+def _columns(table: Array, rows: Array) -> Array:
+    """Return the columns of some rows of a table, (columns, rows) in float64."""
+    if namespace(table) is np:
+        return table.take(rows, axis=0).T.astype(np.float64, order="C")
+    return table[rows].T.double().contiguous()
+
+
+def _pieces(table: Floats, step: float) -> Floats:
+    """Return the coefficients of the polynomials between nodes, (n, nodes - 1, 6), float32."""
+    n, nodes, _ = table.shape
+    pieces = np.empty((n, nodes - 1, 6), dtype=np.float32)
+    for rows in row_blocks(n, 6 * nodes):
+        r, v, a = np.moveaxis(table[rows].astype(np.float64), 2, 0)
+        v, a = v * step, a * (0.5 * step**2)
+        r0, v0, a0 = r[:, :-1], v[:, :-1], a[:, :-1]
+        rise = r[:, 1:] - r0 - v0 - a0
+        turn, bend = v[:, 1:] - v0 - 2 * a0, a[:, 1:] - a0
+        higher = (
             10 * rise - 4 * turn + bend,
             -15 * rise + 7 * turn - 2 * bend,
             6 * rise - 3 * turn + bend,
         )
-        t = place - left
-        value = r0 + t * (v0 + t * (a0 + t * (c3 + t * (c4 + t * c5))))
-        slope = v0 + t * (2 * a0 + t * (3 * c3 + t * (4 * c4 + t * 5 * c5)))
-        return value, slope / step
-
-
-def _tabulate(data: CalibrationSet, scale: float) -> Floats:
-    """r and its derivatives at every node, (n, nodes, 3) in float32.
-
-    The nodes of neighbouring octaves are one squaring apart, exp(-2 b e) = exp(-b e)^2, so few
-    exponentials are taken (a fresh one every four octaves keeps rounding from growing). With E and
-    V the mean and variance of e under the weights, r' = -b E and r'' = r' + b^2 V.
-    """
-    nodes = (OCTAVES_DOWN + OCTAVES_UP) * NODES_PER_OCTAVE + 1
-    table = np.empty((data.n, nodes, 3), dtype=np.float32)
-
-    def work(start: int, stop: int, scratch: Scratch) -> None:
-        excess = _excess(data, start, stop, scale)
-        weights, weighted = (
-            scratch.take(name, excess.shape, np.float32) for name in ("weights", "weighted")
-        )
-        with np.errstate(under="ignore"):
-            for node in _chained_nodes(nodes):
-                beta = 2.0 ** (node / NODES_PER_OCTAVE - OCTAVES_DOWN)
-                if node // NODES_PER_OCTAVE % RESTART == 0:
-                    np.multiply(excess, np.float32(-beta), out=weights)
-                    np.exp(weights, out=weights)
-                else:
-                    np.multiply(weights, weights, out=weights)
-                np.multiply(weights, excess, out=weighted)
-                total = weights.sum(axis=1).astype(np.float64)
-                mean = weighted.sum(axis=1) / total
-                variance = np.vecdot(weighted, excess) / total - mean * mean
-                table[start:stop, node, 0] = np.log(total)
-                table[start:stop, node, 1] = -beta * mean
-                table[start:stop, node, 2] = beta * (beta * variance - mean)
-
-    map_blocks(work, data.n, data.k)
-    return table
-
-
-def _chained_nodes(nodes: int) -> list[int]:
-    """Node numbers, each an octave above the one before it or the start of a new chain."""
-    chains = (range(first, nodes, NODES_PER_OCTAVE) for first in range(NODES_PER_OCTAVE))
-    return [node for chain in chains for node in chain]
-
-
-def _excess(data: CalibrationSet, start: int, stop: int, scale: float) -> Floats:
-    """``d_k - margin`` times the scale in float32; the top class and -inf are out of reach."""
-    logits = data.logits[start:stop]
-    rows, top = np.arange(len(logits)), logits.argmax(axis=1)
-    gaps = data.row_max[start:stop, np.newaxis] - logits
-    gaps[rows, top] = np.inf
-    second = gaps.min(axis=1, keepdims=True)
-    alone = ~np.isfinite(second[:, 0])
-    second[alone] = 0
-    with np.errstate(over="ignore"):
-        gaps -= second
-        gaps *= scale
-    excess: Floats = np.minimum(gaps, FAR).astype(np.float32)
-    excess[alone, 0] = 0
-    return excess
+        np.stack((r0, v0, a0, *higher), axis=2, out=pieces[rows], casting="same_kind")
+    return pieces

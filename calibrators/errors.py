@@ -18,7 +18,6 @@ CalibrationWarning     (UserWarning)
 ├── NotConverged                     a fit ended with a worse objective, or short of its tolerance
 ├── SmallSample                      too few rows for the method asked for
 ├── OutOfTime                        a search ended at its time budget, with candidates left out
-├── NotInstalled                     a search left out candidates that need a missing package
 └── UnknownSegments                  rows of segments that a map does not know
 
 Every error and every warning has a stable ``code`` for programs beside its sentence for people.
@@ -139,12 +138,6 @@ class OutOfTime(CalibrationWarning):
     """A search ended at its time budget, with candidates left out."""
 
     code = "out_of_time"
-
-
-class NotInstalled(CalibrationWarning):
-    """A search left out candidates that need a package which is not installed."""
-
-    code = "not_installed"
 
 
 class UnknownSegments(CalibrationWarning):

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.curves import Array, Samples, namespace
+from calibrators.curves import Array, Samples, namespace, whole
 from calibrators.errors import ParameterError
 
 ObjectiveName = Literal[
@@ -33,7 +33,7 @@ ObjectiveName = Literal[
 Objective = Callable[[Array], tuple[float, Array]]
 
 SMOOTHING = 0.05
-GRID = 4096
+GRID = 2048
 
 
 def make_objective(
@@ -44,6 +44,8 @@ def make_objective(
         case "nll":
             return lambda beta: _linear(samples, samples.label_gap, beta)
         case "label_smoothing":
+            if samples.mean_gap is None:
+                raise ParameterError("bad_parameter", "label_smoothing needs the mean gaps")
             gap = (1 - SMOOTHING) * samples.label_gap + SMOOTHING * samples.mean_gap
             return lambda beta: _linear(samples, gap, beta)
         case "mse":
@@ -61,20 +63,21 @@ def make_objective(
 
 def _linear(samples: Samples, gap: Array, beta: Array) -> tuple[float, Array]:
     value, slope = samples.curve.log_partition(beta)
-    return float((beta * gap + value).mean()), (beta * gap + slope) / samples.n
+    return samples.mean(beta * gap + value), samples.weight * (beta * gap + slope) / samples.n
 
 
 def _mse(samples: Samples, beta: Array) -> tuple[float, Array]:
-    confidence, slope = _confidence(samples, beta)
+    confidence, slope = samples.curve.confidence(beta)
     miss = confidence - samples.correct
-    return float((miss * miss).mean()), 2 * miss * slope / samples.n
+    return samples.mean(miss * miss), 2 * samples.weight * miss * slope / samples.n
 
 
 def _pointwise(samples: Samples, delta: float, beta: Array) -> tuple[float, Array]:
-    confidence, slope = _confidence(samples, beta)
+    confidence, slope = samples.curve.confidence(beta)
     miss = confidence - samples.correct
     root = namespace(miss).sqrt(miss * miss + delta * delta)
-    return float(root.mean()), miss / (root + (root == 0)) * slope / samples.n
+    gradient = samples.weight * miss / (root + (root == 0)) * slope
+    return samples.mean(root), gradient / samples.n
 
 
 def _brier(samples: Samples, beta: Array) -> tuple[float, Array]:
@@ -86,13 +89,7 @@ def _brier(samples: Samples, beta: Array) -> tuple[float, Array]:
     gradient = squares * (doubled_slope - 2 * slope) + 2 * at_label * (
         beta * samples.label_gap + slope
     )
-    return float((squares - 2 * at_label + 1).mean()), gradient / samples.n
-
-
-def _confidence(samples: Samples, beta: Array) -> tuple[Array, Array]:
-    value, slope = samples.curve.log_partition(beta)
-    confidence = namespace(value).exp(-value)
-    return confidence, -confidence * slope
+    return samples.mean(squares - 2 * at_label + 1), samples.weight * gradient / samples.n
 
 
 @lru_cache(maxsize=4)
@@ -110,7 +107,7 @@ def soft_bin_weights(bins: int, lam: float) -> tuple[NDArray[np.float64], NDArra
 def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objective:
     """The soft-binned error, with weights and their slopes taken linearly from a fine grid.
 
-    Samples meet the bins only on the grid: two numbers per grid point are added up, and three are
+    Samples meet the bins only on the grid: two numbers per grid point are added up, and two are
     read back, so a step costs a few passes over n instead of n times bins exponentials.
     """
     xp = namespace(samples.correct)
@@ -123,17 +120,16 @@ def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objec
         )
 
     def objective(beta: Array) -> tuple[float, Array]:
-        confidence, by_log_beta = _confidence(samples, beta)
+        confidence, by_log_beta = samples.curve.confidence(beta)
         miss = samples.correct - confidence
         grid = Grid.place(xp, confidence)
-        residual = grid.spread(miss) @ weights
-        mass = grid.spread(xp.ones_like(miss)) @ weights
+        residual = grid.spread(samples.weight * miss) @ weights
+        mass = grid.spread(samples.weight) @ weights
         root = xp.sqrt(residual**2 + (delta * mass) ** 2)
         safe = root + (root == 0)
         pull, push = residual / safe, delta**2 * mass / safe
-        level, rise = grid.read(weights @ pull), grid.read(slopes @ pull)
-        drift = grid.read(slopes @ push)
-        gradient = (miss * rise + drift - level) * by_log_beta
+        rise, drift = grid.read(slopes @ pull), grid.read(slopes @ push - weights @ pull)
+        gradient = samples.weight * (miss * rise + drift) * by_log_beta
         return float(root.sum()) / samples.n, gradient / samples.n
 
     return objective
@@ -150,8 +146,7 @@ class Grid:
     @classmethod
     def place(cls, xp: Any, confidence: Array) -> Grid:
         place = confidence * GRID
-        left = place.clip(min=0, max=GRID - 1)
-        left = left.astype(np.int64) if xp is np else left.long()
+        left = whole(place.clip(min=0, max=GRID - 1))
         return cls(xp, left, place - left)
 
     def spread(self, amount: Array) -> Array:

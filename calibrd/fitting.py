@@ -37,8 +37,8 @@ def fit_local(
     says whether "logits" or "probabilities" are given, ``groups`` name the segment of each row;
     ``evaluation`` are the ``(logits, labels)`` or ``(logits, labels, groups)`` to judge it on, and
     ``held_out`` the share of the rows to keep for that; without both, see
-    ``calibrators.fit_and_judge``. Without torch (``pip install 'calibrd[train]'``) auto leaves out
-    SMART, with a warning, and ``map.fit_info["left_out"]`` names it.
+    ``calibrators.fit_and_judge``. Fits on a ``device`` other than "cpu" need torch
+    (``pip install 'calibrd[train]'``).
 
     >>> fitted = fit_local([[3.0, 0.0]] * 80 + [[0.0, 3.0]] * 80, [0] * 60 + [1] * 80 + [0] * 20,
     ...                    method="temperature", progress=False)

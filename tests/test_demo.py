@@ -35,7 +35,7 @@ def test_the_demo_prints_every_method_and_writes_its_page(
     assert "<svg" in target.read_text(encoding="utf-8")
 
 
-def test_without_torch_and_charts_it_says_what_is_missing(
+def test_without_torch_and_charts_every_method_is_fitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {name: all_methods()[name] for name in FEW}
@@ -46,16 +46,16 @@ def test_without_torch_and_charts_it_says_what_is_missing(
     target = tmp_path / "demo.html"
     assert run(["demo", "--out", str(target)]) == 0
     printed = capsys.readouterr().out
-    assert "left out, for want of torch: smart (pip install 'calibrd[train]')" in printed
     assert "left out, for want of segments in this sample: segmented" in printed
     assert target.read_text(encoding="utf-8").count("<svg") == 6
     assert run(["demo", "--json", "--out", str(target)]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["left_out"] == ["smart", "segmented"]
+    assert document["left_out"] == ["segmented"]
     assert document["page"] == str(target)
     judged = {one["method"]: one["verdict"] for one in document["methods"]}
     assert judged == {
         "identity": "no_measurable_change",
         "temperature": "improved",
+        "smart": "improved",
         "auto": "improved",
     }

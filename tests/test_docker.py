@@ -151,14 +151,14 @@ def test_all_packages_of_the_wheel_are_copied() -> None:
         assert here <= {source for *sources, _ in copied for source in sources}
 
 
-def test_only_workers_have_torch() -> None:
+def test_only_the_worker_with_cuda_has_torch() -> None:
     assert {name: sorted(extras(image)) for name, image in IMAGES.items()} == {
         "api": ["charts", "onnx", "service"],
-        "worker": ["charts", "onnx", "service", "train"],
+        "worker": ["charts", "onnx", "service"],
         "worker-cuda": ["charts", "onnx", "service", "train"],
     }
-    assert "torch" not in installed(extras(IMAGES["api"]))
-    assert {"torch", "fastapi", "dbos"} <= installed(extras(IMAGES["worker"]))
+    assert "torch" not in installed(extras(IMAGES["worker"]))
+    assert {"torch", "fastapi", "dbos"} <= installed(extras(IMAGES["worker-cuda"]))
 
 
 def test_requirements_are_those_of_the_extras() -> None:

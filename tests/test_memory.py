@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 import warnings
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ import pytest
 from calibrators import CalibrationSet, CalibrationWarning, all_methods, get_threads, set_threads
 from calibrators.judging import fit_and_judge, memory_bytes
 from calibrators.methods.matrix import MatrixScaling
+from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling
 
 MEGABYTE = 1e6
@@ -68,7 +66,7 @@ def check(name: str, n: int, k: int, estimate: int, peak: float) -> None:
         assert estimate / 2 <= peak <= 2 * estimate, said
 
 
-@pytest.mark.parametrize("name", sorted(set(all_methods()) - {"smart"}))
+@pytest.mark.parametrize("name", sorted(all_methods()))
 @pytest.mark.parametrize(("n", "k"), [TALL, WIDE, SQUARE])
 def test_a_fit_takes_what_it_is_said_to_take(name: str, n: int, k: int) -> None:
     if name in ("matrix", "dirichlet") and (n, k) == WIDE:
@@ -77,44 +75,20 @@ def test_a_fit_takes_what_it_is_said_to_take(name: str, n: int, k: int) -> None:
     check(name, n, k, recipe.memory_bytes(n, k), peak_of(lambda: recipe.fit(data)))
 
 
-SMART = """
-import sys
-from pathlib import Path
-import numpy as np
-from calibrators import CalibrationSet, set_threads
-from calibrators.methods.smart import Smart
-
-def resident(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-set_threads(2)
-n, k = map(int, sys.argv[1:])
-rng = np.random.default_rng(0)
-logits = rng.normal(size=(n, k)) * 2
-labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-data = CalibrationSet(1.5 * logits, labels)
-Smart(steps=2).fit(data.take(np.arange(500)))  # loads torch
-Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-before = resident("VmRSS")
-Smart(steps=2).fit(data)
-print(resident("VmHWM") - before, Smart(steps=2).memory_bytes(n, k))
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="counts as Linux does")
-@pytest.mark.parametrize(("n", "k"), [(500_000, 8), (6000, 2000)])
-def test_torch_takes_what_it_is_said_to_take(n: int, k: int) -> None:
-    """Torch's own memory is seen by the process's peak alone."""
-    told = subprocess.run(
-        [sys.executable, "-c", SMART, str(n), str(k)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    taken, estimate = map(int, told.stdout.split())
-    check("smart", n, k, estimate, taken)
+@pytest.mark.parametrize(
+    ("n", "k", "params"),
+    [
+        (100_000, 8, {"objective": "brier"}),
+        (50_000, 50, {"indicator": "all_logits"}),
+        (100_000, 50, {"indicator": "entropy"}),
+        (10_000, 8, {"objective": "mse", "hidden": 2048}),
+    ],
+)
+def test_variants_of_smart_take_what_they_are_said_to_take(
+    n: int, k: int, params: dict[str, Any]
+) -> None:
+    recipe, data = Smart(steps=2, **params), drawn(n, k)
+    check("smart", n, k, recipe.memory_bytes(n, k), peak_of(lambda: recipe.fit(data)))
 
 
 @pytest.mark.parametrize(("n", "k"), [TALL, WIDE])

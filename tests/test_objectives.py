@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from samples import draw
 
 from calibrators.curves import observe
+from calibrators.errors import ParameterError
 from calibrators.objectives import ObjectiveName, make_objective
 
 NAMES = get_args(ObjectiveName)
@@ -44,7 +46,9 @@ def reference(name: str, z: torch.Tensor, y: torch.Tensor, log_beta: torch.Tenso
 def test_value_and_gradient_are_those_of_the_formula(name: str, k: int) -> None:
     data = draw(400, k, dtype=np.float64)
     log_beta = np.random.default_rng(0).uniform(-1, 1, size=data.n)
-    value, gradient = make_objective(name, observe(data, 0.5))(np.exp(log_beta))
+    value, gradient = make_objective(name, observe(data, 0.5, with_mean_gaps=True))(
+        np.exp(log_beta)
+    )
     variable = torch.tensor(log_beta, requires_grad=True)
     expected = reference(
         name, torch.from_numpy(data.logits * 0.5), torch.tensor(data.labels), variable
@@ -59,10 +63,35 @@ def test_value_and_gradient_are_those_of_the_formula(name: str, k: int) -> None:
 def test_torch_and_numpy_agree(name: str, device: str) -> None:
     data = draw(300, 6)
     beta = np.linspace(0.2, 5, data.n)
-    ours = make_objective(name, observe(data))(beta)
-    theirs = make_objective(name, observe(data, device=device))(torch.from_numpy(beta).to(device))
+    ours, theirs = (
+        make_objective(name, observe(data, device=one, with_mean_gaps=True))
+        for one in (None, device)
+    )
+    ours, theirs = ours(beta), theirs(torch.from_numpy(beta).to(device))
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
     np.testing.assert_allclose(ours[1], theirs[1].cpu().numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_weight_is_as_many_rows(name: str) -> None:
+    data = draw(200, 4)
+    counts = np.random.default_rng(1).integers(1, 5, size=data.n)
+    beta = np.linspace(0.2, 5, data.n)
+    once = observe(data, with_mean_gaps=True)
+    weighted = replace(once, weight=counts.astype(float), n=int(counts.sum()))
+    repeated = data.take(np.repeat(np.arange(data.n), counts))
+    value, gradient = make_objective(name, weighted)(beta)
+    expected, parts = make_objective(name, observe(repeated, with_mean_gaps=True))(
+        np.repeat(beta, counts)
+    )
+    assert value == pytest.approx(expected, rel=1e-9)
+    sums = np.add.reduceat(parts, np.cumsum(counts) - counts)
+    np.testing.assert_allclose(gradient, sums, rtol=1e-6, atol=1e-12)
+
+
+def test_label_smoothing_refuses_samples_without_mean_gaps() -> None:
+    with pytest.raises(ParameterError, match="needs the mean gaps"):
+        make_objective("label_smoothing", observe(draw(20, 3)))
 
 
 def test_the_pointwise_form_rewards_certainty_and_the_binned_form_does_not() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -13,8 +17,11 @@ from samples import draw, sample
 from scipy.special import softmax
 
 from calibrators import CalibrationSet, FitError, archive, onnx
+from calibrators.cells import MOST_CELLS
+from calibrators.curves import to_device
 from calibrators.errors import BoundarySolution, FellBack, FlatLogits, NotConverged
 from calibrators.indicators import Indicator, indicate
+from calibrators.methods import smart
 from calibrators.methods.smart import NEUTRAL, Smart, SmartMap, initial_weights
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import accuracy, ece
@@ -126,6 +133,70 @@ def test_real_sample() -> None:
     assert ece(p, test.labels) < 0.012
 
 
+@pytest.mark.parametrize(("n", "k"), [(1500, 4), (1500, 40), (9000, 4)])
+def test_numpy_and_torch_give_the_same_map(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To 1e-4 in every confidence, merged rows or not: sums are rounded in another order."""
+    data = draw(n, k, temperature=2.0)
+    by_numpy = Smart().fit(data)
+    monkeypatch.setattr(smart, "array_device", lambda name: "cpu")
+    made = []
+    monkeypatch.setattr(smart, "to_device", lambda *one: made.append(to_device(*one)) or made[-1])
+    by_torch = Smart().fit(data)
+    assert isinstance(made[0], torch.Tensor)
+    np.testing.assert_allclose(by_numpy.apply(data.logits), by_torch.apply(data.logits), atol=1e-4)
+
+
+ALONE = """
+import hashlib, sys
+import numpy as np
+from calibrators import CalibrationSet, archive
+from calibrators.methods.smart import Smart
+rng = np.random.default_rng(0)
+logits = (rng.normal(size=(6000, 300)) * 2).astype(np.float32)
+labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+made = archive.dump(Smart(steps=20).fit(CalibrationSet(logits, labels)))
+print("torch" in sys.modules, hashlib.sha256(made).hexdigest())
+"""
+
+
+def test_a_fit_on_the_cpu_loads_no_torch_and_has_the_same_bits_on_any_threads() -> None:
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", ALONE],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
+        ).stdout.split()
+        for threads in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert said[0][0] == "False"
+
+
+@pytest.mark.parametrize("indicator", ["margin", "entropy"])
+def test_merged_rows_give_the_map_of_all_rows(
+    indicator: Indicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit, test = two_regimes(8000, 0)[0], two_regimes(8000, 1)[0]
+    merged = Smart(indicator=indicator).fit(fit)
+    monkeypatch.setattr(smart, "MOST_CELLS", 10**9)
+    whole = Smart(indicator=indicator).fit(fit)
+    p, q = merged.apply(test.logits), whole.apply(test.logits)
+    assert not np.array_equal(p, q)
+    assert np.abs(p - q).mean() < 3e-3
+    assert abs(ece(p, test.labels) - ece(q, test.labels)) < 3e-3
+    assert merged.fit_info["value"] == pytest.approx(whole.fit_info["value"], abs=1e-3)
+
+
+@pytest.mark.parametrize("recipe", [Smart(indicator="all_logits"), Smart(objective="brier")])
+def test_what_cannot_be_merged_sees_all_rows(
+    recipe: Smart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smart, "observe_cells", None)
+    assert replace(recipe, steps=5).fit(draw(MOST_CELLS + 1, 4)).method == "smart"
+
+
 def test_seed_changes_the_start_only() -> None:
     data = draw(2000, 5)
     maps = [Smart(seed=seed).fit(data) for seed in (0, 0, 1)]
@@ -171,12 +242,6 @@ def test_unknown_devices_are_refused_with_those_there_are() -> None:
         with pytest.raises(FitError, match=f"device must be {words}") as caught:
             Smart().fit(draw(50, 3), device=device)
         assert caught.value.code == "device_unavailable"
-
-
-def test_threads_of_torch_are_left_as_they_were() -> None:
-    before = torch.get_num_threads()
-    Smart(steps=2).fit(draw(50, 3))
-    assert torch.get_num_threads() == before
 
 
 def test_a_fit_that_does_not_stay_finite_is_refused() -> None:

@@ -11,8 +11,7 @@ from annotated_types import Ge, Gt, Le
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
-from calibrators.devices import has_torch, torch_device
-from calibrators.errors import NotInstalled, OutOfTime, ParameterError, SmallSample
+from calibrators.errors import OutOfTime, ParameterError, SmallSample
 from calibrators.methods._after_temperature import why_hopeless
 from calibrators.methods._contest import SIMPLE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
@@ -24,7 +23,6 @@ from calibrators.metrics import (
 from calibrators.solvers import mean_nll, minimise_on_grid
 
 FEW_ROWS = 100
-NO_TORCH = "torch is not installed (pip install 'calibrd[train]')"
 PRIOR_DEVIATION = 0.5
 TWO_DEVIATIONS = 0.9545
 CALIBRATION, LIKELIHOOD = "debiased_squared_error", "nll"
@@ -49,7 +47,6 @@ class Auto(Calibrator):
     ``why``.
 
     Candidates are all methods that keep the predicted class, or those named and the two above.
-    Without torch, those that need it and were not named are left out, with a NotInstalled warning.
     With ``allow_class_change`` the others join, and all are compared by the out-of-fold NLL
     instead: how well the top label is calibrated says nothing of whether it is a better one.
 
@@ -102,7 +99,7 @@ class Auto(Calibrator):
         return folds + max(one.memory_bytes(n, k) for one in recipes.values())
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
-        recipes, missing = self._installed(self._recipes())
+        recipes = self._recipes()
         total = steps(recipes, self.folds)
         scaled = TemperatureScaling().fit_in(data, context.inner())
         assert isinstance(scaled, TemperatureMap)  # noqa: S101
@@ -114,17 +111,12 @@ class Auto(Calibrator):
             fitted = _with_prior(data, reason, context)
             context.step(total, total)
             return fitted.with_info(score=self._score, budget_seconds=self.budget, left_out=[])
-        if any(recipe.needs_torch for recipe in recipes.values()):
-            torch_device(context.device)  # loading it takes seconds that are no candidate's
         contest = Contest(data, context, folds=self.folds, seed=self.seed, budget=self.budget)
         trials = contest.held(recipes)
         base, why = base_of(data, scaled)
         winner, why = self._winner(trials, base, why)
         chosen = recipes[winner].fit_in(data, context.without_progress())
         context.step(total, total)
-        if missing:
-            names = ", ".join(one["method"] for one in missing)
-            context.warn(NotInstalled, f"{NO_TORCH}, which left these out: {names}")
         if contest.left_out:
             names = ", ".join(str(one["method"]) for one in contest.left_out)
             context.warn(
@@ -138,25 +130,8 @@ class Auto(Calibrator):
             score=self._score,
             candidates=[self._describe(one, trials[base]) for one in trials.values()],
             budget_seconds=self.budget,
-            left_out=[*contest.left_out, *missing, *_not_asked(data, recipes)],
+            left_out=[*contest.left_out, *_not_asked(data, recipes)],
         )
-
-    def _installed(
-        self, recipes: dict[str, Calibrator]
-    ) -> tuple[dict[str, Calibrator], list[dict[str, str]]]:
-        """Return the candidates that can be fitted here, and those left out for want of torch.
-
-        A candidate that was named is never left out: its fit says what is missing.
-        """
-        need = [
-            name
-            for name, recipe in recipes.items()
-            if recipe.needs_torch and name not in self.candidates
-        ]
-        if not need or has_torch():
-            return recipes, []
-        kept = {name: recipe for name, recipe in recipes.items() if name not in need}
-        return kept, [{"method": name, "why": NO_TORCH} for name in need]
 
     def _recipes(self) -> dict[str, Calibrator]:
         """The candidates' recipes by name, identity among them, with this recipe's seed."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calibrators import CalibrationMap, CalibrationSet, FitError, all_methods, page
+from calibrators import CalibrationMap, CalibrationSet, all_methods, page
 from calibrators.report import Report, evaluate
 from calibrators.sample import TITLE, sample
 from calibrators.softmax import margins, softmax
@@ -60,34 +60,23 @@ def demo(asked: Asked) -> None:
     say(f"{TITLE}: fitted on {cal.n:,} rows, judged on {test.n:,} others.")
     say("An ECE at its floor is as small as a perfectly calibrated model would measure.\n")
     say(_aligned("method", HEAD, "verdict"))
-    rows, left_out = [], []
+    rows = []
     of_segments = [name for name, recipe in all_methods().items() if recipe.needs_groups]
     methods = set(all_methods()).difference(of_segments)
     for name in sorted(methods, key=lambda one: (one == CHOSEN, one != "identity", one)):
-        row = _fitted(name, cal, test)
-        if row is None:
-            left_out.append(name)
-        else:
-            rows.append(row)
-            say(_line(row))
-    if left_out:
-        say(f"\nleft out, for want of torch: {', '.join(left_out)} (pip install 'calibrd[train]')")
+        rows.append(_fitted(name, cal, test))
+        say(_line(rows[-1]))
     say(f"\nleft out, for want of segments in this sample: {', '.join(of_segments)}")
     chosen = next(row for row in rows if row.name == CHOSEN)
     target = _write_page(chosen, asked.flags.out)
     say(f"\nThe report of {chosen.name!r} is in {target}")
-    asked.output.document(_document(rows, [*left_out, *of_segments], target))
+    asked.output.document(_document(rows, of_segments, target))
 
 
-def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row | None:
-    """A method fitted and judged, or None if it needs what is not installed."""
+def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row:
+    """Fit a method and judge it."""
     started = time.perf_counter()
-    try:
-        fitted = all_methods()[name]().fit(cal)
-    except FitError as error:
-        if error.code == "torch_missing":
-            return None
-        raise
+    fitted = all_methods()[name]().fit(cal)
     seconds = time.perf_counter() - started
     report = evaluate(
         fitted.apply(test.logits),

@@ -16,7 +16,8 @@ from typing import NoReturn
 from dbos import DBOS, DBOSPortableJSONSerializer
 
 from calibrators import CalibrationSet, CalibrationWarning, ExportError, FitError
-from calibrators.devices import available_devices, torch_device
+from calibrators.context import FitContext
+from calibrators.devices import array_device
 from calibrators.methods.smart import Smart
 from calibrators.onnx import export
 from service import logs
@@ -240,12 +241,9 @@ class Worker:
 
 def _checked(device: str) -> str:
     try:
-        kind = torch_device(device).type
+        array_device(FitContext(device).device)
     except FitError as error:
         raise Invalid(error.code, f"--device: {error}") from error
-    if kind not in ("cpu", "cuda"):
-        known = ", ".join(available_devices())
-        raise Invalid("device_unavailable", f"--device must be one of {known}, got {device!r}")
     return device
 
 

@@ -75,7 +75,7 @@ ADVICE = {
     "out_of_memory": _SMALLER,
     "worker_lost": _SMALLER,
     "time_limit": _SMALLER,
-    "torch_missing": "Whoever runs the worker has to install torch; temperature needs none.",
+    "torch_missing": "Whoever runs the worker has to install torch, or run it with `--device cpu`.",
     "device_unavailable": "Order it again: the worker's device has changed.",
     "internal_error": "Tell whoever runs the service; the log of that time says more.",
     "paused_too_long": "Order the fit again.",

@@ -192,30 +192,20 @@ except ImportError as error:
         assert printed.endswith(told)
 
 
-def test_the_default_method_fits_without_torch(python: Path, tmp_path: Path) -> None:
+def test_all_of_auto_and_smart_fit_without_torch(python: Path, tmp_path: Path) -> None:
     code = """
-import calibrd, numpy as np, json, warnings
+import calibrd, numpy as np, json
 rng = np.random.default_rng(0)
 truth = rng.normal(size=(600, 5)) * 2
 labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    fitted, report = calibrd.fit_local(3 * truth, labels, progress=False)
-fitted_by = {name: fitted.fit_info[name] for name in ("chosen_by", "left_out")}
-print(json.dumps([str(report.verdict), fitted_by, sorted({str(one.message) for one in caught})]))
-try:
-    calibrd.fit_local(3 * truth, labels, params={"candidates": ["smart"]}, progress=False)
-except Exception as error:
-    print(error)
+fitted, report = calibrd.fit_local(3 * truth, labels, progress=False)
+compared = [one["method"] for one in fitted.fit_info["candidates"]]
+print(json.dumps([str(report.verdict), fitted.fit_info["left_out"], "smart" in compared]))
+print(calibrd.fit_local(3 * truth, labels, method="smart", progress=False).map.method)
 """
     first, second = run(python, "-c", code, **outside(tmp_path)).splitlines()
-    why = "torch is not installed (pip install 'calibrd[train]')"
-    assert json.loads(first) == [
-        "improved",
-        {"chosen_by": "auto", "left_out": [{"method": "smart", "why": why}]},
-        [f"{why}, which left these out: smart"],
-    ]
-    assert second == "this fit needs torch: pip install 'calibrd[train]'"
+    assert json.loads(first) == ["improved", [], True]
+    assert second == "smart"
 
 
 def _bytes(folder: Path) -> int:
