@@ -41,12 +41,8 @@ pytestmark = pytest.mark.parametrize("name", METHODS)
 FITTED: dict[str, CalibrationMap] = {}
 
 
-# with all its candidates it promises no more, and takes five times as long
-QUICK: dict[str, dict[str, Any]] = {"auto": {"candidates": ("identity", "temperature")}}
-
-
 def fit(name: str, data: CalibrationSet, **arguments: Any) -> CalibrationMap:
-    recipe = all_methods()[name](**QUICK.get(name, {}))
+    recipe = all_methods()[name]()
     if recipe.needs_groups and isinstance(data, CalibrationSet):
         data = in_segments(data)
     return recipe.fit(data, **arguments)

@@ -18,7 +18,6 @@ from calibrators.probing import prove
 METHODS = sorted(all_methods())
 ROWS = draw(300, 5, seed=3).logits
 QUICK: dict[str, dict[str, Any]] = {
-    "auto": {"candidates": ("identity", "temperature")},
     "smart": {"steps": 20},
 }
 

@@ -26,7 +26,6 @@ STEPS = (0.05, 0.01, 0.001, 1e-4)
 CLASSES = (2, 4, 10)
 SEEDS = (0, 1, 2)
 QUICK: dict[str, dict[str, Any]] = {
-    "auto": {"candidates": ("identity", "temperature")},
     "smart": {"steps": 100},
 }
 Array = NDArray[Any]

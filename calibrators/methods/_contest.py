@@ -15,7 +15,7 @@ from calibrators.data import CalibrationSet
 from calibrators.errors import FitCancelled
 from calibrators.metrics import RowScores, TopLabel, row_scores
 
-SIMPLE = ("identity", "temperature")
+BASE = "additive"
 
 
 def steps(recipes: dict[str, Calibrator], folds: int) -> int:
@@ -36,8 +36,8 @@ class Contest:
 
     Every candidate's first fold, for which it has an equal share of the time left, tells what its
     others will take. One that can do within that share goes on at once; of the others the cheapest
-    go first, each only if its other folds and a final fit are likely to end in time. ``identity``
-    and ``temperature`` are never left out.
+    go first, each only if its other folds and a final fit are likely to end in time. ``additive``
+    is never left out.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Contest:
         """All folds but the first, as long as they are likely to end in time."""
         for number in range(1, self._folds):
             needed, left = self._needed(name, number), max(0.0, self._left())
-            if needed > left and name not in SIMPLE:
+            if needed > left and name != BASE:
                 self._leave_out(name, f"it needs about {needed:.3g} s more, {left:.3g} s are left")
             if name not in self._scores:
                 return
@@ -92,7 +92,7 @@ class Contest:
     def _run(self, name: str, recipe: Calibrator, number: int, share: float = 1.0) -> None:
         """One fold of one candidate, unless its share of the time left ends in it."""
         start = time.monotonic()
-        deadline = math.inf if name in SIMPLE else start + share * (self._deadline - start)
+        deadline = math.inf if name == BASE else start + share * (self._deadline - start)
         if start >= deadline:
             self._leave_out(name, "it was not begun: the time was up")
             return

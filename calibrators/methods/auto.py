@@ -1,4 +1,4 @@
-"""Auto: the best of the registered methods that measurably calibrate better, or none at all."""
+"""Auto: the additive map, or what measurably beats it if the class may change."""
 
 from __future__ import annotations
 
@@ -13,65 +13,53 @@ from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import OutOfTime, ParameterError, SmallSample
 from calibrators.methods._after_temperature import why_hopeless
-from calibrators.methods._contest import SIMPLE, Contest, Trial, steps
+from calibrators.methods._contest import BASE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
-from calibrators.metrics import (
-    Interval,
-    calibration_intervals,
-    paired_intervals,
-)
+from calibrators.metrics import Interval, calibration_intervals, paired_intervals
 from calibrators.solvers import mean_nll, minimise_on_grid
 
-FEW_ROWS = 100
+FEW_ROWS = 20
 PRIOR_DEVIATION = 0.5
 TWO_DEVIATIONS = 0.9545
-CALIBRATION, LIKELIHOOD = "debiased_squared_error", "nll"
-SHOWN = (CALIBRATION, "ece", LIKELIHOOD, "brier", "accuracy")
-SAID = {CALIBRATION: "calibration error", LIKELIHOOD: "NLL"}
+SCORE = "nll"
+SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
+ADDITIVE = "its correction is as smooth and as small as the rows ask for: nothing is chosen"
 
 
 @dataclass(frozen=True)
 class Auto(Calibrator):
-    """Chooses among the registered methods that keep the predicted class, inside the fit set alone.
+    """The default: ``additive``, which needs no choice among methods.
 
-    1. Fewer than 100 rows, or no finite optimum: temperature scaling with log T ~ N(0, 0.5^2).
-    2. The base is ``temperature`` if its likelihood gain pays for its parameter,
-       ``2 n (NLL(1) - NLL(T)) > 2``; otherwise ``identity``: the model is left alone.
-    3. Every other candidate is cross-validated (``folds``, stratified) against the base by the
-       out-of-fold debiased squared calibration error (top label, 15 equal-mass bins). It must beat
-       the base by two standard deviations of the paired bootstrap (``draws`` draws, shifted to the
-       estimate: their 98 % quantile must be below 0); the best of those that do wins.
+    With fewer than 20 rows, or if temperature scaling has no finite optimum, temperature scaling
+    with ``log T ~ N(0, 0.5^2)``.
 
-    The winner is fitted on all rows and returned as its own kind of map. Its ``fit_info`` holds
-    every candidate with its out-of-fold scores and 95 % intervals, its change against the base, and
-    ``why``.
+    With ``allow_class_change`` the methods that may change the predicted class compete with
+    ``additive``; with ``candidates`` those that are named. They are compared by their out-of-fold
+    NLL (``folds``, stratified): the best of those that beat ``additive`` by two standard deviations
+    of the paired bootstrap (``draws`` draws) is taken. The winner is fitted on all rows and
+    returned as its own kind of map; its ``fit_info`` holds every candidate with its out-of-fold
+    scores and 95 % intervals, its change against ``additive``, and ``why``.
 
-    Candidates are all methods that keep the predicted class, or those named and the two above.
-    With ``allow_class_change`` the others join, and all are compared by the out-of-fold NLL
-    instead: how well the top label is calibrated says nothing of whether it is a better one.
+    ``budget``, in seconds, limits that cross-validation; the winner's fit on all rows comes after
+    it. A candidate that would not end in time is left out: ``fit_info`` says which and why in
+    ``left_out``, and an OutOfTime warning is given. The same data and seed give the same map as
+    long as none is. The report of ``fit_and_judge`` has the seconds that each candidate took.
 
-    ``budget``, in seconds, limits the cross-validation of a fit; the winner's fit on all rows comes
-    after it (``fit_and_judge`` fits two to six times). A candidate that would not end in time is
-    left out: ``fit_info`` says which and why in ``left_out``, and an OutOfTime warning is given.
-    The same data and seed give the same map as long as none is. The report of ``fit_and_judge`` has
-    the seconds that each candidate took.
-
-    docs/studies/auto.md has the rules that were compared, docs/studies/posthoc.md what this one
-    reaches beside every single method.
+    docs/studies/auto.md has what was compared before this became the default.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(1)
     >>> z = rng.normal(size=(800, 4)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)        # perfectly calibrated already
-    >>> fitted = Auto(candidates=("identity", "temperature")).fit(CalibrationSet(z, y))
-    >>> fitted.method, fitted.fit_info["why"]
-    ('identity', 'T = 0.99 would raise the likelihood no more than chance')
+    >>> fitted = Auto().fit(CalibrationSet(3 * z, y))            # and now three times too sure
+    >>> fitted.method, fitted.fit_info["chosen_by"]
+    ('additive', 'auto')
     """
 
     name = "auto"
-    summary = "the best of the methods that measurably calibrate better, by cross-validation"
-    reference = "docs/studies/auto.md has the rules that were compared"
-    cost = "about three times all its candidates, and the winner; judging fits it 2 to 6 times"
+    summary = "the additive map; if the class may change, what measurably beats it"
+    reference = "docs/studies/auto.md"
+    cost = "that of additive; about four times all candidates if there are any"
 
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     candidates: tuple[str, ...] = ()
@@ -93,99 +81,103 @@ class Auto(Calibrator):
         return next((name for name in self.candidates if get_method(name).needs_groups), None)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """That of the candidate that takes most, and the folds."""
+        """That of the candidate that takes most, and the folds if there are several."""
         recipes = self._recipes()
-        folds = 8 * (n * k + 4 * len(recipes) * n)
+        folds = 8 * (n * k + 4 * len(recipes) * n) if len(recipes) > 1 else 0
         return folds + max(one.memory_bytes(n, k) for one in recipes.values())
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
-        recipes = self._recipes()
-        total = steps(recipes, self.folds)
         scaled = TemperatureScaling().fit_in(data, context.inner())
-        assert isinstance(scaled, TemperatureMap)  # noqa: S101
-        context.step(1, total)
         reason = why_hopeless(scaled)
         if data.n < FEW_ROWS:
-            reason = f"{data.n} rows are too few to compare methods"
+            reason = f"{data.n} rows are too few for more"
+        recipes = self._recipes()
+        total = steps(recipes, self.folds)
         if reason is not None:
-            fitted = _with_prior(data, reason, context)
+            fitted: CalibrationMap = _with_prior(data, reason, context)
             context.step(total, total)
-            return fitted.with_info(score=self._score, budget_seconds=self.budget, left_out=[])
+            return self._described(fitted, reason, {}, [])
+        if len(recipes) == 1:
+            fitted = recipes[BASE].fit_in(data, context)
+            return self._described(fitted, ADDITIVE, {}, _not_asked(data, recipes))
         contest = Contest(data, context, folds=self.folds, seed=self.seed, budget=self.budget)
         trials = contest.held(recipes)
-        base, why = base_of(data, scaled)
-        winner, why = self._winner(trials, base, why)
-        chosen = recipes[winner].fit_in(data, context.without_progress())
+        winner, why = self._winner(trials)
+        fitted = recipes[winner].fit_in(data, context.without_progress())
         context.step(total, total)
         if contest.left_out:
             names = ", ".join(str(one["method"]) for one in contest.left_out)
             context.warn(
                 OutOfTime, f"the budget of {self.budget:g} seconds left these out: {names}"
             )
-        return chosen.with_info(
+        left_out = [*contest.left_out, *_not_asked(data, recipes)]
+        return self._described(fitted, why, trials, left_out)
+
+    def _described(
+        self,
+        fitted: CalibrationMap,
+        why: str,
+        trials: dict[str, Trial],
+        left_out: list[dict[str, str]],
+    ) -> CalibrationMap:
+        """Add to a map's ``fit_info`` how it was chosen."""
+        return fitted.with_info(
             chosen_by=self.name,
-            winner=winner,
+            winner=fitted.method,
             why=why,
-            baseline=base,
-            score=self._score,
-            candidates=[self._describe(one, trials[base]) for one in trials.values()],
+            baseline=BASE,
+            score=SCORE,
+            candidates=[self._describe(one, trials[BASE]) for one in trials.values()],
             budget_seconds=self.budget,
-            left_out=[*contest.left_out, *_not_asked(data, recipes)],
+            left_out=left_out,
         )
 
     def _recipes(self) -> dict[str, Calibrator]:
-        """The candidates' recipes by name, identity among them, with this recipe's seed."""
+        """The candidates' recipes by name, additive first, with this recipe's seed."""
         from calibrators.registry import all_methods, keeps_class, make_recipe
 
         if self.name in self.candidates:
             raise ParameterError("bad_parameter", "Auto.candidates must not name 'auto' itself")
-        kept = (True, False) if self.allow_class_change else (True,)
-        names = self.candidates or [n for n in all_methods() if keeps_class(n) in kept]
-        for name in names:
-            if keeps_class(name) is False and not self.allow_class_change:
+        if len(set(self.candidates)) < len(self.candidates):
+            raise ParameterError("bad_parameter", "Auto.candidates must name no method twice")
+        changing = [name for name in all_methods() if keeps_class(name) is False]
+        for name in self.candidates:
+            if name in changing and not self.allow_class_change:
                 raise ParameterError(
                     "bad_parameter",
                     f"Auto.candidates names {name!r}, which may change the predicted class: "
                     "that needs allow_class_change=True",
                 )
-        known = dict.fromkeys([*SIMPLE, *names])
+        names = self.candidates or (changing if self.allow_class_change else [])
+        known = dict.fromkeys([BASE, *names])
         return {name: make_recipe(name, {}, seed=self.seed) for name in known}
-
-    @property
-    def _score(self) -> str:
-        return LIKELIHOOD if self.allow_class_change else CALIBRATION
 
     def _changes(self, trial: Trial, base: Trial, level: float) -> dict[str, Interval]:
         return paired_intervals(
             base.scores, trial.scores, draws=self.draws, level=level, seed=self.seed
         )
 
-    def _winner(self, trials: dict[str, Trial], base: str, why: str) -> tuple[str, str]:
-        """The best score of those that clearly beat the base, else the base; and why."""
-        better, others = {}, []
-        for name, trial in trials.items():
-            if name in SIMPLE:
-                continue
-            change = self._changes(trial, trials[base], TWO_DEVIATIONS)[self._score]
-            if change.high < 0:
-                better[name] = change.value
-            others.append(name)
-        if better:
-            return min(better, key=lambda name: better[name]), (
-                f"its out-of-fold {SAID[self._score]} is below that of {base} "
-                "by more than two standard deviations"
-                + (", and the lowest" if len(better) > 1 else "")
+    def _winner(self, trials: dict[str, Trial]) -> tuple[str, str]:
+        """The lowest NLL of those that clearly beat the base, else the base; and why."""
+        others = {name: trial for name, trial in trials.items() if name != BASE}
+        changes = {
+            name: self._changes(trial, trials[BASE], TWO_DEVIATIONS)[SCORE]
+            for name, trial in others.items()
+        }
+        better = {name: change.value for name, change in changes.items() if change.high < 0}
+        if not better:
+            return BASE, (
+                f"no out-of-fold NLL is below its own by two standard deviations: "
+                f"compared were {', '.join(others) or 'none'}"
             )
-        if others:
-            why = (
-                f"{why}; the out-of-fold {SAID[self._score]} of none of {', '.join(others)} "
-                "is lower by two standard deviations"
-            )
-        return base, why
+        return min(better, key=lambda name: better[name]), (
+            f"its out-of-fold NLL is below that of {BASE} by more than two standard deviations"
+            + (", and the lowest" if len(better) > 1 else "")
+        )
 
     def _describe(self, trial: Trial, base: Trial) -> dict[str, Any]:
         scores = calibration_intervals(trial.scores, draws=self.draws, seed=self.seed)
-        change = None if trial is base else asdict(self._changes(trial, base, 0.95)[self._score])
+        change = None if trial is base else asdict(self._changes(trial, base, 0.95)[SCORE])
         return {
             "method": trial.method,
             **{name: asdict(scores[name]) for name in SHOWN},
@@ -201,15 +193,6 @@ def _not_asked(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dic
     return [{"method": "segmented", "why": why}]
 
 
-def base_of(data: CalibrationSet, scaled: TemperatureMap) -> tuple[str, str]:
-    """``temperature`` if its likelihood gain pays for its parameter, else ``identity``; and why."""
-    gain = 2 * data.n * (mean_nll(data, 1.0) - mean_nll(data, 1 / scaled.temperature))
-    said = f"T = {scaled.temperature:.3g}"
-    if gain > 2:
-        return "temperature", f"{said} raises the likelihood beyond chance"
-    return "identity", f"{said} would raise the likelihood no more than chance"
-
-
 def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> TemperatureMap:
     """Temperature scaling with log T ~ N(0, 0.5^2), for when the data alone cannot say."""
 
@@ -220,7 +203,4 @@ def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> Tempe
     beta, _ = minimise_on_grid(penalised, 1.0, octaves=16)
     context.warn(SmallSample, f"{reason}: temperature scaling with a prior of T near 1 is used")
     info = {"objective": "nll", "device": "cpu", "at_bound": False, "prior": PRIOR_DEVIATION}
-    fitted = TemperatureMap(k=data.k, kind=data.kind, temperature=1 / beta, fit_info=info)
-    return fitted.with_info(
-        chosen_by=Auto.name, winner="temperature", why=reason, baseline="temperature", candidates=[]
-    )
+    return TemperatureMap(k=data.k, kind=data.kind, temperature=1 / beta, fit_info=info)

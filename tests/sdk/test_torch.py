@@ -43,7 +43,7 @@ def probabilities() -> CalibrationSet:
 def maps() -> dict[str, CalibrationMap]:
     """A map of every method, of every indicator, of two classes, and on probabilities."""
     quick = {"steps": 20}
-    less = {"smart": quick, "auto": {"candidates": ("temperature",)}}
+    less = {"smart": quick}
     made = {name: method(**less.get(name, {})).fit(DATA) for name, method in METHODS.items()}
     made |= {f"smart {one}": Smart(indicator=one, **quick).fit(DATA) for one in INDICATORS}
     made["probabilities"] = Smart(**quick).fit(probabilities())
