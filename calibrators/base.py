@@ -54,13 +54,15 @@ class CalibrationMap(ABC):
     ``k`` classes and the ``kind`` of input it was fitted on; other input is refused. ``fit_info``
     is plain JSON: how the fit went, with its warnings. ``keeps_class`` says whether the predicted
     class always keeps the largest probability; of a class of maps it is None if that depends on the
-    map. ``has_segments`` says whether it takes groups. ``floor`` and ``rounding`` say what zeros
-    among probabilities stand for (see calibrators.rounding.Zeros): a row alone cannot show it.
+    map. ``has_segments`` says whether it takes groups, ``has_interval`` whether it has a credible
+    band. ``floor`` and ``rounding`` say what zeros among probabilities stand for (see
+    calibrators.rounding.Zeros): a row alone cannot show it.
     """
 
     method: ClassVar[str]
     keeps_class: ClassVar[bool | None]
     has_segments: ClassVar[bool] = False
+    has_interval: ClassVar[bool] = False
 
     k: int
     kind: Kind = "logits"
@@ -109,6 +111,27 @@ class CalibrationMap(ABC):
             return self._transform(logits)
         scales = self._segment_scales(Groups.of(groups, rows=len(logits), most=None))
         return scaled_logits(self._transform(logits), scales)
+
+    def interval(self, values: ArrayLike, level: float = 0.9) -> tuple[Floats, Floats]:
+        """Return the credible band of each row's calibrated confidence: its bounds, (n,) each.
+
+        The probability that the predicted class is right lies between them with the posterior
+        probability ``level``, as far as the fit rows can tell and if new rows are like them. Only
+        maps with ``has_interval`` have one.
+        """
+        if not self.has_interval:
+            raise DataError(
+                "no_interval",
+                f"a map of the method {self.method!r} has no credible interval: fit 'additive', or "
+                "'auto', which uses it",
+            )
+        if not 0 < level < 1:
+            raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
+        return self._interval(self._logits_of(values), level)
+
+    def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
+        """Return the band of a map with ``has_interval``."""
+        raise DataError("no_interval", f"{self.method!r} has no interval")
 
     @property
     def row_cost(self) -> int:

@@ -116,6 +116,15 @@ class LocalMap:
             values = as_array(values)
         return self._now.map.transform(values, None if groups is None else as_groups(groups))
 
+    def interval(self, values: Any, level: float = 0.9) -> tuple[Floats, Floats]:
+        """Return the credible band of each row's calibrated confidence: its bounds, (n,) each.
+
+        Maps of ``additive``, which ``auto`` fits, have one; others raise a DataError.
+        """
+        if type(values) is not np.ndarray:
+            values = as_array(values)
+        return self._now.map.interval(values, level)
+
     @property
     def current(self) -> LoadedMap:
         """The map with its version, hash and model, all of one moment."""

@@ -55,6 +55,7 @@ class AdditiveMap(CalibrationMap):
 
     method = "additive"
     keeps_class = True
+    has_interval = True
 
     base_temperature: float
     rest_temperature: float
@@ -80,29 +81,22 @@ class AdditiveMap(CalibrationMap):
         broken = ~(np.abs(self.covariance) <= LARGEST_HEIGHT)
         refuse("covariance", "be moderate", self.covariance, broken)
 
-    def interval(self, values: Floats, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Return the credible band of each row's calibrated confidence, its bounds (n,) each.
-
-        The probability that the predicted class is right lies between them with the posterior
-        probability ``level``, as far as the fit rows can tell and if new rows are like them.
-        """
-        if not 0 < level < 1:
-            raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
-        logits = self._logits_of(values)
+    def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
         reach = NormalDist().inv_cdf((1 + level) / 2)
         low, high = np.empty(len(logits)), np.empty(len(logits))
 
         def work(start: int, stop: int, scratch: Scratch) -> None:
             block = logits[start:stop]
-            odds, lowest = self._log_odds(block), self._lowest(block)
+            odds = self._log_odds(block)
             weights = basis(self._terms(block, odds), self.nodes)
             variance = np.vecdot(weights @ self.covariance, weights)
             centre = self._corrected(block, odds)
             away = reach * np.sqrt(np.maximum(variance, 0))
-            low[start:stop] = confidence_of(np.maximum(centre - away, lowest))
-            high[start:stop] = confidence_of(np.maximum(centre + away, lowest))
+            low[start:stop] = confidence_of(centre - away)
+            high[start:stop] = confidence_of(np.maximum(centre + away, self._lowest(block)))
 
-        map_blocks(work, *logits.shape)
+        with np.errstate(invalid="ignore"):
+            map_blocks(work, *logits.shape)
         return low, high
 
     def _transform(self, logits: Floats) -> Floats:
@@ -122,7 +116,10 @@ class AdditiveMap(CalibrationMap):
         return -_others(block, self.base_temperature).total
 
     def _lowest(self, block: Floats) -> Floats:
-        """Return the least log odds (n,) that leave the predicted class ahead of the second."""
+        """Return the least log odds (n,) that leave the predicted class ahead of the second.
+
+        The band's upper bound is never below: it holds the confidence that ``apply`` gives.
+        """
         others = _others(block, self.rest_temperature)
         alone = np.isinf(others.largest)
         limit = np.maximum(-others.largest - AHEAD, 0)
@@ -171,7 +168,7 @@ class Additive(AfterTemperature):
     ``softmax(z / T_rest)``, T_rest the temperature that is likeliest given the rows on which the
     predicted class was wrong (with ``log(T_rest / T) ~ N(0, 0.5^2)``).
 
-    The posterior gives :meth:`AdditiveMap.interval`, a credible band of each row's confidence. More
+    The posterior gives ``interval``, a credible band of each row's confidence. More
     than 4,096 rows are gathered in 4,096 cells of about equally many rows by x, m and d.
 
     Related: penalised splines (Eilers & Marx 1996), Laplace approximations over a grid of
