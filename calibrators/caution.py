@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from calibrators.measurement import Bin, wilson
-from calibrators.metrics import Interval
+from calibrators.measurement import Bin
+from calibrators.metrics import Interval, wilson
 
 
 def cautious(squared_error: Interval, bins: Iterable[Bin], level: float) -> Interval:

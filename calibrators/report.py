@@ -20,12 +20,17 @@ from calibrators.groups import Groups
 from calibrators.measurement import (
     MarginThird,
     Measurement,
-    Scored,
     by_margin,
     margins_of,
     measure,
 )
-from calibrators.metrics import Compared, Interval, calibration_intervals, compared_intervals
+from calibrators.metrics import (
+    Compared,
+    Interval,
+    calibration_intervals,
+    compared_intervals,
+    scored,
+)
 from calibrators.plain import from_plain, to_plain
 from calibrators.segments import GroupRow, by_group
 from calibrators.temperatures import TemperatureCell
@@ -232,8 +237,8 @@ def evaluate(
     """
     options: dict[str, Any] = {"bins": bins, "draws": draws, "level": level, "seed": seed}
     truth = np.asarray(labels)
-    new = Scored.of(probabilities, truth, bins)
-    old = None if before is None else Scored.of(before, truth, bins)
+    new = scored(probabilities, truth, bins=bins)
+    old = None if before is None else scored(before, truth, bins=bins)
     shape, first = new.probabilities.shape, (old or new).probabilities
     if first.shape != shape:
         raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")
@@ -250,12 +255,12 @@ def evaluate(
         verdict = decide(shape[0], change)
     tops = new.rows.top, None if old is None else old.rows.top
     return Report(
-        **vars(measure(new, truth, found.after, options)),
+        **vars(measure(new, found.after, options)),
         **options,
         n=shape[0],
         k=shape[1],
         judged_on=judged_on,
-        before=None if old is None else measure(old, truth, found.before, options),
+        before=None if old is None else measure(old, found.before, options),
         change=change,
         verdict=verdict,
         by_margin=by_margin(margins, *tops, options),
