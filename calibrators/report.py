@@ -34,10 +34,12 @@ from calibrators.metrics import (
 from calibrators.plain import from_plain, to_plain
 from calibrators.segments import GroupRow, by_group
 from calibrators.temperatures import TemperatureCell
-from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate
+from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate, lost
 
 FORMAT = 1
 LEAST_DRAWS = 100
+# changes of out-of-fold probabilities whose rows alone show too little variance
+BY_ROW = frozenset({"nll", "brier", "refinement_auroc", "aurc"})
 
 
 class MetricRow(NamedTuple):
@@ -100,6 +102,19 @@ class Report(Measurement):
         """Whether the calibration error is known to be at most ``limit`` (see verdict.gate)."""
         found = gate(self.cautious_error, limit)
         return found if self.n >= LEAST_ROWS else Gate.INSUFFICIENT_DATA
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The names of the metrics that are measurably worse after (see ``verdict.lost``)."""
+        return lost(self.change)
+
+    @property
+    def verdict_sentence(self) -> str:
+        """What the verdict means for these rows: what got worse, and by how much.
+
+        Lower case and without a full stop, to follow the verdict; empty if there is none.
+        """
+        return wording.verdict_sentence(self)
 
     def with_fit(self, **fit: Any) -> Report:
         """The same report with more said about the fit; NaN and infinity become None."""
@@ -250,7 +265,7 @@ def evaluate(
         found = compared_intervals(old.rows, new.rows, **options)
     change, verdict = dict(found.change), None
     if change:
-        change["nll"] = change["nll"].widened(_fold_factor(folds))
+        change |= {name: change[name].widened(_fold_factor(folds)) for name in BY_ROW & set(change)}
     if change and draws >= LEAST_DRAWS:
         verdict = decide(shape[0], change)
     tops = new.rows.top, None if old is None else old.rows.top
@@ -285,7 +300,7 @@ def _segments(groups: ArrayLike | Groups | None, rows: int) -> Groups | None:
 
 
 def _fold_factor(folds: int) -> float:
-    """How much wider the interval of the NLL must be for out-of-fold probabilities.
+    """Return how much wider the intervals of ``BY_ROW`` must be for out-of-fold probabilities.
 
     Fits on overlapping folds are not independent, and what they learn is anti-correlated with the
     fold they are judged on: rows alone show too little variance, by ``1 + folds / (folds - 1)``.

@@ -15,7 +15,7 @@ from calibrators.metrics.calibration import (
     mce,
 )
 from calibrators.metrics.classwise import ClassTable, class_table, classwise_ece, sce
-from calibrators.metrics.estimates import Interval, wilson
+from calibrators.metrics.estimates import Interval, deviations, wilson
 from calibrators.metrics.floor import NoiseFloor, noise_floor
 from calibrators.metrics.intervals import (
     Compared,
@@ -72,6 +72,7 @@ __all__ = [
     "classwise_ece",
     "compared_intervals",
     "debiased_squared_error",
+    "deviations",
     "e_aurc",
     "ece",
     "ece_debiased",
