@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from numpy.typing import ArrayLike
 
 from calibrators import charts, notebook, page, wording
 from calibrators.catalogue import METRICS, Metric
-from calibrators.caution import cautious
+from calibrators.caution import cautious, cautious_ece
 from calibrators.classes import ClassRow, by_class
-from calibrators.errors import DataError, ExportError
+from calibrators.errors import DataError, ExportError, ParameterError
 from calibrators.groups import Groups
 from calibrators.measurement import (
     MarginThird,
@@ -29,12 +28,13 @@ from calibrators.metrics import (
     Interval,
     calibration_intervals,
     compared_intervals,
+    fold_factor,
     scored,
 )
 from calibrators.plain import from_plain, to_plain
 from calibrators.segments import GroupRow, by_group
 from calibrators.temperatures import TemperatureCell
-from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate, lost
+from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate, lost, rooted
 
 FORMAT = 1
 LEAST_DRAWS = 100
@@ -98,9 +98,24 @@ class Report(Measurement):
         """The interval of the debiased squared error that a gate decides by (see caution.py)."""
         return cautious(self.intervals["debiased_squared_error"], self.equal_mass, self.level)
 
-    def gate(self, limit: float) -> Gate:
-        """Whether the calibration error is known to be at most ``limit`` (see verdict.gate)."""
-        found = gate(self.cautious_error, limit)
+    def gate_interval(self, metric: str = "calibration_error") -> Interval:
+        """Return the interval that decides a gate, on the scale of its limit.
+
+        ``calibration_error`` is the debiased root-mean-square error, ``ece`` the ECE of equally
+        wide bins; both are honest about noise and about bins without spread (see caution.py).
+        """
+        match metric:
+            case "calibration_error":
+                return rooted(self.cautious_error)
+            case "ece":
+                return cautious_ece(self.equal_width, self.level, self.seed)
+        raise ParameterError(
+            "bad_metric", f"metric must be 'calibration_error' or 'ece', got {metric!r}"
+        )
+
+    def gate(self, limit: float, metric: str = "calibration_error") -> Gate:
+        """Return whether an error is known to be at most ``limit`` (see ``gate_interval``)."""
+        found = gate(self.gate_interval(metric), limit)
         return found if self.n >= LEAST_ROWS else Gate.INSUFFICIENT_DATA
 
     @property
@@ -257,7 +272,7 @@ def evaluate(
     shape, first = new.probabilities.shape, (old or new).probabilities
     if first.shape != shape:
         raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")
-    segments = _segments(groups, shape[0])
+    segments = None if groups is None else Groups.of(groups, rows=shape[0])
     margins = margins_of(first) if margin is None else np.asarray(margin, dtype=np.float64)
     if old is None:
         found = Compared({}, calibration_intervals(new.rows, **options), {})
@@ -265,7 +280,7 @@ def evaluate(
         found = compared_intervals(old.rows, new.rows, **options)
     change, verdict = dict(found.change), None
     if change:
-        change |= {name: change[name].widened(_fold_factor(folds)) for name in BY_ROW & set(change)}
+        change |= {name: change[name].widened(fold_factor(folds)) for name in BY_ROW & set(change)}
     if change and draws >= LEAST_DRAWS:
         verdict = decide(shape[0], change)
     tops = new.rows.top, None if old is None else old.rows.top
@@ -284,26 +299,3 @@ def evaluate(
         by_group=() if segments is None else by_group(segments, *tops, options),
         conventions=wording.conventions(bins, draws, level),
     )
-
-
-def _segments(groups: ArrayLike | Groups | None, rows: int) -> Groups | None:
-    if groups is None:
-        return None
-    if not isinstance(groups, Groups):
-        return Groups.of(groups, rows=rows)
-    if len(groups.codes) != rows:
-        raise DataError(
-            "groups_length",
-            f"probabilities have {rows} rows but groups have {len(groups.codes)}",
-        )
-    return groups
-
-
-def _fold_factor(folds: int) -> float:
-    """Return how much wider the intervals of ``BY_ROW`` must be for out-of-fold probabilities.
-
-    Fits on overlapping folds are not independent, and what they learn is anti-correlated with the
-    fold they are judged on: rows alone show too little variance, by ``1 + folds / (folds - 1)``.
-    Nadeau & Bengio 2003.
-    """
-    return 1.0 if folds < 2 else math.sqrt(1 + folds / (folds - 1))

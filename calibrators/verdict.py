@@ -71,7 +71,7 @@ class Verdict(_Meant):
 
 
 class Gate(_Meant):
-    """Whether a calibration error is known to keep a limit.
+    """Whether a calibration error, or an ECE, is known to keep a limit.
 
     >>> str(Gate.PASS)
     'pass'
@@ -161,24 +161,33 @@ def _loss(found: Interval, better: int) -> float:
     return -found.high if better > 0 else found.low
 
 
-def gate(squared_error: Interval, limit: float) -> Gate:
-    """Whether the root-mean-square calibration error is known to be at most ``limit``.
+def gate(found: Interval, limit: float) -> Gate:
+    """Return whether an error is known to be at most ``limit``, from its interval.
 
-    ``squared_error`` is the interval of the debiased squared calibration error; ``limit`` is on the
-    scale of the ECE (0.02 is two percentage points). Convention: the bounds are compared after
-    ``sqrt(max(0, bound))``, because the debiased square may be negative.
+    Both are on the scale of the ECE: 0.02 is two percentage points. ``rooted`` brings the debiased
+    squared error to that scale.
 
-    >>> str(gate(Interval(0.0001, -0.0001, 0.0003, 0.95), limit=0.02))    # sqrt(0.0003) = 0.017
-    'pass'
-    >>> str(gate(Interval(0.0001, -0.0001, 0.0003, 0.95), limit=0.01))
-    'insufficient_data'
+    >>> squared = Interval(0.0001, -0.0001, 0.0003, 0.95)
+    >>> str(gate(rooted(squared), limit=0.02)), str(gate(rooted(squared), limit=0.01))
+    ('pass', 'insufficient_data')
     """
     if not 0 <= limit < math.inf:
         raise ParameterError("bad_limit", f"limit must be a finite number >= 0, got {limit!r}")
-    low, high = (_root(bound) for bound in (squared_error.low, squared_error.high))
-    if high <= limit:
+    if found.high <= limit:
         return Gate.PASS
-    return Gate.FAIL if low > limit else Gate.INSUFFICIENT_DATA
+    return Gate.FAIL if found.low > limit else Gate.INSUFFICIENT_DATA
+
+
+def rooted(squared: Interval) -> Interval:
+    """Return the interval of the root-mean-square error from that of the debiased squared error.
+
+    Convention: ``sqrt(max(0, bound))``, because the debiased square may be negative.
+
+    >>> rooted(Interval(0.0004, -0.0001, 0.0009, 0.95))
+    Interval(value=0.02, low=0.0, high=0.03, level=0.95)
+    """
+    value, low, high = (_root(one) for one in (squared.value, squared.low, squared.high))
+    return Interval(value, low, high, squared.level)
 
 
 def _root(square: float) -> float:

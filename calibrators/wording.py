@@ -78,7 +78,9 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "gate": "A gate decides by the interval of the debiased squared error, widened where rows "
         "that are all right or all wrong show no spread: upwards to the largest gap of all rows "
         "together that Wilson's interval of the accuracy allows, downwards by what such a bin "
-        "leaves in doubt.",
+        "leaves in doubt. A gate of the ECE decides by an interval of its own: its lower bound is "
+        "the ECE less what noise may have added, 0 as long as a calibrated model would show such "
+        "an ECE by chance; its upper bound is the ECE and the quantile of its spread.",
         "verdict": "Better and worse mean that the whole interval of the change lies on that side "
         "of 0; a loss of AUROC counts beyond "
         f"{100 * LEAST_RANKING_LOSS:g} points. It rests on the debiased squared error, NLL, Brier "

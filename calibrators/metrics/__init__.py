@@ -15,7 +15,7 @@ from calibrators.metrics.calibration import (
     mce,
 )
 from calibrators.metrics.classwise import ClassTable, class_table, classwise_ece, sce
-from calibrators.metrics.estimates import Interval, deviations, wilson
+from calibrators.metrics.estimates import Interval, deviations, fold_factor, wilson
 from calibrators.metrics.floor import NoiseFloor, noise_floor
 from calibrators.metrics.intervals import (
     Compared,
@@ -79,6 +79,7 @@ __all__ = [
     "ece_sweep",
     "equal_mass",
     "equal_width",
+    "fold_factor",
     "kde_ece",
     "kernel_bias",
     "mce",
