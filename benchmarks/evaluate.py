@@ -94,8 +94,7 @@ def differences(paired: Measured, old: Measured) -> float | None:
     if paired.error or old.error or paired.value is None or old.value is None:
         return None
     report: Report = paired.value
-    assert report.before is not None  # noqa: S101 - it was given
-    mine = [report.before.intervals, report.intervals, report.change]
+    mine = [report.sides["before"].intervals, report.intervals, report.change]
     found = [
         _distance(ours_[name], frozen_[name])
         for ours_, frozen_ in zip(mine, old.value, strict=True)

@@ -2,8 +2,9 @@
 
     python studies/coverage.py
 
-A model of 10 classes, overconfident by 1.5 before and by 1.1 after; the truth is that of a sample
-of a million rows. Writes the table of docs/studies/verdicts.md.
+A model of 10 classes, overconfident by 1.5 before; after, its logits have noise of their own, which
+changes some predictions. The truth is that of a sample of a million rows. Writes the table of
+docs/studies/verdicts.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 from kept import put_between
-from verdicts import truth
+from numpy.typing import NDArray
+from verdicts import Floats, truth
 
 from benchmarks import row_bootstrap
 from calibrators import evaluate, set_threads
@@ -27,7 +29,7 @@ from calibrators.metrics import row_scores
 from calibrators.softmax import softmax
 
 CLASSES = 10
-BEFORE, AFTER = 1.5, 1.1
+OVERCONFIDENT, NOISE = 1.5, 0.5
 MANY = 1_000_000
 SIZES = {200: 1000, 1000: 1000, 10_000: 300}
 DRAWS = 400
@@ -42,12 +44,18 @@ class Key(NamedTuple):
     made: str
 
 
+def judged(n: int, random: np.random.Generator) -> tuple[Floats, Floats, NDArray[np.intp]]:
+    """Return probabilities before and after, and labels."""
+    logits, labels = truth(n, CLASSES, random)
+    noisy = logits + NOISE * random.normal(size=logits.shape)
+    return softmax(OVERCONFIDENT * logits), softmax(noisy), labels
+
+
 def true_values() -> dict[str, dict[str, float]]:
     """Return the metrics of the after side, and their change, on a million rows."""
-    logits, labels = truth(MANY, CLASSES, np.random.default_rng(0))
-    found = evaluate(softmax(AFTER * logits), labels, before=softmax(BEFORE * logits), draws=2)
-    assert found.before is not None
-    old, new = found.before.metrics, found.metrics
+    before, after, labels = judged(MANY, np.random.default_rng(0))
+    found = evaluate(after, labels, before=before, draws=2)
+    old, new = found.sides["before"].metrics, found.metrics
     names = (*row_bootstrap.NAMES, *RANKING)
     return {
         "after": {name: new[name] or 0.0 for name in names},
@@ -60,8 +68,7 @@ def held(n: int, expected: dict[str, dict[str, float]], seeds: Iterable[int]) ->
     set_threads(1)
     counts: Counter[Key] = Counter()
     for seed in seeds:
-        logits, labels = truth(n, CLASSES, np.random.default_rng([seed, n]))
-        before, after = softmax(BEFORE * logits), softmax(AFTER * logits)
+        before, after, labels = judged(n, np.random.default_rng([seed, n]))
         report = evaluate(after, labels, before=before, draws=DRAWS, seed=seed)
         sides = [row_scores(before, labels), row_scores(after, labels)]
         _, old, old_change = row_bootstrap.intervals(sides, draws=DRAWS, seed=seed)
