@@ -13,6 +13,7 @@ from benchmarks import (
     capacity,
     confidence,
     dashboard,
+    evaluate,
     linear,
     local,
     losses,
@@ -31,6 +32,7 @@ FULL: dict[str, list[Size]] = {
     "temperature": [(10_000, 1000), (50_000, 100), (1_000_000, 10)],
     "ece": [(1_000_000, 10)],
     "smart": [(2_000, 1000), (10_000, 100), (50_000, 100), (10_000, 1000)],
+    "evaluate": [(1_000_000, 10)],
     "confidence": [(10_000, 1000), (2_000, 10)],
     "linear": [(10_000, 1000), (10_000, 100)],
     "agreement": [(2_000, 4)],
@@ -46,6 +48,7 @@ QUICK: dict[str, list[Size]] = {
     "temperature": [(500, 100), (2_000, 20), (10_000, 10)],
     "ece": [(20_000, 10)],
     "smart": [(1_000, 100), (3_000, 20)],
+    "evaluate": [(20_000, 10)],
     "confidence": [(500, 10)],
     "linear": [(500, 20)],
     "agreement": [(2_000, 4)],
@@ -93,6 +96,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
     runs: dict[str, Callable[[list[Size]], Iterable[Topic]]] = {
         "temperature": lambda at: temperature.run(at, rounds(7), budget),
         "ece": lambda at: calibration_error.run(at, rounds(15), budget),
+        "evaluate": lambda at: evaluate.run(at, rounds(5), budget),
         "smart": lambda at: smart.run(at, rounds(3), 8 * budget),
         "confidence": lambda at: confidence.run(
             at, rounds(5), 2.0 if options.quick else 3 * budget

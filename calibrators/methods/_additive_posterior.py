@@ -92,7 +92,7 @@ class _Model(NamedTuple):
 
 
 def fit_posterior(rows: Rows, progress: Callable[[int, int], None]) -> Posterior:
-    """Return the posterior given some rows; ``progress(done, total)`` is called after each model."""
+    """Return the posterior given some rows; call ``progress(done, total)`` after each model."""
     nodes, size = rows.nodes, rows.nodes.size
     total = len(nodes) * len(LOG_PRECISIONS) ** 2
     models = []

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
+from benchmarks import row_bootstrap
 from calibrators.metrics import (
     TopLabel,
     accuracy,
+    aurc,
     bootstrap_interval,
     brier,
     calibration_intervals,
+    compared_intervals,
     debiased_squared_error,
     ece,
     nll,
@@ -21,12 +26,14 @@ from calibrators.metrics import (
 )
 from calibrators.metrics._resampling import split
 
-NAMES = {
+NAMES: dict[str, Callable[..., float]] = {
     "ece": ece,
     "debiased_squared_error": debiased_squared_error,
     "nll": nll,
     "brier": brier,
     "accuracy": accuracy,
+    "refinement_auroc": refinement_auroc,
+    "aurc": aurc,
 }
 
 
@@ -38,6 +45,8 @@ def truth(constant_gap, gap: float) -> dict[str, float]:
         "nll": nll(probabilities, labels),
         "brier": brier(probabilities, labels),
         "accuracy": accuracy(probabilities, labels),
+        "refinement_auroc": refinement_auroc(probabilities, labels),
+        "aurc": aurc(probabilities, labels),
     }
 
 
@@ -91,16 +100,33 @@ def test_values_are_those_of_the_metrics(sample, decimals: int) -> None:
     assert found["nll"].low < found["nll"].high
 
 
-@pytest.mark.parametrize("metric", [ece, nll, accuracy])
+@pytest.mark.parametrize("metric", [ece, nll, brier, accuracy, refinement_auroc, aurc])
 def test_fast_and_generic_bootstrap_agree(sample, metric) -> None:
     probabilities, labels = sample(600, classes=3, sharpen=1.6)
     slow = bootstrap_interval(metric, probabilities, labels, draws=600)
     fast = calibration_intervals(row_scores(probabilities, labels), draws=600)[metric.__name__]
     assert fast.value == pytest.approx(slow.value, abs=1e-12)
     width = slow.high - slow.low
-    assert width > 0.01
+    assert width > 0.001
     assert fast.low == pytest.approx(slow.low, abs=0.1 * width)
     assert fast.high == pytest.approx(slow.high, abs=0.1 * width)
+
+
+@pytest.mark.parametrize("rows", [150, 3000])
+def test_counts_of_strata_give_the_bounds_of_resampled_rows(sample, rows: int) -> None:
+    """The binned errors with their bins kept, of both sides and of the change, few rows or many."""
+    probabilities, labels = sample(rows, classes=4, sharpen=1.6)
+    noise = np.exp(0.4 * np.random.default_rng(1).normal(size=probabilities.shape))
+    other = probabilities * noise / (probabilities * noise).sum(axis=1, keepdims=True)
+    sides = [row_scores(one, labels) for one in (probabilities, other)]
+    slow = row_bootstrap.intervals(sides, draws=1500, seed=1)
+    fast = compared_intervals(*sides, draws=1500, seed=2)
+    for bounds, found in zip(slow, fast, strict=True):
+        for name in ("ece", "debiased_squared_error"):
+            value, low, high = bounds[name]
+            assert found[name].value == pytest.approx(value, abs=1e-12)
+            apart = (found[name].low - low, found[name].high - high)
+            assert np.abs(apart).max() < 0.08 * (high - low)
 
 
 def test_the_shift_removes_the_second_dose_of_noise(sample) -> None:
@@ -120,10 +146,11 @@ def test_seed_decides_and_level_widens(sample) -> None:
     rows = row_scores(*sample(300))
     first, again, other = (calibration_intervals(rows, draws=100, seed=s) for s in (1, 1, 2))
     assert first == again
-    assert first["nll"] != other["nll"]
-    wide = calibration_intervals(rows, draws=100, seed=1, level=0.99)["nll"]
-    assert wide.low < first["nll"].low
-    assert wide.high > first["nll"].high
+    assert first["ece"] != other["ece"]
+    wide = calibration_intervals(rows, draws=100, seed=1, level=0.99)
+    for name in NAMES:
+        assert wide[name].low < first[name].low
+        assert wide[name].high > first[name].high
 
 
 def test_pairing_is_tighter_than_two_separate_intervals(sample) -> None:
@@ -197,5 +224,6 @@ def test_noise_floor_keeps_to_the_bins_of_ece() -> None:
 
 def test_noise_floor_depends_on_its_seed_only(sample) -> None:
     confidence = sample(300)[0].max(axis=1)
-    assert noise_floor(confidence, seed=3) == noise_floor(confidence[::-1], seed=3)
+    one, two = noise_floor(confidence, seed=3), noise_floor(confidence[::-1], seed=3)
+    assert (one.mean, one.quantile95) == pytest.approx((two.mean, two.quantile95), rel=1e-12)
     assert noise_floor(confidence, seed=3) != noise_floor(confidence, seed=4)
