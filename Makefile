@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-auto study-smart study-adafocal study-losses study-verdicts study-coverage screenshots clean
+.PHONY: help serve browser test test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-verdicts study-coverage screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,10 +69,6 @@ bench: .venv/bench  ## time and memory against other libraries, side by side
 study-posthoc: .venv/run  ## the tables of docs/studies/posthoc.md, every method (LOGITS=folder with the study sets)
 	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-posthoc LOGITS=folder"; exit 2; }
 	OMP_NUM_THREADS=1 $(BIN)/python studies/posthoc.py $(LOGITS)
-
-study-auto: .venv/run  ## the table of docs/studies/auto.md, the rules auto could choose by (LOGITS=folder)
-	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-auto LOGITS=folder"; exit 2; }
-	OMP_NUM_THREADS=1 $(BIN)/python studies/gates.py $(LOGITS)
 
 study-smart: .venv/run  ## the table of docs/studies/smart.md, SMART against the fit it replaced (LOGITS=folder)
 	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-smart LOGITS=folder"; exit 2; }

@@ -1,6 +1,6 @@
 """Every post-hoc method on real logits: calibration, likelihood, accuracy, time, and few rows.
 
-    python studies/posthoc.py FOLDER [--only main]
+    python studies/posthoc.py FOLDER [--only main] [--methods auto,smart,temperature --out FOLDER]
 
 FOLDER holds .npz files with ``logits`` and ``labels``; logit_sets.py says how they are split. Each
 finished fit is kept in --kept, so that an interrupted study goes on; delete the folder to begin
@@ -37,6 +37,7 @@ OBJECTIVES = ("nll", "label_smoothing", "mse", "brier", "soft_ece", "charbonnier
 INDICATORS = ("margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all_logits")
 ROWS = (50, 100, 200, 500, 1000, 2000, 5000)
 WITH_FEW_ROWS = (
+    "additive",
     "temperature",
     "smart",
     "pts",
@@ -87,6 +88,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kept", type=Path, default=Path("out/study-posthoc"))
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     parser.add_argument("--only", choices=PARTS, help="a part of it")
+    parser.add_argument(
+        "--methods",
+        type=lambda text: text.split(","),
+        help="the methods of the main part, temperature among them; the default is all",
+    )
     options = parser.parse_args()
     if not set_names(options.folder):
         parser.error(f"no .npz files in {options.folder}")
@@ -107,7 +113,8 @@ def main() -> None:
         put_between(page, name, text)
 
     if options.only in (None, "main"):
-        found = fitted(planned(options.folder, names, main_recipes()))
+        recipes = [one for one in main_recipes() if one[0] in (options.methods or all_methods())]
+        found = fitted(planned(options.folder, names, recipes))
         show("every method", main_table(found))
         show("by set", by_set_table(found))
         show("auto", auto_table(found))

@@ -72,16 +72,3 @@ def test_study_shows_every_method(
     assert "done" in first.err
     assert "done" not in again.err
     assert again.out in first.out
-
-
-def test_rules_are_paid_by_the_test_rows(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    start(monkeypatch, tmp_path, "gates", folder)
-    page = (tmp_path / "auto.md").read_text()
-    assert "| always temperature | " in page
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    paid = {row[0].removeprefix("| "): float(row[1]) for row in rows[1:]}
-    assert paid["best in hindsight"] == min(paid.values())
-    assert "shift" not in page
-    assert "1 of 1 done" in capsys.readouterr().err
