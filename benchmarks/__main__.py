@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks import (
     agreement,
     apply,
+    auto,
     calibration_error,
     capacity,
     confidence,
@@ -33,6 +34,7 @@ FULL: dict[str, list[Size]] = {
     "ece": [(1_000_000, 10)],
     "smart": [(2_000, 1000), (10_000, 100), (50_000, 100), (10_000, 1000)],
     "evaluate": [(1_000_000, 10)],
+    "auto": [(10_000, 100), (50_000, 100), (10_000, 1000)],
     "confidence": [(10_000, 1000), (2_000, 10)],
     "linear": [(10_000, 1000), (10_000, 100)],
     "agreement": [(2_000, 4)],
@@ -49,6 +51,7 @@ QUICK: dict[str, list[Size]] = {
     "ece": [(20_000, 10)],
     "smart": [(1_000, 100), (3_000, 20)],
     "evaluate": [(20_000, 10)],
+    "auto": [(500, 20)],
     "confidence": [(500, 10)],
     "linear": [(500, 20)],
     "agreement": [(2_000, 4)],
@@ -96,6 +99,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
     runs: dict[str, Callable[[list[Size]], Iterable[Topic]]] = {
         "temperature": lambda at: temperature.run(at, rounds(7), budget),
         "ece": lambda at: calibration_error.run(at, rounds(15), budget),
+        "auto": lambda at: auto.run(at, rounds(3), 3 * budget),
         "evaluate": lambda at: evaluate.run(at, rounds(5), budget),
         "smart": lambda at: smart.run(at, rounds(3), 8 * budget),
         "confidence": lambda at: confidence.run(

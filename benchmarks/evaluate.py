@@ -43,7 +43,7 @@ class Clock:
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
     for n, k in sizes:
-        with _one_thread():
+        with one_thread():
             topic = compare(data.draw(n, k), rounds, budget)
         yield topic
 
@@ -125,7 +125,8 @@ def _row(found: Measured, paired: Clock, clock: Clock) -> Row:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Let us use one thread."""
     threads = get_threads()
     set_threads(1)
     try:
