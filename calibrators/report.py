@@ -91,9 +91,30 @@ class Report(Measurement):
         """The interval of the debiased squared error that a gate decides by (see caution.py)."""
         return cautious(self.intervals["debiased_squared_error"], self.equal_mass, self.level)
 
-    def gate(self, limit: float) -> Gate:
-        """Whether the calibration error is known to be at most ``limit`` (see verdict.gate)."""
+    # SHIM: the branch "verdict" brings verdict_sentence, lost, gate_interval and gate(metric=)
+    @property
+    def verdict_sentence(self) -> str:
+        """What the verdict rests on, in a sentence; empty without a verdict."""
+        return "" if self.verdict is None else self.verdict.meaning
+
+    def gate_interval(self, metric: str = "calibration_error") -> Interval:
+        """The interval that a gate on ``metric`` decides by, on the scale of its limit."""
+        if metric == "ece":
+            return self.intervals["ece"]
+        found = self.cautious_error
+        value, low, high = (
+            math.sqrt(max(0.0, one)) for one in (found.value, found.low, found.high)
+        )
+        return Interval(value, low, high, found.level)
+
+    def gate(self, limit: float, metric: str = "calibration_error") -> Gate:
+        """Whether the metric is known to be at most ``limit`` (see verdict.gate)."""
         found = gate(self.cautious_error, limit)
+        if metric == "ece":
+            squared = self.gate_interval(metric)
+            found = gate(
+                Interval(squared.value**2, squared.low**2, squared.high**2, squared.level), limit
+            )
         return found if self.n >= LEAST_ROWS else Gate.INSUFFICIENT_DATA
 
     def with_fit(self, **fit: Any) -> Report:

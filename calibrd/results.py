@@ -135,6 +135,7 @@ class Version:
     description: str
     created_by: str
     created_at: datetime | None
+    has_judged_rows: bool = False
     report: Report | None = None
 
     def __repr__(self) -> str:
@@ -172,6 +173,41 @@ class Version:
             "description": self.description,
         }
         return {name: fact for name, fact in known.items() if fact}
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Two versions measured on the same rows; the first is the report's ``before``.
+
+    ``dataset`` is None if these are the rows that both were judged on. Where ``no_verdict`` says
+    why, there is none: a version was fitted on these rows.
+    """
+
+    calibrator: Name
+    first: int
+    second: int
+    dataset: str | None
+    rows: int
+    verdict: Verdict | None
+    no_verdict: str | None
+    report: Report
+
+    def __repr__(self) -> str:
+        first, second, rows = self.first, self.second, self.rows
+        verdict = None if self.verdict is None else str(self.verdict)
+        return f"Comparison({self.calibrator!r}, {first=}, {second=}, {rows=}, {verdict=})"
+
+    def summary(self) -> str:
+        """The comparison as text for terminals: "before" is the first version."""
+        told = f"before: version {self.first}, after: version {self.second} of {self.calibrator}"
+        why = [] if self.no_verdict is None else [f"no verdict: {self.no_verdict}"]
+        return "\n".join([told, self.report.summary(), *why])
+
+    def _repr_html_(self) -> str:
+        facts = {"before": f"version {self.first}", "after": f"version {self.second}"}
+        if self.no_verdict is not None:
+            facts["no verdict"] = self.no_verdict
+        return notebook.fragment(self.calibrator, facts, self.report)
 
 
 @dataclass(frozen=True)

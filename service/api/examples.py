@@ -182,6 +182,9 @@ MOVE_ANSWERS: Answers = {
     },
     412: {"description": "The alias has moved since: alias_has_moved", **PROBLEM},
 }
+COMPARE_ANSWERS: Answers = {
+    409: {"description": "Nothing to compare them on: no_common_rows", **PROBLEM},
+}
 REPORT_ANSWERS: Answers = {
     200: {"content": {"application/json": {"example": {"verdict": "improved", "n": 2000}}}}
 }

@@ -77,10 +77,21 @@ VERSION = {
     "map_sha256": SHA256,
     "map_bytes": 612,
     "has_onnx": True,
+    "has_judged_rows": True,
     "tags": {"team": "vision"},
     "description": "on the test set of January",
     "created_by": WHO,
     "created_at": AFTER,
+}
+COMPARISON = {
+    "calibrator": "fashion",
+    "first": 2,
+    "second": 3,
+    "dataset": None,
+    "rows": 2000,
+    "verdict": "improved",
+    "no_verdict": None,
+    "report": {"verdict": "improved", "n": 2000},
 }
 KEY = {
     "id": KEY_ID,
@@ -118,6 +129,7 @@ def page(item: dict[str, Any]) -> dict[str, Any]:
 EXAMPLES: dict[str, Any] = {
     "AliasOut": ALIAS,
     "CalibratorOut": CALIBRATOR,
+    "ComparisonOut": COMPARISON,
     "CommitIn": {"parts": 3, "sha256": SHA256},
     "DatasetOut": DATASET,
     "FitIn": {"dataset": DATASET_ID, "method": "smart"},

@@ -223,6 +223,7 @@ class VersionOut(BaseModel):
     map_sha256: str
     map_bytes: int
     has_onnx: bool
+    has_judged_rows: bool
     tags: TagMap
     description: str
     created_by: str
@@ -234,9 +235,11 @@ class VersionOut(BaseModel):
         facts = vars(version) | {
             "calibrator": name,
             "has_onnx": version.onnx_sha256 is not None,
+            "has_judged_rows": version.judged_sha256 is not None,
             "created_at": when(version.created_at),
         }
-        del facts["onnx_sha256"]
+        for name in ("onnx_sha256", "judged_sha256", "judged_data"):
+            del facts[name]
         return cls(**facts)
 
 
@@ -252,6 +255,10 @@ class RegisterIn(Asked):
 
     map: Annotated[str, Field(max_length=1 << 24)]
     report: dict[str, Any] | None = None
+    judged_rows: Annotated[
+        str | None,
+        Field(max_length=1 << 23, description="`JudgedRows.dump()` in base64, for comparisons"),
+    ] = None
     model: str | None = None
     tags: TagMap = {}
     description: str = ""

@@ -15,7 +15,7 @@ from calibrators.judging import Judged
 from calibrators.onnx import export
 from calibrators.plain import to_plain
 from calibrators.registry import make_recipe
-from service.core.blob_keys import map_key, onnx_key
+from service.core.blob_keys import judged_key, map_key, onnx_key
 from service.core.fits import check_memory
 from service.core.loading import load, named
 from service.core.naming import Unnamed
@@ -221,6 +221,9 @@ def _written(
     sha256 = hashlib.sha256(content).hexdigest()
     blobs.put(map_key(fit.workspace, id, sha256), content)
     onnx_sha256, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
+    rows = judged.rows.dump()
+    judged_sha256 = hashlib.sha256(rows).hexdigest()
+    blobs.put(judged_key(fit.workspace, id, judged_sha256), rows)
     known = fitted.fit_info.get("warnings", [])
     facts = {
         "method": recipe.name,
@@ -238,6 +241,8 @@ def _written(
         "map_sha256": sha256,
         "map_bytes": len(content),
         "onnx_sha256": onnx_sha256,
+        "judged_sha256": judged_sha256,
+        "judged_data": judged.rows.data,
         "tags": order["tags"],
         "description": order["description"],
         "created_by": fit.created_by,

@@ -123,6 +123,8 @@ class Version:
     map_sha256: str
     map_bytes: int
     onnx_sha256: str | None
+    judged_sha256: str | None
+    judged_data: str | None
     tags: dict[str, str]
     description: str
     created_by: str

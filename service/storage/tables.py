@@ -131,6 +131,8 @@ versions = Table(
     Column("map_sha256", SHA256, nullable=False),
     Column("map_bytes", BigInteger, nullable=False),
     Column("onnx_sha256", SHA256),
+    Column("judged_sha256", SHA256),  # of the blob of judged rows, if the version has them
+    Column("judged_data", SHA256),  # the fingerprint of the data set that they are rows of
     Column("tags", JSON, nullable=False),
     Column("description", Text, nullable=False),
     Column("created_by", String(200), nullable=False),
