@@ -176,8 +176,8 @@ MAP_ANSWERS = _known_file("application/octet-stream", "The archive")
 ONNX_ANSWERS = _known_file("application/octet-stream", "The model")
 MOVE_ANSWERS: Answers = {
     409: {
-        "description": "The version was judged worse, could not be judged, or takes other input "
-        "than the one the alias points at: needs_force",
+        "description": "The version was judged worse, could not be judged, takes other input "
+        "than the one the alias points at, or measurably loses accuracy: needs_force",
         **PROBLEM,
     },
     412: {"description": "The alias has moved since: alias_has_moved", **PROBLEM},

@@ -11,6 +11,7 @@ from fastapi import Query, Request, Response
 from markupsafe import Markup
 
 from calibrators import charts, tables
+from calibrators.figures import Figure, deciding_figures
 from calibrators.verdict import Verdict
 from service.api.comparisons import chosen_dataset
 from service.api.parts import Caller, Joined, Parts
@@ -60,6 +61,11 @@ class Measured:
         return cls(trouble="the comparison failed by a fault of the service; its log has more")
 
     @property
+    def figures(self) -> list[Figure]:
+        """The figures that a decision rests on."""
+        return [] if self.comparison is None else deciding_figures(self.comparison.report)
+
+    @property
     def is_busy(self) -> bool:
         """Whether it is worth to look again."""
         return self.comparison is None and not self.trouble
@@ -86,7 +92,7 @@ def compare_page(
         stored, data = _datasets(store, caller, pair, dataset)
     measured = Measured(trouble="nothing was chosen")
     if (data is not None or pair.has_judged_rows) and request.method == "GET":
-        measured = _measured(joined, caller, pair, data)
+        measured = measure(joined, caller, pair, data)
     values = {
         "name": name,
         "sides": (first, second),
@@ -135,7 +141,8 @@ def _datasets(
     return stored, data
 
 
-def _measured(joined: Parts, caller: Principal, pair: Pair, data: Dataset | None) -> Measured:
+def measure(joined: Parts, caller: Principal, pair: Pair, data: Dataset | None = None) -> Measured:
+    """Begin a comparison, on common judged rows or a dataset, and return how far it is."""
     try:
         return Measured.of(joined.comparisons.ask(caller, pair, data))
     except ServiceError as error:
