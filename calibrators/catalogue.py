@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from calibrators.metrics import Interval
@@ -37,9 +38,27 @@ class Metric:
         """
         return f"[{self._number(found.low, signed)}, {self._number(found.high, signed)}]"
 
-    def _number(self, value: float, signed: bool) -> str:
-        scaled = round(100 * value if self.percent else value, self.digits) + 0.0
-        return f"{scaled:{'+' if signed and scaled else ''}.{self.digits}f}"
+    def change(self, found: Interval) -> str:
+        """Return a change and its bounds, with more digits where it would be rounded away.
+
+        >>> Metric("accuracy", "accuracy").change(Interval(-0.025, -0.031, -0.019, 0.95))
+        '-2.50 points [-3.10, -1.90]'
+        >>> Metric("nll", "NLL", percent=False).change(Interval(0.0012, 0.0004, 0.002, 0.95))
+        '+0.0012 [+0.0004, +0.0020]'
+        """
+        size = abs(found.value) * (100 if self.percent else 1)
+        digits = self.digits
+        if 0 < size < math.inf:
+            digits = max(digits, 1 - math.floor(math.log10(size)))
+        value, low, high = (
+            self._number(one, True, digits) for one in (found.value, found.low, found.high)
+        )
+        return f"{value}{' points' if self.percent else ''} [{low}, {high}]"
+
+    def _number(self, value: float, signed: bool, digits: int | None = None) -> str:
+        shown = self.digits if digits is None else digits
+        scaled = round(100 * value if self.percent else value, shown) + 0.0
+        return f"{scaled:{'+' if signed and scaled else ''}.{shown}f}"
 
 
 METRICS: tuple[Metric, ...] = (
@@ -58,7 +77,8 @@ METRICS: tuple[Metric, ...] = (
         "debiased_squared_error",
         "debiased squared error",
         "The mean squared gap of the equal-mass bins, less what chance adds to it: 0 is expected "
-        "of a calibrated model, so it may be negative. The verdict and gates rest on it.",
+        "of a calibrated model, so it may be negative. The verdict rests on it, and so does a gate "
+        "unless it is asked to limit the ECE.",
         percent=False,
         digits=5,
     ),
@@ -135,6 +155,7 @@ METRICS: tuple[Metric, ...] = (
         digits=5,
     ),
 )
+BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
 NOISE_FLOOR = (
     "The ECE that a perfectly calibrated model with these confidences would measure on as many "
     "rows: an ECE below its 95 % quantile is no evidence of miscalibration."

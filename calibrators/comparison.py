@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -12,14 +10,22 @@ import numpy as np
 from calibrators import wording
 from calibrators.errors import DataError
 from calibrators.judged_rows import JudgedRows, in_common
-from calibrators.measurement import Measurement, Scored, by_margin, measure
-from calibrators.metrics import ClassTable, Interval, RowScores, compared_intervals
-from calibrators.report import Report, _fold_factor
+from calibrators.measurement import Measurement, by_margin, measure
+from calibrators.metrics import (
+    ClassTable,
+    Interval,
+    RowScores,
+    Scored,
+    compared_intervals,
+    fold_factor,
+)
+from calibrators.metrics.estimates import mean_interval, share_change_interval
+from calibrators.report import BY_ROW, Report
 from calibrators.segments import by_group
 from calibrators.verdict import LEAST_ROWS, decide
 
-OPTIONS: dict[str, Any] = {"bins": 15, "draws": 1000, "level": 0.95, "seed": 0}
-NEED_PROBABILITIES = ("classwise_ece", "top_5_error")
+LEVEL = 0.95
+OPTIONS: dict[str, Any] = {"bins": 15, "draws": 1000, "level": LEVEL, "seed": 0}
 
 
 def compare(first: JudgedRows, second: JudgedRows) -> Report:
@@ -30,8 +36,10 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
     """
     old, new = common_rows(first, second)
     found = compared_intervals(old.after, new.after, **OPTIONS)
-    change = dict(found.change)
-    change["nll"] = change["nll"].widened(_fold_factor(max(old.folds, new.folds)))
+    wider = fold_factor(max(old.folds, new.folds))
+    change = {
+        name: one.widened(wider) if name in BY_ROW else one for name, one in found.change.items()
+    }
     tops = new.after.top, old.after.top
     return Report(
         **vars(_measured(new.after, found.after)),
@@ -45,7 +53,7 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
         by_margin=by_margin(new.margin, *tops, OPTIONS),
         groups=0 if new.groups is None else len(new.groups.names),
         by_group=() if new.groups is None else by_group(new.groups, *tops, OPTIONS),
-        conventions=wording.conventions(OPTIONS["bins"], OPTIONS["draws"], OPTIONS["level"]),
+        conventions=wording.conventions(OPTIONS["bins"], OPTIONS["draws"], LEVEL),
     )
 
 
@@ -63,41 +71,25 @@ def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, Judg
     return common
 
 
-def accuracy_change(first: JudgedRows, second: JudgedRows, *, level: float = 0.95) -> Interval:
-    """Return the change in accuracy from the first to the second, on the rows common to both.
-
-    The paired bootstrap of `compare`, drawn from the counts of rows gained, lost and unchanged:
-    these are all that a resample depends on, so it takes no pass over the rows.
-    """
+def accuracy_change(first: JudgedRows, second: JudgedRows) -> Interval:
+    """Return the change in accuracy of `compare`, without the rest of its report."""
     old, new = common_rows(first, second)
-    gain = new.after.top.correct.astype(np.int8) - old.after.top.correct
-    counts = np.array([np.count_nonzero(gain == one) for one in (-1, 0, 1)])
-    drawn = np.random.default_rng(0).multinomial(new.n, counts / new.n, OPTIONS["draws"])
-    changes = (drawn[:, 2] - drawn[:, 0]) / new.n
-    value = float(gain.mean())
-    low, high = np.quantile(changes - changes.mean() + value, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, float(low), float(high), level)
+    before, after = old.after.top.correct, new.after.top.correct
+    gained, lost = np.count_nonzero(after & ~before), np.count_nonzero(before & ~after)
+    return share_change_interval(int(gained), int(lost), new.n, LEVEL)
 
 
-def nll_change(first: JudgedRows, second: JudgedRows, *, level: float = 0.95) -> Interval:
-    """Return the change in NLL from the first to the second, on the rows common to both.
-
-    A normal interval of the paired differences, widened where rows were judged in folds: for
-    choices between several fits, where a bootstrap of each pair would take long.
-    """
+def nll_change(first: JudgedRows, second: JudgedRows) -> Interval:
+    """Return the change in NLL of `compare`, without the rest of its report."""
     old, new = common_rows(first, second)
-    change = new.after.nll - old.after.nll
-    half = NormalDist().inv_cdf((1 + level) / 2) * float(change.std(ddof=1)) / math.sqrt(new.n)
-    value = float(change.mean())
-    found = Interval(value, value - half, value + half, level)
-    return found.widened(_fold_factor(max(old.folds, new.folds)))
+    wider = fold_factor(max(old.folds, new.folds))
+    return mean_interval(new.after.nll - old.after.nll, LEVEL).widened(wider)
 
 
 def _measured(rows: RowScores, intervals: dict[str, Interval]) -> Measurement:
-    """Return the metrics that follow from row scores; the others have no place in the table."""
-    n = rows.nll.size
+    """Return the metrics that follow from row scores; the class-wise ECE does not."""
     nothing = np.full(1, np.nan)
     table = ClassTable(np.zeros(1, np.intp), np.zeros(1, np.intp), nothing, nothing)
-    found = measure(Scored(np.empty((n, 0)), rows, table), np.empty(n), intervals, OPTIONS)
-    kept = {name: one for name, one in found.metrics.items() if name not in NEED_PROBABILITIES}
+    found = measure(Scored(np.empty((rows.nll.size, 0)), rows, table, None), intervals, OPTIONS)
+    kept = {name: one for name, one in found.metrics.items() if name != "classwise_ece"}
     return replace(found, metrics=kept)

@@ -261,11 +261,12 @@ class _Job:
         fitted: CalibrationMap,
         folds: int,
     ) -> Report:
+        margin = margins(rows.logits)
         found = evaluate(
             probabilities,
             rows.labels,
             before=softmax(rows.logits),
-            margin=margins(rows.logits),
+            margin=margin,
             groups=rows.groups,
             judged_on=words,
             folds=folds,
@@ -275,7 +276,7 @@ class _Job:
             said["warnings_while_judging"] = list(self._hushed.values())
         if self._seconds:
             said["seconds"] = {name: round(taken, 3) for name, taken in self._seconds.items()}
-        found = replace(found, temperatures=temperatures_of(fitted, rows))
+        found = replace(found, temperatures=temperatures_of(fitted, rows, margin))
         return found.with_fit(**said, **fitted.fit_info)
 
     def _advance(self, done: float, loss: float | None) -> None:

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from calibrators import metrics as m
 from calibrators.blocks import Scratch, map_blocks, oriented
 from calibrators.errors import DataError
-from calibrators.metrics import BinTable, ClassTable, Interval, NoiseFloor, RowScores, TopLabel
+from calibrators.metrics import (
+    BinTable,
+    Interval,
+    NoiseFloor,
+    Scored,
+    TopLabel,
+    wilson,
+)
 from calibrators.softmax import two_largest
 
 Floats = NDArray[Any]
@@ -83,29 +89,12 @@ class MarginThird:
     before: MarginSide | None
 
 
-class Scored(NamedTuple):
-    """Probabilities (n, k), and what they say of each row and of each class."""
+def measure(scored: Scored, intervals: dict[str, Interval], options: dict[str, Any]) -> Measurement:
+    """Return all metrics of one set of probabilities.
 
-    probabilities: Floats
-    rows: RowScores
-    classes: ClassTable
-
-    @classmethod
-    def of(cls, probabilities: ArrayLike, labels: NDArray[Any], bins: int) -> Scored:
-        """Probabilities (n, k), or (n,) for binary, against the labels (n,)."""
-        rows = m.row_scores(probabilities, labels)
-        matrix = _two_columns(probabilities)
-        return cls(matrix, rows, m.class_table(matrix, labels, bins=bins))
-
-
-def measure(
-    scored: Scored,
-    labels: NDArray[Any],
-    intervals: dict[str, Interval],
-    options: dict[str, Any],
-) -> Measurement:
-    """All metrics of one set of probabilities; ``options`` are bins, draws, level and seed."""
-    rows, bins = scored.rows, options["bins"]
+    ``options`` are bins, draws, level and seed.
+    """
+    rows, bins, ranking = scored.rows, options["bins"], scored.rows.ranking
     width, mass = rows.top.equal_width(bins), rows.top.equal_mass(bins)
     squared = mass.debiased_squared()
     found = {
@@ -119,12 +108,12 @@ def measure(
         "nll": float(rows.nll.mean()),
         "brier": float(rows.brier.mean()),
         "accuracy": rows.top.accuracy,
-        "refinement_auroc": m.refinement_auroc(rows.top),
-        "aurc": m.aurc(rows.top),
-        "e_aurc": m.e_aurc(rows.top),
+        "refinement_auroc": ranking.auroc,
+        "aurc": ranking.aurc,
+        "e_aurc": ranking.aurc - m.best_aurc(rows.top.correct),
     }
-    if scored.probabilities.shape[1] > 5:
-        found["top_5_error"] = m.top_k_error(scored.probabilities, labels, k=5)
+    if scored.top_5_error is not None:
+        found["top_5_error"] = scored.top_5_error
     return Measurement(
         metrics={name: finite(value) for name, value in found.items()},
         intervals=intervals,
@@ -152,23 +141,6 @@ def reliability_bins(table: BinTable, level: float = 0.95) -> tuple[Bin, ...]:
     )
 
 
-def wilson(share: Floats, count: Floats, level: float) -> tuple[Floats, Floats]:
-    """Wilson's score interval of a share seen among ``count`` rows; NaN where there are none.
-
-    Wilson 1927.
-
-    >>> low, high = wilson(np.array([0.5]), np.array([100.0]), 0.95)
-    >>> round(float(low[0]), 3), round(float(high[0]), 3)
-    (0.404, 0.596)
-    """
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    size = np.where(count > 0, count, np.nan)
-    share = np.clip(share, 0, 1)
-    centre = (share + z**2 / (2 * size)) / (1 + z**2 / size)
-    half = z * np.sqrt(share * (1 - share) / size + z**2 / (4 * size**2)) / (1 + z**2 / size)
-    return np.maximum(centre - half, 0), np.minimum(centre + half, 1)
-
-
 def margins_of(probabilities: Floats) -> Floats:
     """The logit margin that probabilities (n, k) show: log of the largest over the second (n,).
 
@@ -190,8 +162,9 @@ def thirds(margin: Floats) -> list[tuple[str, NDArray[np.bool_]]]:
     >>> [(name, rows.tolist()) for name, rows in thirds(np.array([3.0, 1.0, 2.0]))][0]
     ('low', [False, True, False])
     """
-    ordered, n = np.sort(margin), margin.size
-    cuts = ordered[[-(-n // 3) - 1, -(-2 * n // 3) - 1]]
+    n = margin.size
+    places = [-(-n // 3) - 1, -(-2 * n // 3) - 1]
+    cuts = np.partition(margin, places)[places]
     third = np.searchsorted(cuts, margin, side="left")
     parts = [(name, third == number) for number, name in enumerate(THIRDS)]
     return [(name, rows) for name, rows in parts if rows.any()]
@@ -209,7 +182,7 @@ def by_margin(
         )
 
     def side(top: TopLabel, rows: NDArray[np.bool_]) -> MarginSide:
-        part = TopLabel(top.confidence[rows], top.correct[rows])
+        part = top.part(rows)
         width = part.equal_width(options["bins"])
         mass = part.equal_mass(max(1, min(options["bins"], part.correct.size // ROWS_IN_A_BIN)))
         tables = (reliability_bins(table, options["level"]) for table in (width, mass))
@@ -237,13 +210,3 @@ def _floor(top: TopLabel, options: dict[str, Any]) -> NoiseFloor:
     return m.noise_floor(
         top.confidence, bins=options["bins"], draws=FLOOR_DRAWS, seed=options["seed"]
     )
-
-
-def _two_columns(probabilities: ArrayLike) -> Floats:
-    matrix = np.asarray(probabilities)
-    if matrix.dtype.kind != "f":
-        matrix = matrix.astype(np.float64)
-    if matrix.ndim == 2 and matrix.shape[1] > 1:
-        return matrix
-    second = matrix.reshape(-1).astype(np.float64)
-    return np.column_stack((1 - second, second))

@@ -113,7 +113,7 @@ def header(report: Report) -> str:
         return said
     name = report.verdict.value
     badge = f'<span class="badge {name}">{escape(name.replace("_", " "))}</span>'
-    return f"{said}<p>{badge}{escape(report.verdict.meaning)}</p>"
+    return f"{said}<p>{badge}{escape(report.verdict_sentence)}</p>"
 
 
 def reliability(report: Report) -> list[theme.Spec]:

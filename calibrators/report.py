@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,26 +12,34 @@ from numpy.typing import ArrayLike
 
 from calibrators import charts, notebook, page, wording
 from calibrators.catalogue import METRICS, Metric
-from calibrators.caution import cautious
+from calibrators.caution import cautious, cautious_ece
 from calibrators.classes import ClassRow, by_class
-from calibrators.errors import DataError, ExportError
+from calibrators.errors import DataError, ExportError, ParameterError
 from calibrators.groups import Groups
 from calibrators.measurement import (
     MarginThird,
     Measurement,
-    Scored,
     by_margin,
     margins_of,
     measure,
 )
-from calibrators.metrics import Compared, Interval, calibration_intervals, compared_intervals
+from calibrators.metrics import (
+    Compared,
+    Interval,
+    calibration_intervals,
+    compared_intervals,
+    fold_factor,
+    scored,
+)
 from calibrators.plain import from_plain, to_plain
 from calibrators.segments import GroupRow, by_group
 from calibrators.temperatures import TemperatureCell
-from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate
+from calibrators.verdict import LEAST_ROWS, Gate, Verdict, decide, gate, lost, rooted
 
 FORMAT = 1
 LEAST_DRAWS = 100
+# changes of out-of-fold probabilities whose rows alone show too little variance
+BY_ROW = frozenset({"nll", "brier", "refinement_auroc", "aurc"})
 
 
 class MetricRow(NamedTuple):
@@ -91,31 +98,38 @@ class Report(Measurement):
         """The interval of the debiased squared error that a gate decides by (see caution.py)."""
         return cautious(self.intervals["debiased_squared_error"], self.equal_mass, self.level)
 
-    # SHIM: the branch "verdict" brings verdict_sentence, lost, gate_interval and gate(metric=)
-    @property
-    def verdict_sentence(self) -> str:
-        """What the verdict rests on, in a sentence; empty without a verdict."""
-        return "" if self.verdict is None else self.verdict.meaning
-
     def gate_interval(self, metric: str = "calibration_error") -> Interval:
-        """The interval that a gate on ``metric`` decides by, on the scale of its limit."""
-        if metric == "ece":
-            return self.intervals["ece"]
-        found = self.cautious_error
-        value, low, high = (
-            math.sqrt(max(0.0, one)) for one in (found.value, found.low, found.high)
+        """Return the interval that decides a gate, on the scale of its limit.
+
+        ``calibration_error`` is the debiased root-mean-square error, ``ece`` the ECE of equally
+        wide bins; both are honest about noise and about bins without spread (see caution.py).
+        """
+        match metric:
+            case "calibration_error":
+                return rooted(self.cautious_error)
+            case "ece":
+                return cautious_ece(self.equal_width, self.level, self.seed)
+        raise ParameterError(
+            "bad_metric", f"metric must be 'calibration_error' or 'ece', got {metric!r}"
         )
-        return Interval(value, low, high, found.level)
 
     def gate(self, limit: float, metric: str = "calibration_error") -> Gate:
-        """Whether the metric is known to be at most ``limit`` (see verdict.gate)."""
-        found = gate(self.cautious_error, limit)
-        if metric == "ece":
-            squared = self.gate_interval(metric)
-            found = gate(
-                Interval(squared.value**2, squared.low**2, squared.high**2, squared.level), limit
-            )
+        """Return whether an error is known to be at most ``limit`` (see ``gate_interval``)."""
+        found = gate(self.gate_interval(metric), limit)
         return found if self.n >= LEAST_ROWS else Gate.INSUFFICIENT_DATA
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The names of the metrics that are measurably worse after (see ``verdict.lost``)."""
+        return lost(self.change)
+
+    @property
+    def verdict_sentence(self) -> str:
+        """What the verdict means for these rows: what got worse, and by how much.
+
+        Lower case and without a full stop, to follow the verdict; empty if there is none.
+        """
+        return wording.verdict_sentence(self)
 
     def with_fit(self, **fit: Any) -> Report:
         """The same report with more said about the fit; NaN and infinity become None."""
@@ -253,12 +267,12 @@ def evaluate(
     """
     options: dict[str, Any] = {"bins": bins, "draws": draws, "level": level, "seed": seed}
     truth = np.asarray(labels)
-    new = Scored.of(probabilities, truth, bins)
-    old = None if before is None else Scored.of(before, truth, bins)
+    new = scored(probabilities, truth, bins=bins)
+    old = None if before is None else scored(before, truth, bins=bins)
     shape, first = new.probabilities.shape, (old or new).probabilities
     if first.shape != shape:
         raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")
-    segments = _segments(groups, shape[0])
+    segments = None if groups is None else Groups.of(groups, rows=shape[0])
     margins = margins_of(first) if margin is None else np.asarray(margin, dtype=np.float64)
     if old is None:
         found = Compared({}, calibration_intervals(new.rows, **options), {})
@@ -266,17 +280,17 @@ def evaluate(
         found = compared_intervals(old.rows, new.rows, **options)
     change, verdict = dict(found.change), None
     if change:
-        change["nll"] = change["nll"].widened(_fold_factor(folds))
+        change |= {name: change[name].widened(fold_factor(folds)) for name in BY_ROW & set(change)}
     if change and draws >= LEAST_DRAWS:
         verdict = decide(shape[0], change)
     tops = new.rows.top, None if old is None else old.rows.top
     return Report(
-        **vars(measure(new, truth, found.after, options)),
+        **vars(measure(new, found.after, options)),
         **options,
         n=shape[0],
         k=shape[1],
         judged_on=judged_on,
-        before=None if old is None else measure(old, truth, found.before, options),
+        before=None if old is None else measure(old, found.before, options),
         change=change,
         verdict=verdict,
         by_margin=by_margin(margins, *tops, options),
@@ -285,26 +299,3 @@ def evaluate(
         by_group=() if segments is None else by_group(segments, *tops, options),
         conventions=wording.conventions(bins, draws, level),
     )
-
-
-def _segments(groups: ArrayLike | Groups | None, rows: int) -> Groups | None:
-    if groups is None:
-        return None
-    if not isinstance(groups, Groups):
-        return Groups.of(groups, rows=rows)
-    if len(groups.codes) != rows:
-        raise DataError(
-            "groups_length",
-            f"probabilities have {rows} rows but groups have {len(groups.codes)}",
-        )
-    return groups
-
-
-def _fold_factor(folds: int) -> float:
-    """How much wider the interval of the NLL must be for out-of-fold probabilities.
-
-    Fits on overlapping folds are not independent, and what they learn is anti-correlated with the
-    fold they are judged on: rows alone show too little variance, by ``1 + folds / (folds - 1)``.
-    Nadeau & Bengio 2003.
-    """
-    return 1.0 if folds < 2 else math.sqrt(1 + folds / (folds - 1))

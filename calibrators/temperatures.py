@@ -34,8 +34,12 @@ class TemperatureCell:
     high: float
 
 
-def temperatures_of(fitted: CalibrationMap, data: CalibrationSet) -> tuple[TemperatureCell, ...]:
-    """What a map does to the rows of a set; nothing if it is not of temperature type.
+def temperatures_of(
+    fitted: CalibrationMap, data: CalibrationSet, margin: Floats | None = None
+) -> tuple[TemperatureCell, ...]:
+    """Return what a map does to the rows of a set; nothing if it is not of temperature type.
+
+    ``margin`` (n,) is that of the rows' logits, if it is known already.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> data = CalibrationSet([[0.0, 1.0], [0.0, 3.0]], [1, 0])
@@ -45,7 +49,8 @@ def temperatures_of(fitted: CalibrationMap, data: CalibrationSet) -> tuple[Tempe
     """
     if not isinstance(fitted, TemperatureTypeMap):
         return ()
-    return cells_of(margins(data.logits), fitted.temperatures_of_set(data))
+    margin = margins(data.logits) if margin is None else margin
+    return cells_of(margin, fitted.temperatures_of_set(data))
 
 
 def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[TemperatureCell, ...]:

@@ -8,9 +8,21 @@ from enum import StrEnum
 from typing import Self
 
 from calibrators.errors import ParameterError
-from calibrators.metrics import Interval
+from calibrators.metrics import Interval, deviations
 
 LEAST_ROWS = 100
+CALIBRATION = "debiased_squared_error"
+RANKING = "refinement_auroc"
+LEAST_RANKING_LOSS = 0.001
+WIDEST_RANKING = 0.04
+# what a verdict rests on: whether more is better (1) or less (-1), and the least loss that counts
+JUDGED: dict[str, tuple[int, float]] = {
+    CALIBRATION: (-1, 0.0),
+    "nll": (-1, 0.0),
+    "brier": (-1, 0.0),
+    "accuracy": (1, 0.0),
+    RANKING: (1, LEAST_RANKING_LOSS),
+}
 
 
 class _Meant(StrEnum):
@@ -31,14 +43,17 @@ class Verdict(_Meant):
     "Better" and "worse" mean that the whole interval of the change lies on that side of 0.
 
     >>> Verdict("improved").meaning
-    'calibration is better, and neither the NLL nor the accuracy is worse'
+    'calibration is better, and NLL, Brier score, accuracy and ranking are not worse'
     """
 
-    IMPROVED = "improved", "calibration is better, and neither the NLL nor the accuracy is worse"
+    IMPROVED = (
+        "improved",
+        "calibration is better, and NLL, Brier score, accuracy and ranking are not worse",
+    )
     TRADE_OFF = (
         "trade_off",
-        "calibration is better, but the NLL or the accuracy is worse: choose by what the "
-        "probabilities are for",
+        "calibration is better, but NLL, Brier score, accuracy or ranking is worse, or ranking is "
+        "in doubt: choose by what the probabilities are for",
     )
     NO_MEASURABLE_CHANGE = (
         "no_measurable_change",
@@ -46,7 +61,8 @@ class Verdict(_Meant):
     )
     WORSE = (
         "worse",
-        "calibration is worse, or the NLL or the accuracy is worse and nothing is gained for it",
+        "calibration is worse, or NLL, Brier score, accuracy or ranking is worse and nothing is "
+        "gained for it",
     )
     INSUFFICIENT_DATA = (
         "insufficient_data",
@@ -55,7 +71,7 @@ class Verdict(_Meant):
 
 
 class Gate(_Meant):
-    """Whether a calibration error is known to keep a limit.
+    """Whether a calibration error, or an ECE, is known to keep a limit.
 
     >>> str(Gate.PASS)
     'pass'
@@ -70,47 +86,108 @@ class Gate(_Meant):
 
 
 def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
-    """The verdict on ``n`` judged rows from the paired changes (after minus before).
+    """Return the verdict on ``n`` judged rows from the paired changes (after minus before).
 
     Calibration is judged by the debiased squared calibration error, not by the ECE, whose own noise
-    is much of what it measures; beside it the NLL and the accuracy count, which a method that may
-    change the predicted class can lose. Bounds that touch 0, or are NaN, are on neither side.
+    is much of what it measures. If it is better, any loss (see ``lost``) makes a trade-off, and so
+    does a ranking in doubt (see ``in_doubt``). If it is not, the map is worse only if that holds
+    with the five intervals taken together (Bonferroni: 99 % each, if 95 % together), because
+    one of five would mislead far more often than one alone. Bounds that touch 0, or are NaN, are on
+    neither side; a change that is missing is not judged.
 
-    >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.1, 0.1, 0.95)
+    >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.01, 0.01, 0.95)
     >>> good = {"debiased_squared_error": fell, "nll": same, "accuracy": same}
     >>> str(decide(1000, good)), str(decide(99, good)), str(decide(1000, good | {"accuracy": fell}))
     ('improved', 'insufficient_data', 'trade_off')
     """
     if n < LEAST_ROWS:
         return Verdict.INSUFFICIENT_DATA
-    error = change["debiased_squared_error"]
-    better, worse = error.high < 0, error.low > 0
-    something_lost = change["nll"].low > 0 or change["accuracy"].high < 0
-    if worse or (something_lost and not better):
+    if change[CALIBRATION].high < 0:
+        doubtful = lost(change) or in_doubt(change)
+        return Verdict.TRADE_OFF if doubtful else Verdict.IMPROVED
+    if lost({name: together(one) for name, one in change.items()}):
         return Verdict.WORSE
-    if better:
-        return Verdict.TRADE_OFF if something_lost else Verdict.IMPROVED
     return Verdict.NO_MEASURABLE_CHANGE
 
 
-def gate(squared_error: Interval, limit: float) -> Gate:
-    """Whether the root-mean-square calibration error is known to be at most ``limit``.
+def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
+    """Return the names of what is measurably worse, of those that a verdict rests on.
 
-    ``squared_error`` is the interval of the debiased squared calibration error; ``limit`` is on the
-    scale of the ECE (0.02 is two percentage points). Convention: the bounds are compared after
-    ``sqrt(max(0, bound))``, because the debiased square may be negative.
+    The whole interval must lie on the worse side of 0; of the AUROC beyond 0.1 points, because
+    temperature scaling of more than two classes reorders rows a little and a million rows would
+    show it.
 
-    >>> str(gate(Interval(0.0001, -0.0001, 0.0003, 0.95), limit=0.02))    # sqrt(0.0003) = 0.017
-    'pass'
-    >>> str(gate(Interval(0.0001, -0.0001, 0.0003, 0.95), limit=0.01))
-    'insufficient_data'
+    >>> lost({"brier": Interval(0.004, 0.0006, 0.0074, 0.95)})
+    ('brier',)
+    >>> lost({"refinement_auroc": Interval(-0.0008, -0.0011, -0.0005, 0.95)})
+    ()
+    """
+    return tuple(
+        name
+        for name, (better, least) in JUDGED.items()
+        if name in change and _loss(change[name], better) > least
+    )
+
+
+def in_doubt(change: Mapping[str, Interval]) -> bool:
+    """Return whether the rows are too few to say that the ranking is not worse.
+
+    That is where the interval of the change of the AUROC reaches below 0, and more than 4 points
+    below the estimate. Two hundred rows cannot show a fall of 5 points; but a map that hardly
+    reorders them has a narrow interval all the same.
+
+    >>> in_doubt({"refinement_auroc": Interval(0.0, -0.05, 0.05, 0.95)})
+    True
+    """
+    found = change.get(RANKING)
+    return found is not None and found.low < 0 and found.value - found.low > WIDEST_RANKING
+
+
+def together(found: Interval) -> Interval:
+    """Return an interval widened so that all that are judged hold together (Bonferroni).
+
+    >>> round(together(Interval(0.0, -1.96, 1.96, 0.95)).high, 2)
+    2.58
+    """
+    each = 1 - (1 - found.level) / len(JUDGED)
+    return found.widened(deviations(each) / deviations(found.level))
+
+
+def _loss(found: Interval, better: int) -> float:
+    """Return the bound of a loss that is sure: the end of the interval that is nearest to better.
+
+    ``better`` is 1 where more is better, -1 where less is.
+    """
+    return -found.high if better > 0 else found.low
+
+
+def gate(found: Interval, limit: float) -> Gate:
+    """Return whether an error is known to be at most ``limit``, from its interval.
+
+    Both are on the scale of the ECE: 0.02 is two percentage points. ``rooted`` brings the debiased
+    squared error to that scale.
+
+    >>> squared = Interval(0.0001, -0.0001, 0.0003, 0.95)
+    >>> str(gate(rooted(squared), limit=0.02)), str(gate(rooted(squared), limit=0.01))
+    ('pass', 'insufficient_data')
     """
     if not 0 <= limit < math.inf:
         raise ParameterError("bad_limit", f"limit must be a finite number >= 0, got {limit!r}")
-    low, high = (_root(bound) for bound in (squared_error.low, squared_error.high))
-    if high <= limit:
+    if found.high <= limit:
         return Gate.PASS
-    return Gate.FAIL if low > limit else Gate.INSUFFICIENT_DATA
+    return Gate.FAIL if found.low > limit else Gate.INSUFFICIENT_DATA
+
+
+def rooted(squared: Interval) -> Interval:
+    """Return the interval of the root-mean-square error from that of the debiased squared error.
+
+    Convention: ``sqrt(max(0, bound))``, because the debiased square may be negative.
+
+    >>> rooted(Interval(0.0004, -0.0001, 0.0009, 0.95))
+    Interval(value=0.02, low=0.0, high=0.03, level=0.95)
+    """
+    value, low, high = (_root(one) for one in (squared.value, squared.low, squared.high))
+    return Interval(value, low, high, squared.level)
 
 
 def _root(square: float) -> float:

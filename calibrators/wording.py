@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from calibrators.catalogue import BY_NAME
 from calibrators.classes import MOST_CLASSES
 from calibrators.measurement import FLOOR_DRAWS
 from calibrators.segments import MOST_SEGMENTS
 from calibrators.temperatures import CELLS, SHOWN
-from calibrators.verdict import LEAST_ROWS
+from calibrators.verdict import (
+    CALIBRATION,
+    LEAST_RANKING_LOSS,
+    LEAST_ROWS,
+    RANKING,
+    WIDEST_RANKING,
+    Verdict,
+    in_doubt,
+)
 
 if TYPE_CHECKING:
-    from calibrators.metrics import NoiseFloor
+    from calibrators.metrics import Interval, NoiseFloor
     from calibrators.report import Report
 
 
@@ -39,12 +48,15 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "which the error equals it; no bins.",
         "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that; the Brier "
         "score is summed over the classes, from 0 to 2.",
-        "intervals": f"{100 * level:g} % intervals from {draws:,} bootstrap draws of the rows, "
-        "with the bins kept. The draws are shifted so that their mean is the estimate, because "
-        "resampling adds its noise a second time. Changes are after minus before on the same drawn "
-        "rows. Where each row is judged by a fit on other folds, the interval of the change of the "
-        "NLL is widened (1.5 times for 5 folds; Nadeau & Bengio 2003), because such fits are not "
-        "independent. Intervals of the accuracy of a bin are Wilson's.",
+        "intervals": f"{100 * level:g} % intervals. Those of binned errors are from {draws:,} "
+        "bootstrap draws of the rows, with the bins kept; the draws are shifted so that their mean "
+        "is the estimate, because resampling adds its noise a second time. Those of NLL and Brier "
+        "score are what endless draws would give, from mean, variance and skewness; of an accuracy "
+        "Wilson's, of its change Agresti and Min's; of AUROC and AURC by what each row adds to "
+        "them (DeLong). Changes are after minus before on the same rows. Where each row is judged "
+        "by a fit on other folds, the intervals of the changes of NLL, Brier score, AUROC and AURC "
+        "are widened (1.5 times for 5 folds; Nadeau & Bengio 2003), because such fits are not "
+        "independent.",
         "noise floor": "The ECE of a perfectly calibrated model with these confidences on as many "
         f"rows: right and wrong redrawn {FLOOR_DRAWS} times from the confidences, mean and 95 % "
         "quantile. An ECE below that quantile is no evidence of miscalibration.",
@@ -66,9 +78,17 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "gate": "A gate decides by the interval of the debiased squared error, widened where rows "
         "that are all right or all wrong show no spread: upwards to the largest gap of all rows "
         "together that Wilson's interval of the accuracy allows, downwards by what such a bin "
-        "leaves in doubt.",
+        "leaves in doubt. A gate of the ECE decides by an interval of its own: its lower bound is "
+        "the ECE less what noise may have added, 0 as long as a calibrated model would show such "
+        "an ECE by chance; its upper bound is the ECE and the quantile of its spread.",
         "verdict": "Better and worse mean that the whole interval of the change lies on that side "
-        f"of 0. It rests on the debiased squared error and the NLL, and needs {LEAST_ROWS} rows.",
+        "of 0; a loss of AUROC counts beyond "
+        f"{100 * LEAST_RANKING_LOSS:g} points. It rests on the debiased squared error, NLL, Brier "
+        "score, accuracy and the AUROC of right against wrong. Where calibration is better, any "
+        "loss makes a trade-off, and so does an AUROC whose interval reaches below 0 and more than "
+        f"{100 * WIDEST_RANKING:g} points below its estimate; where it is not, worse needs "
+        "intervals that hold for all five together (each of 99 % in place of 95 %). It needs "
+        f"{LEAST_ROWS} rows.",
     }
 
 
@@ -98,9 +118,40 @@ def summary(report: Report) -> str:
             looked_at = f"the {len(report.by_group)} largest of {looked_at}"
         lines.append(f"farthest off of {looked_at}: {worst.name} ({figures})")
     if report.verdict is not None:
-        lines.append(f"verdict: {report.verdict} ({report.verdict.meaning})")
+        lines.append(f"verdict: {report.verdict} ({verdict_sentence(report)})")
     lines += [f"warning: {one}" for one in _warnings(report)]
     return "\n".join(lines)
+
+
+def verdict_sentence(report: Report) -> str:
+    """Return what the verdict means for these rows: what got worse, and by how much.
+
+    Like ``Verdict.meaning`` it begins in lower case and has no full stop; empty without a verdict.
+    """
+    named = [name for name in report.lost if name != CALIBRATION]
+    worse = " and ".join(_change(name, report.change[name]) for name in named)
+    match report.verdict:
+        case Verdict.IMPROVED | Verdict.TRADE_OFF if worse:
+            return f"calibration is better, but worse: {worse}"
+        case Verdict.TRADE_OFF if in_doubt(report.change):
+            fall = _change(RANKING, report.change[RANKING])
+            return (
+                "calibration is better, but these rows are too few to say that ranking is not "
+                f"worse: {fall}"
+            )
+        case Verdict.WORSE if CALIBRATION in report.lost:
+            return "calibration is worse" + (f", and so: {worse}" if worse else "")
+        case Verdict.WORSE if worse:
+            return f"nothing is gained, and worse: {worse}"
+        case Verdict.NO_MEASURABLE_CHANGE if worse:
+            return (
+                f"calibration is neither measurably better nor worse; possibly worse: {worse}, "
+                "not sure enough with five intervals looked at"
+            )
+        case None:
+            return ""
+        case found:
+            return found.meaning
 
 
 def _warnings(report: Report) -> list[str]:
@@ -108,6 +159,11 @@ def _warnings(report: Report) -> list[str]:
     kept = report.fit.get("warnings")
     found = kept if isinstance(kept, list) else []
     return [str(one["message"]) for one in found if isinstance(one, dict) and "message" in one]
+
+
+def _change(name: str, found: Interval) -> str:
+    metric = BY_NAME[name]
+    return f"{metric.title} {metric.change(found)}"
 
 
 def heading(report: Report) -> str:

@@ -21,7 +21,7 @@ from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import Interval, class_table, classwise_ece, ece, equal_width
 from calibrators.report import Report, evaluate
 from calibrators.softmax import softmax
-from calibrators.verdict import Gate, Verdict, decide, gate
+from calibrators.verdict import Gate, Verdict, decide, gate, rooted
 
 
 def truth(n: int, k: int = 10, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -87,7 +87,7 @@ def test_every_verdict_of_the_three_intervals(
     ],
 )
 def test_a_gate_compares_roots_with_its_limit(low: float, high: float, expected: Gate) -> None:
-    assert gate(change(low, high), 0.02) is expected
+    assert gate(rooted(change(low, high)), 0.02) is expected
 
 
 @pytest.mark.parametrize("limit", [-0.01, np.nan, np.inf])

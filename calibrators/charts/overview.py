@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from calibrators.charts.reliability import SIZE, panels
@@ -9,6 +10,8 @@ from calibrators.charts.theme import ACCENT, BAND, INK, MUTED, Spec, finished, p
 
 if TYPE_CHECKING:
     from calibrators.report import Report
+
+LONGEST_LINE = 100
 
 
 def before_after(report: Report) -> Spec:
@@ -38,7 +41,8 @@ def _title(report: Report) -> Spec:
     if report.verdict is None:
         return {"text": "calibration", "subtitle": rows, "fontSize": 16}
     words = report.verdict.value.replace("_", " ")
-    return {"text": words, "subtitle": [report.verdict.meaning, rows], "fontSize": 16}
+    lines = textwrap.wrap(report.verdict_sentence, LONGEST_LINE)
+    return {"text": words, "subtitle": [*lines, rows], "fontSize": 16}
 
 
 def _errors(report: Report, width: int) -> Spec:

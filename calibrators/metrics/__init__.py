@@ -15,10 +15,10 @@ from calibrators.metrics.calibration import (
     mce,
 )
 from calibrators.metrics.classwise import ClassTable, class_table, classwise_ece, sce
+from calibrators.metrics.estimates import Interval, deviations, fold_factor, wilson
 from calibrators.metrics.floor import NoiseFloor, noise_floor
 from calibrators.metrics.intervals import (
     Compared,
-    Interval,
     bootstrap_interval,
     calibration_intervals,
     compared_intervals,
@@ -28,11 +28,15 @@ from calibrators.metrics.lipschitz import smce
 from calibrators.metrics.ranked import equal_mass
 from calibrators.metrics.ranking import (
     aurc,
+    aurc_influence,
+    auroc_influence,
+    best_aurc,
     classwise_auroc,
     e_aurc,
     ood_auroc,
     refinement_auroc,
 )
+from calibrators.metrics.scored import Scored, scored
 from calibrators.metrics.scores import (
     RowScores,
     accuracy,
@@ -52,10 +56,14 @@ __all__ = [
     "Interval",
     "NoiseFloor",
     "RowScores",
+    "Scored",
     "TopLabel",
     "accuracy",
     "ada_ece",
     "aurc",
+    "aurc_influence",
+    "auroc_influence",
+    "best_aurc",
     "bootstrap_interval",
     "brier",
     "calibration_intervals",
@@ -64,12 +72,14 @@ __all__ = [
     "classwise_ece",
     "compared_intervals",
     "debiased_squared_error",
+    "deviations",
     "e_aurc",
     "ece",
     "ece_debiased",
     "ece_sweep",
     "equal_mass",
     "equal_width",
+    "fold_factor",
     "kde_ece",
     "kernel_bias",
     "mce",
@@ -81,10 +91,12 @@ __all__ = [
     "refinement_auroc",
     "row_scores",
     "sce",
+    "scored",
     "smce",
     "smce_bound",
     "smece",
     "soft_ece",
     "top_k_error",
     "top_label",
+    "wilson",
 ]

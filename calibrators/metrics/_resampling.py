@@ -1,8 +1,12 @@
-"""Resampled binned metrics in one pass over the rows for each draw.
+"""Resampled binned metrics from counts: a draw never looks at rows.
 
 The equally wide and the equal-mass bins of the full sample are both unions of *cells*, intervals of
 confidence between neighbouring edges of either kind; only a tie group on an equal-mass edge is a
-cell that several bins share. A draw needs sums over cells, and the bins follow by a small matrix.
+cell that several bins share. Rows in the same cells, with the same correctness, on all sides form
+a *stratum*. To resample n rows is to draw how many come from each stratum, a multinomial, and then
+the sum of their confidences, which is normal with the moments of the stratum. Where a stratum is
+a single row this is the bootstrap of rows exactly; where it holds many, confidences differ by less
+than the width of a cell and their sum is as good as normal.
 """
 
 from __future__ import annotations
@@ -11,21 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrators.metrics._inputs import Floats, Integers, at_least
+from calibrators.metrics._inputs import Bools, Floats, Integers, at_least
 from calibrators.metrics.bins import bin_index, debiased_squared, width_edges
-from calibrators.metrics.scores import RowScores
 from calibrators.metrics.toplabel import TopLabel
+
+DRAWN_AT_ONCE = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cell of each row, and the share of each cell in each bin (cells, bins).
-
-    `code` is the cell and the correctness in one number, 2 * cell + correct.
-    """
+    """The cell of each row (n,), and the share of each cell in each bin (cells, bins)."""
 
     index: Integers
-    code: Integers
     width_share: Floats
     mass_share: Floats
 
@@ -35,41 +36,42 @@ class Cells:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """Sums over the rows of each draw: by cell (draws, cells), and over all rows (draws,)."""
+class Strata:
+    """Strata of one or two sides; arrays are (strata,) or lists of such with one for each side.
 
-    count: Floats
-    correct: Floats
-    gap: Floats
-    nll: Floats
-    brier: Floats
+    ``mean`` is that of the first side's confidence, and of what the second adds to it;
+    ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
+    """
+
+    count: Integers
+    cell: list[Integers]
+    correct: list[Bools]
+    mean: list[Floats]
+    root: list[Floats]
 
 
 Drawn = tuple[dict[str, float], dict[str, Floats]]
 
 
-def resampled(sides: list[RowScores], bins: int, draws: int, seed: int) -> list[Drawn]:
-    """For each side the metrics of all rows, and of `draws` resamples common to all sides."""
+def resampled(sides: list[TopLabel], bins: int, draws: int, seed: int) -> list[Drawn]:
+    """Return for each side the binned metrics of all rows, and of `draws` resamples of both."""
     at_least("bins", bins, 1)
-    cells = [split(side.top, bins) for side in sides]
-    size = sides[0].nll.size
-    sums = [_empty(draws + 1, part.count) for part in cells]
+    cells = [split(side, bins) for side in sides]
+    strata = _strata(sides, cells)
     random = np.random.default_rng(seed)
-    for draw in range(draws + 1):
-        if draw == 0:
-            times = np.ones(size)
-        else:
-            times = np.bincount(random.integers(0, size, size), minlength=size).astype(np.float64)
-        for side, part, total in zip(sides, cells, sums, strict=True):
-            _add(side, part, times, total, draw)
-    metrics = [_metrics(part, total, size) for part, total in zip(cells, sums, strict=True)]
-    return [
-        (
-            {name: float(values[0]) for name, values in side.items()},
-            {name: values[1:] for name, values in side.items()},
-        )
-        for side in metrics
-    ]
+    parts = [_measured(strata, cells, strata.count[None, :].astype(np.float64), None)]
+    at_once = max(1, DRAWN_AT_ONCE // strata.count.size)
+    size = sides[0].correct.size
+    for start in range(0, draws, at_once):
+        rows = min(at_once, draws - start)
+        count = random.multinomial(size, strata.count / size, size=rows).astype(np.float64)
+        parts.append(_measured(strata, cells, count, random))
+    found: list[Drawn] = []
+    for side in range(len(sides)):
+        drawn = {name: np.concatenate([part[side][name] for part in parts]) for name in parts[0][0]}
+        values = {name: float(one[0]) for name, one in drawn.items()}
+        found.append((values, {name: one[1:] for name, one in drawn.items()}))
+    return found
 
 
 def split(top: TopLabel, bins: int) -> Cells:
@@ -81,46 +83,85 @@ def split(top: TopLabel, bins: int) -> Cells:
     cuts = np.unique(
         np.concatenate((width_edges(bins)[1:-1], score[inner - 1], np.nextafter(score[tied], -1.0)))
     )
-    index = np.searchsorted(cuts, top.confidence, side="left")
     end = np.append(np.searchsorted(score, cuts, side="right"), score.size)
     begin = np.concatenate(([0], end[:-1]))
+    index = np.empty(score.size, np.intp)
+    index[top.ranked.order] = np.repeat(np.arange(end.size), end - begin)
     filled = end > begin
     width = bin_index(score[np.minimum(begin, score.size - 1)], bins)
     width_share = ((width[:, None] == np.arange(bins)) & filled[:, None]).astype(np.float64)
     overlap = np.minimum(end[:, None], edge[1:]) - np.maximum(begin[:, None], edge[:-1])
     mass_share = np.maximum(overlap, 0) / np.maximum(end - begin, 1)[:, None]
-    return Cells(index, 2 * index + top.correct, width_share, mass_share)
+    return Cells(index, width_share, mass_share)
 
 
-def _empty(draws: int, cells: int) -> Sums:
-    count, correct, gap = (np.empty((draws, cells)) for _ in range(3))
-    return Sums(count, correct, gap, np.empty(draws), np.empty(draws))
+def _strata(sides: list[TopLabel], cells: list[Cells]) -> Strata:
+    code = np.zeros(sides[0].correct.size, np.intp)
+    for side, part in zip(sides, cells, strict=True):
+        code *= 2 * part.count
+        code += 2 * part.index
+        code += side.correct
+    tally = np.bincount(code)
+    filled = np.flatnonzero(tally)
+    count = tally[filled]
+    values = [sides[0].confidence]
+    values += [side.confidence - sides[0].confidence for side in sides[1:]]
+
+    def mean_of(rows: Floats) -> Floats:
+        return np.asarray(np.bincount(code, rows)[filled] / count)
+
+    mean = [mean_of(one) for one in values]
+    cell: list[Integers] = []
+    correct: list[Bools] = []
+    rest = filled
+    for part in reversed(cells):
+        rest, here = np.divmod(rest, 2 * part.count)
+        cell.insert(0, here // 2)
+        correct.insert(0, here % 2 == 1)
+    first = np.sqrt(np.maximum(mean_of(values[0] * values[0]) - mean[0] ** 2, 0))
+    root = [first]
+    if len(values) == 2:
+        shared = mean_of(values[0] * values[1]) - mean[0] * mean[1]
+        across = np.divide(shared, first, out=np.zeros_like(first), where=first > 0)
+        own = mean_of(values[1] * values[1]) - mean[1] ** 2
+        root += [across, np.sqrt(np.maximum(own - across**2, 0))]
+    return Strata(count, cell, correct, mean, root)
 
 
-def _add(side: RowScores, cells: Cells, times: Floats, sums: Sums, draw: int) -> None:
-    """Fill one draw, in which row i was taken times[i] times.
+def _measured(
+    strata: Strata, cells: list[Cells], count: Floats, random: np.random.Generator | None
+) -> list[dict[str, Floats]]:
+    """Return the metrics of each side for draws of `count` (draws, strata) rows.
 
-    einsum rather than `@`: the threads of BLAS cost more than a product this short.
+    Without `random` the sums of the confidences are what the strata expect.
     """
-    tally = np.bincount(cells.code, times, 2 * cells.count).reshape(-1, 2)
-    sums.count[draw] = tally.sum(axis=1)
-    sums.correct[draw] = tally[:, 1]
-    sums.gap[draw] = np.bincount(cells.index, times * side.top.residual, cells.count)
-    sums.nll[draw] = np.einsum("i,i", times, side.nll)
-    sums.brier[draw] = np.einsum("i,i", times, side.brier)
+    sums = [count * mean for mean in strata.mean]
+    if random is not None:
+        spread = np.sqrt(count)
+        first = spread * random.standard_normal(count.shape)
+        sums[0] += first * strata.root[0]
+        if len(sums) == 2:
+            second = spread * random.standard_normal(count.shape)
+            sums[1] += first * strata.root[1] + second * strata.root[2]
+    if len(sums) == 2:
+        sums[1] += sums[0]
+    return [
+        _metrics(part, count, sums[side], strata.cell[side], strata.correct[side])
+        for side, part in enumerate(cells)
+    ]
 
 
-def _metrics(cells: Cells, sums: Sums, size: int) -> dict[str, Floats]:
-    share = cells.mass_share
-    count = sums.count @ share
-    squares = sums.count @ share**2
-    effective = np.divide(count**2, squares, out=np.zeros_like(count), where=squares > 0)
+def _metrics(
+    cells: Cells, count: Floats, confidence: Floats, cell: Integers, correct: Bools
+) -> dict[str, Floats]:
+    right = count * correct
+    gap = right - confidence
+    mass = cells.mass_share[cell]
+    size = count @ mass
+    squares = count @ mass**2
+    effective = np.divide(size**2, squares, out=np.zeros_like(size), where=squares > 0)
+    rows = count.sum(axis=1)
     return {
-        "ece": np.abs(sums.gap @ cells.width_share).sum(axis=1) / size,
-        "debiased_squared_error": debiased_squared(
-            count, sums.correct @ share, sums.gap @ share, effective
-        ),
-        "nll": sums.nll / size,
-        "brier": sums.brier / size,
-        "accuracy": sums.correct.sum(axis=1) / size,
+        "ece": np.abs(gap @ cells.width_share[cell]).sum(axis=1) / rows,
+        "debiased_squared_error": debiased_squared(size, right @ mass, gap @ mass, effective),
     }

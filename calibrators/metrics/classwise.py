@@ -61,8 +61,12 @@ def class_table(
     >>> table.labelled.tolist(), table.predicted.tolist(), table.ece.round(6).tolist()
     ([1, 1], [2, 0], [0.3, 0.3])
     """
+    return class_table_of(checked(probabilities, labels), bins)
+
+
+def class_table_of(data: Checked, bins: int) -> ClassTable:
+    """Return the class table of checked input."""
     at_least("bins", bins, 1)
-    data = checked(probabilities, labels)
     n, k = data.probabilities.shape
     offset = np.arange(k) * bins
 

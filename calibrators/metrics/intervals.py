@@ -1,51 +1,37 @@
-"""Bootstrap intervals of metrics, and of the change between two maps on the same rows.
+"""Intervals of metrics, and of the change between two maps on the same rows.
 
-The bootstrap resamples a sample that already carries noise, so its draws carry that noise twice:
-a statistic that noise pushes up, such as every ECE, is pushed up again, and the plain percentile
-interval can lie entirely above the estimate. All draws are therefore shifted so that their mean is
-the point estimate, which keeps their spread and removes the second dose.
+Means (NLL, Brier score), shares (accuracy) and rank statistics (AUROC, AURC) have intervals in
+closed form, see `estimates` and `ranking`; binned errors are resampled. The bootstrap resamples
+a sample that already carries noise, so its draws carry that noise twice: a statistic that noise
+pushes up, such as every ECE, is pushed up again, and the plain percentile interval can lie entirely
+above the estimate. All draws are therefore shifted so that their mean is the point estimate, which
+keeps their spread and removes the second dose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from calibrators.errors import DataError, ParameterError
-from calibrators.metrics._inputs import Floats, at_least, checked
+from calibrators.metrics._inputs import Bools, Floats, at_least, checked
 from calibrators.metrics._resampling import resampled
+from calibrators.metrics.estimates import (
+    ANY,
+    Interval,
+    Range,
+    mean_interval,
+    share_change_interval,
+    share_interval,
+)
+from calibrators.metrics.ranking import Ranking
 from calibrators.metrics.scores import RowScores
 
-RANGES: dict[str, tuple[float, float]] = {
-    "ece": (0.0, 1.0),
-    "debiased_squared_error": (-np.inf, np.inf),
-    "nll": (0.0, np.inf),
-    "brier": (0.0, 2.0),
-    "accuracy": (0.0, 1.0),
-}
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A point estimate with the bounds of its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-    level: float
-
-    def widened(self, factor: float) -> Interval:
-        """The same estimate with its bounds ``factor`` times as far away.
-
-        >>> Interval(1.0, 0.5, 2.0, 0.95).widened(2.0)
-        Interval(value=1.0, low=0.0, high=3.0, level=0.95)
-        """
-        low, high = (self.value + factor * (bound - self.value) for bound in (self.low, self.high))
-        return Interval(self.value, low, high, self.level)
+SHARE: Range = (0.0, 1.0)
+RANGES: dict[str, Range] = {"ece": SHARE, "debiased_squared_error": ANY}
 
 
 class Compared(NamedTuple):
@@ -84,16 +70,17 @@ def bootstrap_interval(
     for draw in range(draws):
         rows = random.integers(0, count, count)
         drawn[draw] = metric(data.probabilities[rows], data.labels[rows])
-    return _interval(metric(data.probabilities, data.labels), drawn, level, (-np.inf, np.inf))
+    return _interval(metric(data.probabilities, data.labels), drawn, level, ANY)
 
 
 def calibration_intervals(
     rows: RowScores, *, bins: int = 15, draws: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """Intervals of ece, debiased_squared_error, nll, brier and accuracy from one set of draws.
+    """Return the intervals of ece, debiased_squared_error, nll, brier, accuracy and ranking.
 
-    Bins are those of the full sample and stay fixed while rows are resampled. Bounds are kept
-    inside the range a metric can take.
+    `ece` and `debiased_squared_error` are resampled with the bins of the full sample; `draws` and
+    `seed` are theirs alone. `refinement_auroc` and `aurc` are the ranking; the first is left out
+    where fewer than two rows are right or wrong. Bounds are kept inside the range of a metric.
 
     >>> from calibrators.metrics import row_scores
     >>> rows = row_scores([[0.8, 0.2]] * 100, [0] * 80 + [1] * 20)
@@ -102,8 +89,8 @@ def calibration_intervals(
     True
     """
     _check_options(draws, level)
-    ((values, drawn),) = resampled([rows], bins, draws, seed)
-    return _intervals(values, drawn, level)
+    ((values, drawn),) = resampled([rows.top], bins, draws, seed)
+    return _alone(rows, values, drawn, level)
 
 
 def paired_intervals(
@@ -153,21 +140,63 @@ def compared_intervals(
         raise DataError(
             "bad_input", f"after must have the rows of before: {rows[1]} for {rows[0]} rows"
         )
-    (old, old_drawn), (new, new_drawn) = resampled([before, after], bins, draws, seed)
-    free = (-np.inf, np.inf)
+    (old, old_drawn), (new, new_drawn) = resampled([before.top, after.top], bins, draws, seed)
     change = {
-        name: _interval(new[name] - old[name], new_drawn[name] - old_drawn[name], level, free)
+        name: _interval(new[name] - old[name], new_drawn[name] - old_drawn[name], level, ANY)
         for name in RANGES
     }
-    return Compared(_intervals(old, old_drawn, level), _intervals(new, new_drawn, level), change)
+    change |= {
+        "nll": mean_interval(after.nll - before.nll, level),
+        "brier": mean_interval(after.brier - before.brier, level),
+        "accuracy": _accuracy_change(before.top.correct, after.top.correct, level),
+        **_ranking_change(before.ranking, after.ranking, level),
+    }
+    return Compared(
+        _alone(before, old, old_drawn, level),
+        _alone(after, new, new_drawn, level),
+        change,
+    )
 
 
-def _intervals(
-    values: dict[str, float], drawn: dict[str, Floats], level: float
+def _alone(
+    rows: RowScores, values: dict[str, float], drawn: dict[str, Floats], level: float
 ) -> dict[str, Interval]:
-    return {
+    rank = rows.ranking
+    found = {
         name: _interval(values[name], drawn[name], level, limits) for name, limits in RANGES.items()
     }
+    right = int(np.count_nonzero(rows.top.correct))
+    found |= {
+        "nll": mean_interval(rows.nll, level, (0.0, np.inf)),
+        "brier": mean_interval(rows.brier, level, (0.0, 2.0)),
+        "accuracy": share_interval(right, rows.nll.size, level),
+    }
+    if rank.auroc_influence is not None:
+        found["refinement_auroc"] = _around(rank.auroc, rank.auroc_influence, level, SHARE)
+    found["aurc"] = _around(rank.aurc, rank.aurc_influence, level, SHARE)
+    return found
+
+
+def _ranking_change(old: Ranking, new: Ranking, level: float) -> dict[str, Interval]:
+    found = {}
+    if old.auroc_influence is not None and new.auroc_influence is not None:
+        added = new.auroc_influence - old.auroc_influence
+        found["refinement_auroc"] = _around(new.auroc - old.auroc, added, level, ANY)
+    added = new.aurc_influence - old.aurc_influence
+    found["aurc"] = _around(new.aurc - old.aurc, added, level, ANY)
+    return found
+
+
+def _around(value: float, influence: Floats, level: float, limits: Range) -> Interval:
+    """Return the interval of a statistic from what each row adds to it."""
+    error = mean_interval(influence, level)
+    low, high = np.clip((value + error.low, value + error.high), *limits)
+    return Interval(value, float(low), float(high), level)
+
+
+def _accuracy_change(before: Bools, after: Bools, level: float) -> Interval:
+    gained, lost = np.count_nonzero(after & ~before), np.count_nonzero(before & ~after)
+    return share_change_interval(int(gained), int(lost), before.size, level)
 
 
 def _check_options(draws: int, level: float) -> None:
@@ -176,7 +205,7 @@ def _check_options(draws: int, level: float) -> None:
         raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
 
 
-def _interval(value: float, drawn: Floats, level: float, limits: tuple[float, float]) -> Interval:
+def _interval(value: float, drawn: Floats, level: float, limits: Range) -> Interval:
     defined = drawn[~np.isnan(drawn)]
     if defined.size == 0:
         return Interval(float(value), float("nan"), float("nan"), level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from calibrators.metrics._inputs import (
     at_least,
     checked,
 )
+from calibrators.metrics.ranking import Ranking, ranking_of
 from calibrators.metrics.toplabel import Scores, TopLabel, as_top_label, of_checked
 
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
@@ -30,6 +32,11 @@ class RowScores:
     nll: Floats
     brier: Floats
 
+    @cached_property
+    def ranking(self) -> Ranking:
+        """AUROC and AURC, with what each row adds to them."""
+        return ranking_of(self.top)
+
 
 def row_scores(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> RowScores:
     """The RowScores of probabilities (n, k), or (n,) for binary, and labels (n,).
@@ -38,8 +45,13 @@ def row_scores(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> RowScores
     >>> rows.brier.round(2)
     array([0.08, 1.28])
     """
-    data = checked(probabilities, labels)
-    return RowScores(of_checked(data), _nll(data), _brier(data))
+    return row_scores_of(checked(probabilities, labels))
+
+
+def row_scores_of(data: Checked) -> RowScores:
+    """Return the RowScores of checked input."""
+    own = data.of_label
+    return RowScores(of_checked(data), _nll(own), _brier(data, own))
 
 
 def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -51,7 +63,7 @@ def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     >>> round(nll([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 4)
     0.9163
     """
-    return float(_nll(checked(probabilities, labels)).mean())
+    return float(_nll(checked(probabilities, labels).of_label).mean())
 
 
 def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -63,7 +75,8 @@ def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     >>> round(brier([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.68
     """
-    return float(_brier(checked(probabilities, labels)).mean())
+    data = checked(probabilities, labels)
+    return float(_brier(data, data.of_label).mean())
 
 
 def accuracy(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
@@ -85,6 +98,11 @@ def top_k_error(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, k: int =
     """
     at_least("k", k, 1)
     data = checked(probabilities, labels)
+    return missed_of(data, k) / data.labels.size
+
+
+def missed_of(data: Checked, k: int) -> int:
+    """Count the rows whose label is not among the k largest columns."""
     missed = 0
     column = np.arange(data.classes)
     for block in row_blocks(data.labels.size, data.classes):
@@ -92,14 +110,14 @@ def top_k_error(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, k: int =
         own = np.take_along_axis(values, label, axis=1)
         ahead = (values > own) | ((values == own) & (column < label))
         missed += int(np.count_nonzero(np.count_nonzero(ahead, axis=1) >= k))
-    return missed / data.labels.size
+    return missed
 
 
-def _nll(data: Checked) -> Floats:
-    return -np.log(np.clip(data.of_label, SMALLEST_PROBABILITY, 1.0))
+def _nll(own: Floats) -> Floats:
+    return -np.log(np.clip(own, SMALLEST_PROBABILITY, 1.0))
 
 
-def _brier(data: Checked) -> Floats:
+def _brier(data: Checked, own: Floats) -> Floats:
     squares = np.empty(data.labels.size)
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
@@ -109,4 +127,4 @@ def _brier(data: Checked) -> Floats:
         np.add.reduce(values, axis=axis, out=squares[start:stop])
 
     map_blocks(work, data.labels.size, data.classes)
-    return squares - 2 * data.of_label + 1
+    return squares - 2 * own + 1

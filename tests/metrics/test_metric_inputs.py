@@ -199,7 +199,16 @@ def test_binary_shapes_agree(sample) -> None:
 
 
 def test_everything_public_is_listed() -> None:
-    modules = {"bins", "calibration", "classwise", "floor", "intervals", "lipschitz", "ranked"}
+    modules = {
+        "bins",
+        "calibration",
+        "classwise",
+        "estimates",
+        "floor",
+        "intervals",
+        "lipschitz",
+        "ranked",
+    }
     modules |= {"ranking", "scores", "smooth", "soft", "toplabel"}
     public = {name for name in vars(metrics) if not name.startswith("_")}
     assert public - modules == set(metrics.__all__)
