@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from calibrators import Report
-from calibrators.figures import is_loss
 from calibrators.methods.segmented import Segmented
 from calibrators.metrics import Interval
 from calibrators.verdict import Verdict
@@ -164,11 +163,11 @@ def objection(
 def _losses(report: Report | None, change: AccuracyChange | None) -> Iterator[str]:
     """Yield what is measurably less accurate: than the model itself, than the version before."""
     own = None if report is None else report.change.get("accuracy")
-    if report is not None and own is not None and is_loss(own, higher=True):
+    if report is not None and own is not None and "accuracy" in report.lost:
         after = report.metrics["accuracy"] or 0.0
         figures = f"{100 * (after - own.value):.1f} % to {100 * after:.1f} %"
         yield f"takes the model's accuracy from {figures} ({_points(own)})"
-    if change is not None and is_loss(change.change, higher=True):
+    if change is not None and change.change.high < 0:
         yield (
             f"is less accurate than version {change.against} on the rows that judged both "
             f"({_points(change.change)})"
