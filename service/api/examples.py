@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path
 
+from calibrators.registry import DEFAULT_METHOD
 from service.api.schema_examples import DATASET_ID, FIT_ID, KEY_ID
 from service.core.formats import Format
 from service.storage.records import FitStatus
@@ -109,7 +110,11 @@ PRESIGNED_ANSWERS: Answers = {
 }
 FIT_BODY = {
     "parameters": [
-        _in_query("method", "the method; several times for several", {"type": "string"}),
+        _in_query(
+            "method",
+            f"the method, `{DEFAULT_METHOD}` without one; several times for several",
+            {"type": "string"},
+        ),
         _in_query("params", "the method's parameters as JSON", {"type": "string"}),
         _in_query("seed", "as in JSON", {"type": "integer"}),
         _in_query("held_out", "as in JSON", {"type": "number"}),
