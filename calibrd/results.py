@@ -42,8 +42,19 @@ class Dataset:
 
 
 @dataclass(frozen=True)
+class Recommendation:
+    """Which of the versions of a fit to use, and why; None if none of them."""
+
+    version: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class Fit:
-    """A fit job: queued, running, then succeeded, failed or cancelled."""
+    """A fit job: queued, running, then succeeded, failed or cancelled.
+
+    One of several methods that has succeeded comes with a ``recommendation``.
+    """
 
     id: Id
     calibrator: Name
@@ -64,6 +75,7 @@ class Fit:
     created_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
+    recommendation: Recommendation | None = None
 
     @property
     def is_finished(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calibrd.commands.asked import Asked
-from calibrd.results import Alias, Version
+from calibrd.results import Alias, Recommendation, Version
 from calibrd.terminal import printable
 
 
@@ -25,8 +25,8 @@ def answer_one(asked: Asked, version: Version, alias: Alias | None) -> None:
     asked.output.answer(document, "\n".join(lines))
 
 
-def answer_all(asked: Asked, versions: list[Version]) -> None:
-    """Answer with a line for each of several versions."""
+def answer_all(asked: Asked, versions: list[Version], advice: Recommendation | None) -> None:
+    """Answer with a line for each of several versions, and which of them is recommended."""
     lines = []
     for one in versions:
         judged = one.verdict or "not judged"
@@ -35,7 +35,11 @@ def answer_all(asked: Asked, versions: list[Version]) -> None:
             judged = f"{judged}, ECE {' → '.join(f'{100 * error:.2f} %' for error in errors)}"
         line = printable(f"{one.reference} ({one.method}): {judged}")
         lines += [line, *choice(one.fit_info)]
-    asked.output.answer({"versions": [*map(_document, versions)]}, "\n".join(lines))
+    if advice is not None:
+        name = f"{versions[0].calibrator}@{advice.version}" if advice.version else "none"
+        lines.append(printable(f"recommended: {name}, because {advice.reason}"))
+    document = {"versions": [*map(_document, versions)], "recommendation": advice}
+    asked.output.answer(document, "\n".join(lines))
 
 
 def choice(info: Mapping[str, Any]) -> list[str]:

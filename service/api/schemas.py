@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from calibrators.registry import DEFAULT_METHOD
 from service.api.examples import ID_PATTERN
 from service.core.aliases import LONGEST_REASON
 from service.storage import records
@@ -54,7 +55,9 @@ class FitIn(Asked):
     """What to fit; ``methods`` for several in one job, else ``method`` and ``params``."""
 
     dataset: DatasetName | None = None
-    method: Annotated[str, Field(max_length=40)] | None = None
+    method: Annotated[
+        str | None, Field(max_length=40, description=f"`{DEFAULT_METHOD}` if none is named")
+    ] = None
     params: dict[str, Any] | None = None
     methods: Annotated[list[MethodIn], Field(max_length=LONGEST_LIST)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
@@ -71,6 +74,13 @@ class FitError(BaseModel):
 
     code: str
     message: str
+
+
+class RecommendationOut(BaseModel):
+    """Which of the versions of a fit to use, and why; null if none of them."""
+
+    version: int | None
+    reason: str
 
 
 class FitOut(BaseModel):
@@ -90,6 +100,7 @@ class FitOut(BaseModel):
     attempt: int
     cancel_requested: bool
     versions: list[int]
+    recommendation: RecommendationOut | None
     error: FitError | None
     created_by: str
     created_at: datetime | None
@@ -114,6 +125,9 @@ class FitOut(BaseModel):
             attempt=fit.attempt,
             cancel_requested=fit.cancel_requested,
             versions=fit.versions,
+            recommendation=None
+            if fit.recommendation is None
+            else RecommendationOut(**fit.recommendation),
             error=None if fit.error is None else FitError(**fit.error),
             created_by=fit.created_by,
             created_at=when(fit.created_at),

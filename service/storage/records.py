@@ -177,6 +177,7 @@ class Fit:
     progress: dict[str, Any] | None
     device: str | None
     versions: list[int]
+    recommendation: dict[str, Any] | None
     error: dict[str, str] | None
     worker: str | None
     created_by: str

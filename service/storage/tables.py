@@ -194,6 +194,7 @@ fits = Table(
     Column("progress", JSON),
     Column("device", String(40)),
     Column("versions", JSON, nullable=False),
+    Column("recommendation", JSON),  # which of several versions, and why
     Column("error", JSON),
     Column("worker", String(80)),
     Column("created_by", String(200), nullable=False),

@@ -29,6 +29,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         prose=prose,
+        sentence=sentence,
         words=words,
         slug=slug,
         breakable=breakable,
@@ -58,6 +59,15 @@ def words(text: str) -> Markup:
 def breakable(path: str) -> Markup:
     """A path that narrow screens may break after its slashes."""
     return Markup("/<wbr>").join(path.split("/"))
+
+
+def sentence(text: str) -> str:
+    """Text that begins with a capital letter.
+
+    >>> sentence("ECE is lower"), sentence("smart is simpler")
+    ('ECE is lower', 'Smart is simpler')
+    """
+    return text[:1].upper() + text[1:]
 
 
 def percent(share: float | None, digits: int = 2) -> str:

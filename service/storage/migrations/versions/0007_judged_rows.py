@@ -1,4 +1,4 @@
-"""Rows that a version was judged on, for comparisons with other versions"""
+"""Rows that a version was judged on, and which version of a fit is recommended"""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("versions", sa.Column("judged_sha256", sa.String(64), nullable=True))
     op.add_column("versions", sa.Column("judged_data", sa.String(64), nullable=True))
+    op.add_column("fits", sa.Column("recommendation", sa.JSON(), nullable=True))
 
 
 def downgrade() -> None:
+    op.drop_column("fits", "recommendation")
     op.drop_column("versions", "judged_data")
     op.drop_column("versions", "judged_sha256")
