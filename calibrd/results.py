@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from calibrators import Report, notebook
+from calibrators.fallback import fallback_sentence
 from calibrators.verdict import Verdict
 from calibrd.names import RULES, Id, Name, Sha256
 
@@ -148,6 +149,7 @@ class Version:
     created_by: str
     created_at: datetime | None
     has_judged_rows: bool = False
+    verdict_sentence: str | None = None
     report: Report | None = None
 
     def __repr__(self) -> str:
@@ -170,6 +172,11 @@ class Version:
         return notebook.fragment(self.reference, self._facts, self.report)
 
     @property
+    def _judged(self) -> str:
+        """The verdict and what it means."""
+        return ": ".join(str(one) for one in (self.verdict, self.verdict_sentence) if one)
+
+    @property
     def _facts(self) -> dict[str, str]:
         """What is worth saying of it, as text; what is not known is left out."""
         rows = "" if self.rows is None else f" of {self.rows:,} rows"
@@ -179,7 +186,8 @@ class Version:
             "method": f"{self.method}{seed}",
             "fitted on": f"{self.kind}{rows}, {self.classes:,} classes",
             "model": self.model or "",
-            "verdict": "" if self.report or not self.verdict else str(self.verdict),
+            "verdict": "" if self.report else self._judged,
+            "fallback": fallback_sentence(self.fit_info),
             "made": f"{when}by {self.created_by}",
             "tags": ", ".join(f"{name}={value}" for name, value in self.tags.items()),
             "description": self.description,

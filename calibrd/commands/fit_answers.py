@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from calibrators.fallback import fallback_sentence
 from calibrd.commands.asked import Asked
 from calibrd.results import Alias, Recommendation, Version
 from calibrd.terminal import printable
@@ -33,6 +34,7 @@ def answer_all(asked: Asked, versions: list[Version], advice: Recommendation | N
         if one.report is not None:
             errors = (side.metrics["ece"] or 0.0 for side in one.report.sides.values())
             judged = f"{judged}, ECE {' → '.join(f'{100 * error:.2f} %' for error in errors)}"
+            judged += f"; {one.report.verdict_sentence}" if one.report.verdict_sentence else ""
         line = printable(f"{one.reference} ({one.method}): {judged}")
         lines += [line, *choice(one.fit_info)]
     if advice is not None:
@@ -44,9 +46,8 @@ def answer_all(asked: Asked, versions: list[Version], advice: Recommendation | N
 
 def choice(info: Mapping[str, Any]) -> list[str]:
     """Return lines on what ``auto`` chose and left out, or what a method fell back to, and why."""
-    match info.get("fallback"):
-        case {"method": method, "reason": reason}:
-            return [printable(f"{method} fell back to temperature scaling: {reason}")]
+    if told := fallback_sentence(info):
+        return [printable(told)]
     if info.get("chosen_by") != "auto":
         return []
     kept = info.get("left_out")

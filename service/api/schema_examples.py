@@ -76,6 +76,8 @@ VERSION = {
     "dataset_sha256": SHA256,
     "rows": 10_000,
     "verdict": "improved",
+    "verdict_sentence": "calibration is better, and NLL, Brier score, accuracy and ranking are not "
+    "worse",
     "fit": FIT_ID,
     "fit_info": {"rows": 10_000},
     "libraries": {"numpy": "2.2.0"},

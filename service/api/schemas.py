@@ -231,6 +231,7 @@ class VersionOut(BaseModel):
     dataset_sha256: str | None
     rows: int | None
     verdict: str | None
+    verdict_sentence: str | None
     fit: str | None
     fit_info: dict[str, Any]
     libraries: dict[str, Any]

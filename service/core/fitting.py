@@ -263,6 +263,7 @@ def _written(
         "dataset_sha256": job.dataset.sha256,
         "rows": data.n,
         "verdict": None if report.verdict is None else report.verdict.value,
+        "verdict_sentence": report.verdict_sentence or None,
         "fit": fit.id,
         "fit_info": to_plain({**fitted.fit_info, "warnings": [*known, *warnings]}),
         "libraries": archive.describe(content)["libraries"],

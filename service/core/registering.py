@@ -119,6 +119,7 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
         "dataset_sha256": None,
         "rows": _rows(fitted),
         "verdict": None if report is None else report.verdict,
+        "verdict_sentence": None if report is None else report.verdict_sentence or None,
         "fit": None,
         "fit_info": fitted.fit_info,
         "libraries": _libraries(sent.content),

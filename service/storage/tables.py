@@ -125,6 +125,7 @@ versions = Table(
     Column("dataset_sha256", SHA256),
     Column("rows", BigInteger),
     Column("verdict", String(40)),
+    Column("verdict_sentence", Text),
     Column("fit", ID),
     Column("fit_info", JSON, nullable=False),
     Column("libraries", JSON, nullable=False),

@@ -10,6 +10,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from calibrators.fallback import fallback_sentence
 from service.web.operations import slug
 
 MISSING = "\N{EN DASH}"
@@ -30,6 +31,7 @@ def environment() -> Environment:
     made.filters.update(
         prose=prose,
         sentence=sentence,
+        fallback=fallback_sentence,
         words=words,
         slug=slug,
         breakable=breakable,

@@ -14,10 +14,12 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("versions", sa.Column("judged_sha256", sa.String(64), nullable=True))
     op.add_column("versions", sa.Column("judged_data", sa.String(64), nullable=True))
+    op.add_column("versions", sa.Column("verdict_sentence", sa.Text(), nullable=True))
     op.add_column("fits", sa.Column("recommendation", sa.JSON(), nullable=True))
 
 
 def downgrade() -> None:
     op.drop_column("fits", "recommendation")
+    op.drop_column("versions", "verdict_sentence")
     op.drop_column("versions", "judged_data")
     op.drop_column("versions", "judged_sha256")
