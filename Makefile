@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-auto study-adafocal study-losses screenshots clean
+.PHONY: help serve browser test test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-auto study-adafocal study-losses study-verdicts screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,10 @@ study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 training
 
 study-losses: .venv/base  ## the tables of docs/studies/losses.md, 69 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
+
+study-verdicts: .venv/run  ## the tables of docs/studies/verdicts.md: how often verdicts mislead and intervals miss (about half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python studies/verdicts.py
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/coverage.py
 
 screenshots: .venv/base browser  ## the pictures of README.md, of a real service in a real browser
 	$(BIN)/python docs/screenshots.py

@@ -13,6 +13,7 @@ from benchmarks import (
     capacity,
     confidence,
     dashboard,
+    evaluate,
     linear,
     local,
     losses,
@@ -30,6 +31,7 @@ Size = tuple[int, int]
 FULL: dict[str, list[Size]] = {
     "temperature": [(10_000, 1000), (50_000, 100), (1_000_000, 10)],
     "ece": [(1_000_000, 10)],
+    "evaluate": [(1_000_000, 10)],
     "smart": [(10_000, 1000)],
     "confidence": [(10_000, 1000), (2_000, 10)],
     "linear": [(10_000, 1000), (10_000, 100)],
@@ -45,6 +47,7 @@ FULL: dict[str, list[Size]] = {
 QUICK: dict[str, list[Size]] = {
     "temperature": [(500, 100), (2_000, 20), (10_000, 10)],
     "ece": [(20_000, 10)],
+    "evaluate": [(20_000, 10)],
     "smart": [(1_000, 100)],
     "confidence": [(500, 10)],
     "linear": [(500, 20)],
@@ -93,6 +96,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
     runs: dict[str, Callable[[list[Size]], Iterable[Topic]]] = {
         "temperature": lambda at: temperature.run(at, rounds(7), budget),
         "ece": lambda at: calibration_error.run(at, rounds(15), budget),
+        "evaluate": lambda at: evaluate.run(at, rounds(5), budget),
         "smart": lambda at: smart.run(at, rounds(3), 8 * budget),
         "confidence": lambda at: confidence.run(
             at, rounds(5), 2.0 if options.quick else 3 * budget

@@ -50,6 +50,15 @@ def ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(measure(probabilities, labels, bins=15))
 
 
+def evaluate(
+    probabilities: np.ndarray, labels: np.ndarray, before: np.ndarray | None = None
+) -> Any:
+    """The whole report, with its usual 1,000 draws."""
+    from calibrators import evaluate as report
+
+    return report(probabilities, labels, before=before)
+
+
 def initial_weights(seed: int, hidden: int) -> tuple[np.ndarray, np.ndarray]:
     """SMART's first layer as the seed gives it: w1 (1, hidden) and b1 (hidden,)."""
     from calibrators.methods.smart import initial_weights as draw

@@ -6,6 +6,8 @@ multiplied by exp(-(pi f sigma)^2 / 2), so one transform serves every bandwidth.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -29,13 +31,29 @@ def smece(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """
     top = as_top_label(probabilities, labels)
     spectrum = _spectrum(_on_cells(top.confidence, top.residual)) / top.confidence.size
+    return _falling_root(lambda sigma: float(np.abs(_smoothed(spectrum, sigma)).sum()) - sigma)
+
+
+def _falling_root(excess: Callable[[float], float]) -> float:
+    """Return where a falling function of [0, 1] crosses 0, to 1e-7 (false position, Illinois)."""
     low, high = 0.0, 1.0
+    above, below = excess(low), excess(high)
+    if above <= 0:
+        return low
+    side = 0
     while high - low > 1e-7:
-        middle = (low + high) / 2
-        if np.abs(_smoothed(spectrum, middle)).sum() > middle:
-            low = middle
+        middle = low + (high - low) * above / (above - below)
+        # at least the tolerance inside, so that the bracket closes from both ends
+        middle = min(max(middle, low + 5e-8), high - 5e-8)
+        found = excess(middle)
+        if found > 0:
+            low, above = middle, found
+            below = below / 2 if side > 0 else below
+            side = 1
         else:
-            high = middle
+            high, below = middle, found
+            above = above / 2 if side < 0 else above
+            side = -1
     return (low + high) / 2
 
 

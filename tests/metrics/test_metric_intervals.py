@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from benchmarks import row_bootstrap
 from calibrators.metrics import (
     TopLabel,
     accuracy,
@@ -14,6 +15,7 @@ from calibrators.metrics import (
     bootstrap_interval,
     brier,
     calibration_intervals,
+    compared_intervals,
     debiased_squared_error,
     ece,
     nll,
@@ -98,16 +100,33 @@ def test_values_are_those_of_the_metrics(sample, decimals: int) -> None:
     assert found["nll"].low < found["nll"].high
 
 
-@pytest.mark.parametrize("metric", [ece, nll, accuracy])
+@pytest.mark.parametrize("metric", [ece, nll, brier, accuracy, refinement_auroc, aurc])
 def test_fast_and_generic_bootstrap_agree(sample, metric) -> None:
     probabilities, labels = sample(600, classes=3, sharpen=1.6)
     slow = bootstrap_interval(metric, probabilities, labels, draws=600)
     fast = calibration_intervals(row_scores(probabilities, labels), draws=600)[metric.__name__]
     assert fast.value == pytest.approx(slow.value, abs=1e-12)
     width = slow.high - slow.low
-    assert width > 0.01
+    assert width > 0.001
     assert fast.low == pytest.approx(slow.low, abs=0.1 * width)
     assert fast.high == pytest.approx(slow.high, abs=0.1 * width)
+
+
+@pytest.mark.parametrize("rows", [150, 3000])
+def test_counts_of_strata_give_the_bounds_of_resampled_rows(sample, rows: int) -> None:
+    """The binned errors with their bins kept, of both sides and of the change, few rows or many."""
+    probabilities, labels = sample(rows, classes=4, sharpen=1.6)
+    noise = np.exp(0.4 * np.random.default_rng(1).normal(size=probabilities.shape))
+    other = probabilities * noise / (probabilities * noise).sum(axis=1, keepdims=True)
+    sides = [row_scores(one, labels) for one in (probabilities, other)]
+    slow = row_bootstrap.intervals(sides, draws=1500, seed=1)
+    fast = compared_intervals(*sides, draws=1500, seed=2)
+    for bounds, found in zip(slow, fast, strict=True):
+        for name in ("ece", "debiased_squared_error"):
+            value, low, high = bounds[name]
+            assert found[name].value == pytest.approx(value, abs=1e-12)
+            apart = (found[name].low - low, found[name].high - high)
+            assert np.abs(apart).max() < 0.08 * (high - low)
 
 
 def test_the_shift_removes_the_second_dose_of_noise(sample) -> None:
