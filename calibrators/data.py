@@ -211,6 +211,13 @@ class CalibrationSet:
         >>> second.labels.tolist()
         [0, 0, 1, 1]
         """
+        seen, held = self.split_rows(fraction, seed=seed)
+        return self.take(seen), self.take(held)
+
+    def split_rows(
+        self, fraction: float, *, seed: int = 0
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the places of the rows of both parts of ``split``, ascending."""
         if not 0.0 < fraction < 1.0:
             raise DataError("bad_fraction", f"fraction must lie between 0 and 1, got {fraction}")
         place = self._stratified_places(seed)
@@ -220,7 +227,7 @@ class CalibrationSet:
                 "too_few_rows", f"{self.n} rows cannot be split with a fraction of {fraction}"
             )
         chosen = np.floor((place + 1) * held / self.n) > np.floor(place * held / self.n)
-        return self.take(np.flatnonzero(~chosen)), self.take(np.flatnonzero(chosen))
+        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
     def folds(self, count: int, *, seed: int = 0) -> NDArray[np.intp]:
         """The fold 0..count-1 of every row, stratified by label, equal in size to one row."""

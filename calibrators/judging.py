@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.blocks import Floats
@@ -19,6 +20,7 @@ from calibrators.errors import (
     FitError,
     UnknownSegments,
 )
+from calibrators.judged_rows import JudgedRows
 from calibrators.report import Report, evaluate
 from calibrators.softmax import margins, softmax
 from calibrators.temperatures import temperatures_of
@@ -30,11 +32,25 @@ FOLDS = 5
 TICKS = 1000
 
 
-class Judged(NamedTuple):
-    """A map fitted on all rows, and the report on how its recipe did on unseen ones."""
-
+class _MapAndReport(NamedTuple):
     map: CalibrationMap
     report: Report
+
+
+class Judged(_MapAndReport):
+    """A map fitted on all rows, and the report on how its recipe did on unseen ones.
+
+    Unpacks as ``(map, report)``; ``rows`` are the judged rows that the report is on, for
+    ``calibrators.comparison``.
+    """
+
+    rows: JudgedRows
+
+    def __new__(cls, map: CalibrationMap, report: Report, rows: JudgedRows) -> Self:
+        """Make the pair, with its rows beside it."""
+        made = super().__new__(cls, map, report)
+        made.rows = rows
+        return made
 
 
 def fit_and_judge(
@@ -86,16 +102,18 @@ def fit_and_judge(
         if evaluation.groups is not None:
             job.warn_while_judging(UnknownSegments, fitted.unknown_note(evaluation.groups))
         words = f"a separate evaluation set of {evaluation.n:,} rows; fitted on {data.n:,} others"
-        return Judged(fitted, job.report(evaluation, fitted.apply_set(evaluation), words, fitted))
+        every = np.arange(evaluation.n)
+        probabilities = fitted.apply_set(evaluation)
+        return job.judged(evaluation, every, probabilities, words, fitted, fitted_on=data)
     if held_out is None and data.n >= HELD_OUT_FROM:
         held_out = HELD_OUT
     if held_out is None:
-        rows, probabilities, words = _cross_fitted(job, data, seed)
+        index, probabilities, words = _cross_fitted(job, data, seed)
     else:
-        rows, probabilities, words = _held_out(job, data, seed, held_out)
+        index, probabilities, words = _held_out(job, data, seed, held_out)
     folds = FOLDS if held_out is None else 1
     fitted = job.fit(data, job.done, 1.0)
-    return Judged(fitted, job.report(rows, probabilities, words, fitted, folds))
+    return job.judged(data, index, probabilities, words, fitted, fitted_on=data, folds=folds)
 
 
 def memory_bytes(recipe: Calibrator, n: int, k: int) -> int:
@@ -108,18 +126,21 @@ def memory_bytes(recipe: Calibrator, n: int, k: int) -> int:
 
 def _held_out(
     job: _Job, data: CalibrationSet, seed: int, share: float
-) -> tuple[CalibrationSet, Floats, str]:
-    seen, unseen = data.split(share, seed=seed)
-    fitted = job.fit(seen, 0.0, 0.45, judged=True)
+) -> tuple[NDArray[np.intp], Floats, str]:
+    seen, index = data.split_rows(share, seed=seed)
+    fitted = job.fit(data.take(seen), 0.0, 0.45, judged=True)
+    unseen = data.take(index)
     part = "fifth" if share == HELD_OUT else f"{share:.3g} of the data"
     words = (
         f"a held-out {part}, {unseen.n:,} of {data.n:,} rows stratified by label (seed {seed}), "
         "that the judged fit never saw; the map itself is fitted on all rows"
     )
-    return unseen, fitted.apply_set(unseen), words
+    return index, fitted.apply_set(unseen), words
 
 
-def _cross_fitted(job: _Job, data: CalibrationSet, seed: int) -> tuple[CalibrationSet, Floats, str]:
+def _cross_fitted(
+    job: _Job, data: CalibrationSet, seed: int
+) -> tuple[NDArray[np.intp], Floats, str]:
     if data.n < FOLDS:
         raise FitError("too_few_rows", f"judging a fit needs at least {FOLDS} rows, got {data.n}")
     fold = data.folds(FOLDS, seed=seed)
@@ -133,7 +154,7 @@ def _cross_fitted(job: _Job, data: CalibrationSet, seed: int) -> tuple[Calibrati
         f"{FOLDS}-fold cross-fitting: each of {data.n:,} rows by a fit on the other folds (seed "
         f"{seed}); the map itself is fitted on all rows"
     )
-    return data, probabilities, words
+    return np.arange(data.n), probabilities, words
 
 
 def _span(number: int) -> tuple[float, float]:
@@ -215,15 +236,31 @@ class _Job:
             kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
             kept["times"] += 1
 
-    def report(
+    def judged(
+        self,
+        data: CalibrationSet,
+        index: NDArray[np.intp],
+        probabilities: Floats,
+        words: str,
+        fitted: CalibrationMap,
+        *,
+        fitted_on: CalibrationSet,
+        folds: int = 1,
+    ) -> Judged:
+        """Return the map with its report on the rows ``index`` of ``data``, and these rows."""
+        rows = data if len(index) == data.n else data.take(index)
+        report = self._report(rows, probabilities, words, fitted, folds)
+        kept = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
+        return Judged(fitted, report, kept)
+
+    def _report(
         self,
         rows: CalibrationSet,
         probabilities: Floats,
         words: str,
         fitted: CalibrationMap,
-        folds: int = 1,
+        folds: int,
     ) -> Report:
-        """The report on the judged rows."""
         margin = margins(rows.logits)
         found = evaluate(
             probabilities,

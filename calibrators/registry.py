@@ -15,6 +15,9 @@ from calibrators import methods
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.errors import ParameterError
 
+DEFAULT_METHOD = "auto"
+"""What is fitted where nobody names a method: by SDK, command line, scikit-learn and service."""
+
 Parent = TypeVar("Parent")
 
 

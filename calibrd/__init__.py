@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from calibrd.client import AsyncClient, Client
 from calibrd.fitting import fingerprint, fit_local
 from calibrd.local_map import LocalMap
-from calibrd.results import Alias, Dataset, Fit, Move, Version
+from calibrd.results import Alias, Comparison, Dataset, Fit, Move, Version
 from calibrd.run_results import Run, RunSession, RunState, RunStep, StepDecision
 
 __all__ = [
     "Alias",
     "AsyncClient",
     "Client",
+    "Comparison",
     "Dataset",
     "Fit",
     "LocalMap",

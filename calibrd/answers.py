@@ -64,10 +64,10 @@ def array_of(answer: Answer) -> NDArray[Any]:
         raise NotCalibrd(f"the answer is not npy, but begins with {shown!r}") from error
 
 
-def record_of(kind: type[Record], document: Any) -> Record:
-    """A record from the service's JSON."""
+def record_of(kind: type[Record], document: Any, **more: Any) -> Record:
+    """A record from the service's JSON, with ``more`` fields that were read already."""
     try:
-        return read(kind, document)
+        return read(kind, document, **more)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         name = kind.__name__.lower()
         raise NotCalibrd(f"the answer is JSON, but not that of a {name}: {error}") from error

@@ -10,7 +10,7 @@ from typing import Any
 from calibrators import CalibrationSet, FitError, fit_and_judge
 from calibrators.data import Kind
 from calibrators.judging import TICKS, Judged
-from calibrators.registry import make_recipe
+from calibrators.registry import DEFAULT_METHOD, make_recipe
 from calibrd.progress import Progress
 from calibrd.sets import checked_set
 
@@ -21,7 +21,7 @@ def fit_local(
     logits: Any,
     labels: Any,
     *,
-    method: str = "auto",
+    method: str = DEFAULT_METHOD,
     params: Mapping[str, Any] | None = None,
     seed: int = 0,
     kind: Kind = "logits",

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from calibrators import Report, notebook
+from calibrators.fallback import fallback_sentence
 from calibrators.verdict import Verdict
 from calibrd.names import RULES, Id, Name, Sha256
 
@@ -42,8 +43,19 @@ class Dataset:
 
 
 @dataclass(frozen=True)
+class Recommendation:
+    """Which of the versions of a fit to use, and why; None if none of them."""
+
+    version: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class Fit:
-    """A fit job: queued, running, then succeeded, failed or cancelled."""
+    """A fit job: queued, running, then succeeded, failed or cancelled.
+
+    One of several methods that has succeeded comes with a ``recommendation``.
+    """
 
     id: Id
     calibrator: Name
@@ -64,6 +76,7 @@ class Fit:
     created_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
+    recommendation: Recommendation | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -135,6 +148,8 @@ class Version:
     description: str
     created_by: str
     created_at: datetime | None
+    has_judged_rows: bool = False
+    verdict_sentence: str | None = None
     report: Report | None = None
 
     def __repr__(self) -> str:
@@ -157,6 +172,11 @@ class Version:
         return notebook.fragment(self.reference, self._facts, self.report)
 
     @property
+    def _judged(self) -> str:
+        """The verdict and what it means."""
+        return ": ".join(str(one) for one in (self.verdict, self.verdict_sentence) if one)
+
+    @property
     def _facts(self) -> dict[str, str]:
         """What is worth saying of it, as text; what is not known is left out."""
         rows = "" if self.rows is None else f" of {self.rows:,} rows"
@@ -166,12 +186,48 @@ class Version:
             "method": f"{self.method}{seed}",
             "fitted on": f"{self.kind}{rows}, {self.classes:,} classes",
             "model": self.model or "",
-            "verdict": "" if self.report or not self.verdict else str(self.verdict),
+            "verdict": "" if self.report else self._judged,
+            "fallback": fallback_sentence(self.fit_info),
             "made": f"{when}by {self.created_by}",
             "tags": ", ".join(f"{name}={value}" for name, value in self.tags.items()),
             "description": self.description,
         }
         return {name: fact for name, fact in known.items() if fact}
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Two versions measured on the same rows; the first is the report's ``before``.
+
+    ``dataset`` is None if these are the rows that both were judged on. Where ``no_verdict`` says
+    why, there is none: a version was fitted on these rows.
+    """
+
+    calibrator: Name
+    first: int
+    second: int
+    dataset: str | None
+    rows: int
+    verdict: Verdict | None
+    no_verdict: str | None
+    report: Report
+
+    def __repr__(self) -> str:
+        first, second, rows = self.first, self.second, self.rows
+        verdict = None if self.verdict is None else str(self.verdict)
+        return f"Comparison({self.calibrator!r}, {first=}, {second=}, {rows=}, {verdict=})"
+
+    def summary(self) -> str:
+        """The comparison as text for terminals: "before" is the first version."""
+        told = f"before: version {self.first}, after: version {self.second} of {self.calibrator}"
+        why = [] if self.no_verdict is None else [f"no verdict: {self.no_verdict}"]
+        return "\n".join([told, self.report.summary(), *why])
+
+    def _repr_html_(self) -> str:
+        facts = {"before": f"version {self.first}", "after": f"version {self.second}"}
+        if self.no_verdict is not None:
+            facts["no verdict"] = self.no_verdict
+        return notebook.fragment(self.calibrator, facts, self.report)
 
 
 @dataclass(frozen=True)

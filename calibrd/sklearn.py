@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from calibrators import CalibrationMap, CalibrationSet, Calibrator, Report, fit_and_judge
-from calibrators.registry import make_recipe
+from calibrators.registry import DEFAULT_METHOD, make_recipe
 
 __all__ = ["CalibratedModel"]
 
@@ -64,7 +64,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
     def __init__(
         self,
         estimator: Any,
-        calibrator: str | Calibrator = "smart",
+        calibrator: str | Calibrator = DEFAULT_METHOD,
         *,
         cv: Any = 5,
         params: Mapping[str, Any] | None = None,

@@ -14,8 +14,8 @@ made=$(calibrd fit fashion_ce__cal.npz --name "$name" --method smart --model "$m
 version=$(python -c 'import json, sys; print(json.load(sys.stdin)["version"]["number"])' <<<"$made")
 
 verdict=0
-calibrd gate fashion_ce__test.npz --map "$name@$version" --model "$model" --max-ece "$limit" ||
-  verdict=$?
+calibrd gate fashion_ce__test.npz --map "$name@$version" --model "$model" \
+  --max-calibration-error "$limit" || verdict=$?
 case $verdict in
   0) ;;
   1) echo "not promoted: the limit is broken" && exit 1 ;;

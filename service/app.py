@@ -17,6 +17,7 @@ from starlette.types import Scope
 from service.api import (
     aliases,
     calibrators,
+    comparisons,
     datasets,
     fits,
     inference_protocol,
@@ -74,6 +75,7 @@ ROUTERS = (
     fits,
     aliases,
     calibrators,
+    comparisons,
     reports,
     runs,
     keys,

@@ -25,8 +25,9 @@ class AliasCalls(VersionCalls):
         """Point an alias of a calibrator at a version: its number, or where another alias points.
 
         A version judged ``worse`` or ``insufficient_data``, or not judged, needs ``force`` and a
-        ``reason``. With ``expected``, the revision last seen (0: there is none yet), the move is
-        refused with AliasHasMoved if somebody else moved it since.
+        ``reason``; so does one that measurably loses accuracy, against the model itself or against
+        the version that the alias points at. With ``expected``, the revision last seen (0: there is
+        none yet), the move is refused with AliasHasMoved if somebody else moved it since.
         """
         checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:

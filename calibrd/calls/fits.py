@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calibrators.data import Kind
+from calibrators.registry import DEFAULT_METHOD
 from calibrd.answers import member_of
 from calibrd.calls.base import once
 from calibrd.calls.datasets import DatasetCalls
@@ -36,7 +37,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         labels: Any = None,
         *,
         dataset: str | Dataset | None = None,
-        method: str = "auto",
+        method: str = DEFAULT_METHOD,
         params: Params | None = None,
         seed: int = 0,
         model: str | None = None,
@@ -89,7 +90,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         labels: Any = None,
         *,
         dataset: str | Dataset | None = None,
-        methods: Sequence[str | tuple[str, Params]] = ("auto",),
+        methods: Sequence[str | tuple[str, Params]] = (DEFAULT_METHOD,),
         seed: int = 0,
         model: str | None = None,
         kind: Kind = "logits",

@@ -6,7 +6,8 @@ import base64
 import dataclasses
 
 from calibrators import CalibrationMap, Report, archive
-from calibrd.answers import document_of, records_of, report_of
+from calibrators.judged_rows import JudgedRows
+from calibrd.answers import document_of, member_of, record_of, records_of, report_of
 from calibrd.bodies import MOST_MAP_BYTES
 from calibrd.calls.base import Asking, once
 from calibrd.connection import given
@@ -14,7 +15,7 @@ from calibrd.errors import NotFound
 from calibrd.flows import Flow, Work, call
 from calibrd.local_map import LocalMap, map_of
 from calibrd.references import Reference, checked_name
-from calibrd.results import Calibrator, Method, Version
+from calibrd.results import Calibrator, Comparison, Dataset, Method, Version
 
 
 class VersionCalls(Asking):
@@ -75,6 +76,7 @@ class VersionCalls(Asking):
         fitted: CalibrationMap | LocalMap,
         report: Report | None = None,
         *,
+        judged_rows: JudgedRows | None = None,
         model: str | None = None,
         tags: dict[str, str] | None = None,
         description: str = "",
@@ -82,14 +84,18 @@ class VersionCalls(Asking):
         """Make a version of a map that was fitted here: no logits leave this machine.
 
         ``calibrd.fit_local`` gives both the map and its report: ``register(name, *fitted)``.
-        Without a report the version can only be promoted by force.
+        Without a report the version can only be promoted by force. ``judged_rows``, the ``rows`` of
+        what ``fit_local`` gives, let ``compare`` compare it with other versions judged on the same
+        data: of each judged row its confidence, NLL, Brier score, margin and whether it was right.
         """
         checked_name(name)
         plain = map_of(fitted)
         content: bytes = yield Work(lambda: archive.dump(plain))
+        rows = None if judged_rows is None else judged_rows.dump()
         body = given(
             map=base64.b64encode(content).decode(),
             report=None if report is None else report.to_dict(),
+            judged_rows=None if rows is None else base64.b64encode(rows).decode(),
             model=model,
             tags=tags,
         )
@@ -104,6 +110,33 @@ class VersionCalls(Asking):
             repeatable=True,
         )
         return dataclasses.replace(version, report=report)
+
+    @call
+    def compare(
+        self,
+        name: str,
+        first: int | str | Version,
+        second: int | str | Version,
+        *,
+        dataset: str | Dataset | None = None,
+    ) -> Flow[Comparison]:
+        """Measure two versions of a calibrator, numbers or aliases, on the same rows.
+
+        On rows that both were judged on, by fits that had not seen them; or on a ``dataset``. There
+        is no verdict on rows that one of them was fitted on.
+        """
+        checked_name(name)
+        numbers = []
+        for one in (first, second):
+            wanted = one.number if isinstance(one, Version) else one
+            numbers.append((yield from self.number_at(Reference.of(f"{name}@{wanted}"))))
+        named = dataset.id if isinstance(dataset, Dataset) else dataset
+        query = given(first=numbers[0], second=numbers[1], dataset=named)
+        answer = yield from self.ask("GET", "calibrators", name, "compare", query=query)
+        document = document_of(answer)
+        report = report_of(member_of(document, "report"))
+        facts = {name: one for name, one in document.items() if name != "report"}
+        return record_of(Comparison, facts, report=report)
 
     @call
     def get_map(self, ref: str | Version) -> Flow[bytes]:

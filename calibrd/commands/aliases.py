@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 
 from calibrd.commands.asked import Asked, Verb, add_limit_flag
+from calibrd.commands.figures import Figures
 from calibrd.commands.output import minute, table
+from calibrd.errors import Refused
+from calibrd.references import checked_alias, checked_name
 from calibrd.results import Move
 from calibrd.terminal import printable
 
@@ -20,7 +23,7 @@ def add_to(verb: Verb) -> None:
     promoting.add_argument(
         "--force",
         action="store_true",
-        help="also a version judged worse or on too few rows; needs a reason",
+        help="also a version judged worse, on too few rows, or less accurate; needs a reason",
     )
     returning = verb("rollback", rollback, "take back the last move of an alias")
     returning.add_argument("name", metavar="NAME")
@@ -33,15 +36,25 @@ def add_to(verb: Verb) -> None:
 
 
 def promote(asked: Asked) -> None:
-    """Move an alias."""
+    """Move an alias, and show what that changes."""
     flags = asked.flags
+    checked_alias(flags.alias)
     with asked.client() as client:
-        alias = client.promote(
-            flags.name, flags.version, alias=flags.alias, reason=flags.reason, force=flags.force
-        )
+        version = client.get_version(f"{checked_name(flags.name)}@{flags.version}")
+        figures = Figures.of(client, version, flags.alias)
+        lines = [] if figures is None else figures.lines
+        try:
+            alias = client.promote(
+                flags.name, version, alias=flags.alias, reason=flags.reason, force=flags.force
+            )
+        except Refused:
+            asked.output.note("\n".join(lines))
+            raise
     if alias.warning:
         asked.output.note(printable(f"warning: {alias.warning}"))
-    asked.output.answer(alias, f"{flags.name}@{alias.name} is version {alias.version}")
+    document = {**vars(alias), "figures": None if figures is None else figures.document}
+    lines.append(f"{flags.name}@{alias.name} is version {alias.version}")
+    asked.output.answer(document, "\n".join(lines))
 
 
 def rollback(asked: Asked) -> None:

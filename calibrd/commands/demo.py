@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from calibrators import CalibrationMap, CalibrationSet, all_methods, page
+from calibrators.registry import DEFAULT_METHOD
 from calibrators.report import Report, evaluate
 from calibrators.sample import TITLE, sample
 from calibrators.softmax import margins, softmax
 from calibrators.temperatures import temperatures_of
 from calibrd.commands.asked import Asked, Verb
 
-CHOSEN = "auto"
 WIDEST_NAME = 21
 HEAD = {
     "ECE before": 10,
@@ -63,11 +63,11 @@ def demo(asked: Asked) -> None:
     rows = []
     of_segments = [name for name, recipe in all_methods().items() if recipe.needs_groups]
     methods = set(all_methods()).difference(of_segments)
-    for name in sorted(methods, key=lambda one: (one == CHOSEN, one != "identity", one)):
+    for name in sorted(methods, key=lambda one: (one == DEFAULT_METHOD, one != "identity", one)):
         rows.append(_fitted(name, cal, test))
         say(_line(rows[-1]))
     say(f"\nleft out, for want of segments in this sample: {', '.join(of_segments)}")
-    chosen = next(row for row in rows if row.name == CHOSEN)
+    chosen = next(row for row in rows if row.name == DEFAULT_METHOD)
     target = _write_page(chosen, asked.flags.out)
     say(f"\nThe report of {chosen.name!r} is in {target}")
     asked.output.document(_document(rows, of_segments, target))

@@ -10,7 +10,8 @@ from typing import Any
 
 from calibrators import ParameterError, archive
 from calibrators.judging import Judged
-from calibrators.registry import make_recipe
+from calibrators.recommendation import Candidate, recommend
+from calibrators.registry import DEFAULT_METHOD, make_recipe
 from calibrd.client import Client
 from calibrd.commands.asked import MAP_ENDING, Asked, Verb, add_rows_flags
 from calibrd.commands.fit_answers import answer_all, answer_one, choice
@@ -18,13 +19,15 @@ from calibrd.commands.output import AfterVersion, CommandError
 from calibrd.files import SetFile
 from calibrd.fitting import fit_local
 from calibrd.references import checked_alias, checked_name
-from calibrd.results import Dataset, Version
+from calibrd.results import Dataset, Recommendation, Version
 from calibrd.streams import check_folder, written_whole
 from calibrd.tables import errors_of
 
 PATIENCE = 30.0
 # methods, each with its parameters
 Wanted = list[tuple[str, Mapping[str, Any]]]
+# versions, and which of several is recommended
+Made = tuple[list[Version], Recommendation | None]
 
 
 def add_to(verb: Verb) -> None:
@@ -40,7 +43,8 @@ def add_to(verb: Verb) -> None:
     fitting.add_argument(
         "--method",
         action="append",
-        help="auto, temperature, smart, ...; given several times, a version of each [auto]",
+        help="auto, temperature, smart, ...; given several times, a version of each "
+        f"[{DEFAULT_METHOD}]",
     )
     fitting.add_argument(
         "--param",
@@ -79,9 +83,9 @@ def fit(asked: Asked) -> None:
         _fit_to_file(asked, wanted)
         return
     with asked.client(PATIENCE) as client:
-        versions = (_fit_here if flags.local else _fit_there)(asked, client, wanted)
+        versions, advice = (_fit_here if flags.local else _fit_there)(asked, client, wanted)
         if len(versions) > 1:
-            answer_all(asked, versions)
+            answer_all(asked, versions, advice)
             return
         (version,), alias = versions, None
         if flags.promote is not None:
@@ -94,7 +98,7 @@ def fit(asked: Asked) -> None:
 
 def _wanted(flags: argparse.Namespace) -> Wanted:
     """Return the methods to fit, each with its parameters."""
-    methods: list[str] = flags.method or ["auto"]
+    methods: list[str] = flags.method or [DEFAULT_METHOD]
     params: dict[str, Any] = {}
     for name, value in map(_param, flags.param):
         if name in params:
@@ -136,7 +140,7 @@ def _check(flags: argparse.Namespace) -> None:
         raise CommandError("file_exists", f"{flags.out} is there already; --force replaces it")
 
 
-def _fit_there(asked: Asked, client: Client, wanted: Wanted) -> list[Version]:
+def _fit_there(asked: Asked, client: Client, wanted: Wanted) -> Made:
     flags, bars = asked.flags, asked.output.bars
     data = _rows(asked, flags.data, wanted)
     other = None if flags.evaluation is None else _evaluation(asked, data, wanted)
@@ -158,7 +162,8 @@ def _fit_there(asked: Asked, client: Client, wanted: Wanted) -> list[Version]:
     except KeyboardInterrupt:
         asked.output.note(f"fit {ordered.id} goes on; `calibrd versions {flags.name}` will list it")
         raise
-    return [client.get_version(f"{flags.name}@{number}") for number in done.versions]
+    made = [client.get_version(f"{flags.name}@{number}") for number in done.versions]
+    return made, done.recommendation
 
 
 def _rows(asked: Asked, path: str, wanted: Wanted) -> SetFile:
@@ -208,11 +213,12 @@ def _uploaded(asked: Asked, client: Client, data: SetFile) -> Dataset:
         )
 
 
-def _fit_here(asked: Asked, client: Client, wanted: Wanted) -> list[Version]:
+def _fit_here(asked: Asked, client: Client, wanted: Wanted) -> Made:
     """Fit all methods here, then register all maps."""
     flags = asked.flags
     made: list[Version] = []
-    for judged in _judged(asked, wanted):
+    fitted = _judged(asked, wanted)
+    for judged in fitted:
         try:
             version = client.register(
                 flags.name,
@@ -226,7 +232,17 @@ def _fit_here(asked: Asked, client: Client, wanted: Wanted) -> list[Version]:
                 error.add_note(f"{one.reference} ({one.method}) was made before this")
             raise
         made.append(version)
-    return made
+    if len(made) < 2:
+        return made, None
+    names = (method for method, _ in wanted)
+    found = recommend(
+        [
+            Candidate(name, one.map.method, one.report, one.rows)
+            for name, one in zip(names, fitted, strict=True)
+        ]
+    )
+    number = None if found.place is None else made[found.place].number
+    return made, Recommendation(number, found.reason)
 
 
 def _fit_to_file(asked: Asked, wanted: Wanted) -> None:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from calibrators.fallback import fallback_sentence
 from calibrd.commands.asked import Asked
-from calibrd.results import Alias, Version
+from calibrd.results import Alias, Recommendation, Version
 from calibrd.terminal import printable
 
 
@@ -25,24 +26,28 @@ def answer_one(asked: Asked, version: Version, alias: Alias | None) -> None:
     asked.output.answer(document, "\n".join(lines))
 
 
-def answer_all(asked: Asked, versions: list[Version]) -> None:
-    """Answer with a line for each of several versions."""
+def answer_all(asked: Asked, versions: list[Version], advice: Recommendation | None) -> None:
+    """Answer with a line for each of several versions, and which of them is recommended."""
     lines = []
     for one in versions:
         judged = one.verdict or "not judged"
         if one.report is not None:
             errors = (side.metrics["ece"] or 0.0 for side in one.report.sides.values())
             judged = f"{judged}, ECE {' → '.join(f'{100 * error:.2f} %' for error in errors)}"
+            judged += f"; {one.report.verdict_sentence}" if one.report.verdict_sentence else ""
         line = printable(f"{one.reference} ({one.method}): {judged}")
         lines += [line, *choice(one.fit_info)]
-    asked.output.answer({"versions": [*map(_document, versions)]}, "\n".join(lines))
+    if advice is not None:
+        name = f"{versions[0].calibrator}@{advice.version}" if advice.version else "none"
+        lines.append(printable(f"recommended: {name}, because {advice.reason}"))
+    document = {"versions": [*map(_document, versions)], "recommendation": advice}
+    asked.output.answer(document, "\n".join(lines))
 
 
 def choice(info: Mapping[str, Any]) -> list[str]:
     """Return lines on what ``auto`` chose and left out, or what a method fell back to, and why."""
-    match info.get("fallback"):
-        case {"method": method, "reason": reason}:
-            return [printable(f"{method} fell back to temperature scaling: {reason}")]
+    if told := fallback_sentence(info):
+        return [printable(told)]
     if info.get("chosen_by") != "auto":
         return []
     kept = info.get("left_out")

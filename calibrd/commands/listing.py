@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calibrators.fallback import fallback_sentence
 from calibrd.commands.asked import Asked, Verb, add_limit_flag
 from calibrd.commands.output import minute, table
 from calibrd.run_results import RunMetrics, RunStep
@@ -40,16 +41,17 @@ def list_versions(asked: Asked) -> None:
     """List versions with their verdicts."""
     with asked.client() as client:
         found = client.versions(asked.flags.name, limit=asked.flags.limit)
-    head = ("version", "method", "verdict", "rows", "model", "made (UTC)", "by")
+    head = ("version", "method", "verdict", "rows", "model", "made (UTC)", "by", "what it means")
     rows = [
         (
             one.number,
-            one.method,
+            f"{one.method} (fell back)" if fallback_sentence(one.fit_info) else one.method,
             one.verdict or "not judged",
             one.rows,
             one.model,
             minute(one.created_at),
             one.created_by,
+            "; ".join(filter(None, (one.verdict_sentence, fallback_sentence(one.fit_info)))),
         )
         for one in found
     ]

@@ -14,6 +14,7 @@ from service.api.schemas import AliasOut, MoveIn, MoveOut, RollbackIn
 from service.api.strict_route import StrictRoute
 from service.core import aliases
 from service.core.access import Scope
+from service.core.promoting import promote
 from service.errors import Invalid, Stale
 
 router = APIRouter(
@@ -59,21 +60,22 @@ def move_alias(
 ) -> AliasOut:
     """A version judged `worse` or `insufficient_data` needs `force` and a `reason`.
 
-    A `trade_off` is moved to with a `warning` in the answer.
+    So does one that measurably loses accuracy, against the model itself or against the version that
+    the alias points at, on the rows that judged both. A `trade_off` is moved to with a `warning` in
+    the answer.
     """
-    with joined.database.write() as store:
-        if if_match == "*" and not aliases.exists(store, caller, name, alias):
-            raise Stale("no_such_alias", f"{name} has no alias {alias!r} yet")
-        moved = aliases.move(
-            store,
-            caller,
-            name,
-            alias,
-            version=body.version,
-            reason=body.reason,
-            force=body.force,
-            expected=_expected(if_match, if_none_match),
-        )
+    moved = promote(
+        joined.database,
+        joined.blobs,
+        caller,
+        name,
+        alias,
+        version=body.version,
+        reason=body.reason,
+        force=body.force,
+        expected=_expected(if_match, if_none_match),
+        must_exist=if_match == "*",
+    )
     joined.refresh_if_possible()
     response.headers["ETag"] = f'"{moved.alias.revision}"'
     return AliasOut.of(moved.alias, moved.warning)

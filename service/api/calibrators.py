@@ -121,7 +121,13 @@ async def register_version(
 
     def registered() -> Version:
         sent = Registration(
-            name, _decoded(body.map), body.report, body.model, body.tags, body.description
+            name,
+            _decoded(body.map, "map"),
+            body.report,
+            None if body.judged_rows is None else _decoded(body.judged_rows, "judged_rows"),
+            body.model,
+            body.tags,
+            body.description,
         )
         return register(joined.database, joined.blobs, caller, sent, key=key)
 
@@ -214,8 +220,8 @@ def _blob(joined: Parts, key: str, sha256: str, if_none_match: str | None) -> Re
     return Response(content, headers=headers, media_type="application/octet-stream")
 
 
-def _decoded(text: str) -> bytes:
+def _decoded(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise Invalid("bad_base64", "map must be the archive's bytes in base64") from error
+        raise Invalid("bad_base64", f"{name} must be its bytes in base64") from error

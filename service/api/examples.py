@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path
 
+from calibrators.registry import DEFAULT_METHOD
 from service.api.schema_examples import DATASET_ID, FIT_ID, KEY_ID
 from service.core.formats import Format
 from service.storage.records import FitStatus
@@ -109,7 +110,11 @@ PRESIGNED_ANSWERS: Answers = {
 }
 FIT_BODY = {
     "parameters": [
-        _in_query("method", "the method; several times for several", {"type": "string"}),
+        _in_query(
+            "method",
+            f"the method, `{DEFAULT_METHOD}` without one; several times for several",
+            {"type": "string"},
+        ),
         _in_query("params", "the method's parameters as JSON", {"type": "string"}),
         _in_query("seed", "as in JSON", {"type": "integer"}),
         _in_query("held_out", "as in JSON", {"type": "number"}),
@@ -176,11 +181,14 @@ MAP_ANSWERS = _known_file("application/octet-stream", "The archive")
 ONNX_ANSWERS = _known_file("application/octet-stream", "The model")
 MOVE_ANSWERS: Answers = {
     409: {
-        "description": "The version was judged worse, could not be judged, or takes other input "
-        "than the one the alias points at: needs_force",
+        "description": "The version was judged worse, could not be judged, takes other input "
+        "than the one the alias points at, or measurably loses accuracy: needs_force",
         **PROBLEM,
     },
     412: {"description": "The alias has moved since: alias_has_moved", **PROBLEM},
+}
+COMPARE_ANSWERS: Answers = {
+    409: {"description": "Nothing to compare them on: no_common_rows", **PROBLEM},
 }
 REPORT_ANSWERS: Answers = {
     200: {"content": {"application/json": {"example": {"verdict": "improved", "n": 2000}}}}

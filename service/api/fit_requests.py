@@ -12,6 +12,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from calibrators.registry import DEFAULT_METHOD
 from service.api.arriving import land
 from service.api.schemas import FitIn
 from service.api.strict_route import MOST_BODY_COST
@@ -137,6 +138,4 @@ def _methods(asked: FitIn) -> list[MethodOrder]:
         if asked.method is not None or asked.params is not None:
             raise Invalid("two_methods", "give method and params, or methods, not both")
         return [MethodOrder(one.method, one.params) for one in asked.methods]
-    if asked.method is None:
-        raise Invalid("no_method", "name a method; GET /v1/methods lists them")
-    return [MethodOrder(asked.method, asked.params or {})]
+    return [MethodOrder(asked.method or DEFAULT_METHOD, asked.params or {})]

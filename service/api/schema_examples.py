@@ -30,7 +30,7 @@ FIT = {
     "id": FIT_ID,
     "calibrator": "fashion",
     "status": "succeeded",
-    "methods": [{"method": "temperature", "params": {}}],
+    "methods": [{"method": "temperature", "params": {}}, {"method": "smart", "params": {}}],
     "dataset": DATASET_ID,
     "evaluation": None,
     "seed": 0,
@@ -40,7 +40,12 @@ FIT = {
     "device": "cpu",
     "attempt": 1,
     "cancel_requested": False,
-    "versions": [3],
+    "versions": [3, 4],
+    "recommendation": {
+        "version": 4,
+        "reason": "smart has the lowest NLL (0.2441) of the 2 that lose neither accuracy nor "
+        "ranking",
+    },
     "error": None,
     "created_by": WHO,
     "created_at": BEFORE,
@@ -71,16 +76,29 @@ VERSION = {
     "dataset_sha256": SHA256,
     "rows": 10_000,
     "verdict": "improved",
+    "verdict_sentence": "calibration is better, and NLL, Brier score, accuracy and ranking are not "
+    "worse",
     "fit": FIT_ID,
     "fit_info": {"rows": 10_000},
     "libraries": {"numpy": "2.2.0"},
     "map_sha256": SHA256,
     "map_bytes": 612,
     "has_onnx": True,
+    "has_judged_rows": True,
     "tags": {"team": "vision"},
     "description": "on the test set of January",
     "created_by": WHO,
     "created_at": AFTER,
+}
+COMPARISON = {
+    "calibrator": "fashion",
+    "first": 2,
+    "second": 3,
+    "dataset": None,
+    "rows": 2000,
+    "verdict": "improved",
+    "no_verdict": None,
+    "report": {"verdict": "improved", "n": 2000},
 }
 KEY = {
     "id": KEY_ID,
@@ -118,6 +136,7 @@ def page(item: dict[str, Any]) -> dict[str, Any]:
 EXAMPLES: dict[str, Any] = {
     "AliasOut": ALIAS,
     "CalibratorOut": CALIBRATOR,
+    "ComparisonOut": COMPARISON,
     "CommitIn": {"parts": 3, "sha256": SHA256},
     "DatasetOut": DATASET,
     "FitIn": {"dataset": DATASET_ID, "method": "smart"},

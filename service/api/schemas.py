@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from calibrators.registry import DEFAULT_METHOD
 from service.api.examples import ID_PATTERN
 from service.core.aliases import LONGEST_REASON
 from service.storage import records
@@ -54,7 +55,9 @@ class FitIn(Asked):
     """What to fit; ``methods`` for several in one job, else ``method`` and ``params``."""
 
     dataset: DatasetName | None = None
-    method: Annotated[str, Field(max_length=40)] | None = None
+    method: Annotated[
+        str | None, Field(max_length=40, description=f"`{DEFAULT_METHOD}` if none is named")
+    ] = None
     params: dict[str, Any] | None = None
     methods: Annotated[list[MethodIn], Field(max_length=LONGEST_LIST)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
@@ -71,6 +74,13 @@ class FitError(BaseModel):
 
     code: str
     message: str
+
+
+class RecommendationOut(BaseModel):
+    """Which of the versions of a fit to use, and why; null if none of them."""
+
+    version: int | None
+    reason: str
 
 
 class FitOut(BaseModel):
@@ -90,6 +100,7 @@ class FitOut(BaseModel):
     attempt: int
     cancel_requested: bool
     versions: list[int]
+    recommendation: RecommendationOut | None
     error: FitError | None
     created_by: str
     created_at: datetime | None
@@ -114,6 +125,9 @@ class FitOut(BaseModel):
             attempt=fit.attempt,
             cancel_requested=fit.cancel_requested,
             versions=fit.versions,
+            recommendation=None
+            if fit.recommendation is None
+            else RecommendationOut(**fit.recommendation),
             error=None if fit.error is None else FitError(**fit.error),
             created_by=fit.created_by,
             created_at=when(fit.created_at),
@@ -217,12 +231,14 @@ class VersionOut(BaseModel):
     dataset_sha256: str | None
     rows: int | None
     verdict: str | None
+    verdict_sentence: str | None
     fit: str | None
     fit_info: dict[str, Any]
     libraries: dict[str, Any]
     map_sha256: str
     map_bytes: int
     has_onnx: bool
+    has_judged_rows: bool
     tags: TagMap
     description: str
     created_by: str
@@ -234,9 +250,11 @@ class VersionOut(BaseModel):
         facts = vars(version) | {
             "calibrator": name,
             "has_onnx": version.onnx_sha256 is not None,
+            "has_judged_rows": version.judged_sha256 is not None,
             "created_at": when(version.created_at),
         }
-        del facts["onnx_sha256"]
+        for name in ("onnx_sha256", "judged_sha256", "judged_data"):
+            del facts[name]
         return cls(**facts)
 
 
@@ -252,6 +270,10 @@ class RegisterIn(Asked):
 
     map: Annotated[str, Field(max_length=1 << 24)]
     report: dict[str, Any] | None = None
+    judged_rows: Annotated[
+        str | None,
+        Field(max_length=1 << 23, description="`JudgedRows.dump()` in base64, for comparisons"),
+    ] = None
     model: str | None = None
     tags: TagMap = {}
     description: str = ""

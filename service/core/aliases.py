@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from calibrators import Report
 from calibrators.methods.segmented import Segmented
+from calibrators.metrics import Interval
 from calibrators.verdict import Verdict
 from service.core.access import Principal
 from service.core.names import check_alias, is_readable
-from service.core.versions import calibrator_named, version_of
+from service.core.versions import Judged, calibrator_named, judged, version_of
 from service.errors import Conflict, Invalid, NotFound, Stale
 from service.storage.records import Alias, AliasMove, Version
 from service.storage.store import Store
 
 HISTORY = 1000
 LONGEST_REASON = 1000
+
+
+class AccuracyChange(NamedTuple):
+    """How the accuracy changes from the version ``against``, on rows that judged both."""
+
+    against: int
+    change: Interval
 
 
 class Moved(NamedTuple):
@@ -49,20 +59,22 @@ def move(
     reason: str = "",
     force: bool = False,
     expected: int | None = None,
+    change: AccuracyChange | None = None,
 ) -> Moved:
     """Point an alias at a version.
 
     ``expected`` is the revision that the caller saw last: 0 for "there is none yet", None for
-    whatever it is now. A version that was judged worse, could not be judged, or takes other input
-    than the one that the alias points at needs ``force`` and a reason.
+    whatever it is now. A version that was judged worse, could not be judged, takes other input
+    than the one that the alias points at, or measurably loses accuracy needs ``force`` and a
+    reason; ``change`` is that of the accuracy on rows that judged both.
     """
     check_alias(alias)
     calibrator = calibrator_named(store, principal, name)
-    chosen = version_of(store, calibrator, version)
+    chosen, report = judged(store, principal, name, version)
     there = store.aliases.get(calibrator.id, alias)
     _check_expected(there, expected, alias)
     before = None if there is None else store.calibrators.version(calibrator.id, there.version)
-    refused = objection(chosen, before, alias)
+    refused = objection(Judged(chosen, report), before, alias, change)
     if refused is not None and not (force and reason.strip()):
         raise Conflict(
             "needs_force",
@@ -76,7 +88,8 @@ def move(
         moved = _move(store, principal, chosen, there, alias, reason, forced=refused is not None)
     warning = None
     if chosen.verdict == Verdict.TRADE_OFF:
-        warning = f"version {version} is a trade-off: {Verdict.TRADE_OFF.meaning}"
+        told = "" if report is None else report.verdict_sentence
+        warning = f"version {version} is a trade-off: {told or Verdict.TRADE_OFF.meaning}"
     return Moved(moved, warning)
 
 
@@ -124,9 +137,11 @@ def _before(newest_first: list[AliasMove]) -> int | None:
     return None
 
 
-def objection(version: Version, before: Version | None, alias: str) -> str | None:
+def objection(
+    chosen: Judged, before: Version | None, alias: str, change: AccuracyChange | None = None
+) -> str | None:
     """Why it needs force to point an alias at a version, which was at ``before``; None if not."""
-    found = []
+    found, version = [], chosen.version
     if before is not None and _input(version) != _input(before):
         found.append(
             f"takes {_input(version)}, but callers of {alias!r} send {_input(before)} now, as "
@@ -142,7 +157,27 @@ def objection(version: Version, before: Version | None, alias: str) -> str | Non
     elif version.verdict in (Verdict.WORSE, Verdict.INSUFFICIENT_DATA):
         meaning = Verdict[version.verdict.upper()].meaning
         found.append(f"was judged {version.verdict} ({meaning})")
-    return ", and ".join(found) or None
+    return ", and ".join([*found, *_losses(chosen.report, change)]) or None
+
+
+def _losses(report: Report | None, change: AccuracyChange | None) -> Iterator[str]:
+    """Yield what is measurably less accurate: than the model itself, than the version before."""
+    own = None if report is None else report.change.get("accuracy")
+    if report is not None and own is not None and "accuracy" in report.lost:
+        after = report.metrics["accuracy"] or 0.0
+        figures = f"{100 * (after - own.value):.1f} % to {100 * after:.1f} %"
+        yield f"takes the model's accuracy from {figures} ({_points(own)})"
+    if change is not None and change.change.high < 0:
+        yield (
+            f"is less accurate than version {change.against} on the rows that judged both "
+            f"({_points(change.change)})"
+        )
+
+
+def _points(change: Interval) -> str:
+    """Return a change of a share in percentage points, with its interval."""
+    low, value, high = (f"{100 * one:+.1f}" for one in (change.low, change.value, change.high))
+    return f"{value} points, {100 * change.level:g} % interval {low} to {high}"
 
 
 def _input(version: Version) -> str:

@@ -24,7 +24,14 @@ from service.core.backup_file import (
     pieces_of,
     reading,
 )
-from service.core.blob_keys import BlobKind, dataset_key, map_key, onnx_key, part_key
+from service.core.blob_keys import (
+    BlobKind,
+    dataset_key,
+    judged_key,
+    map_key,
+    onnx_key,
+    part_key,
+)
 from service.errors import BlobMissing, Damaged, Invalid, NoSpace, Unavailable
 from service.settings import Settings
 from service.storage.blobs import Blobs
@@ -162,6 +169,11 @@ def named_blobs(inventory: Inventory) -> Iterator[NamedBlob]:
         if version.onnx_sha256 is not None:
             key = onnx_key(found.workspace, version.id, version.onnx_sha256)
             yield NamedBlob(key, version.onnx_sha256, BlobKind.ONNX, f"the ONNX form of {what}")
+        if version.judged_sha256 is not None:
+            key = judged_key(found.workspace, version.id, version.judged_sha256)
+            yield NamedBlob(
+                key, version.judged_sha256, BlobKind.JUDGED, f"the judged rows of {what}"
+            )
     for dataset in chain.from_iterable(pages(inventory.datasets, "", attrgetter("id"))):
         sha256 = dataset.sha256 or ""
         key = dataset_key(dataset.workspace, dataset.id, sha256)

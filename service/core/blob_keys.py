@@ -16,6 +16,7 @@ _KEY = re.compile(
     r"|parts/(?P<upload>ds_[0-9a-f]{20})/[0-9]{1,5}-(?P<part_sha256>[0-9a-f]{64})"
     r"|maps/(?P<mapped>ver_[0-9a-f]{20})-(?P<map_sha256>[0-9a-f]{64})"
     r"|onnx/(?P<exported>ver_[0-9a-f]{20})-(?P<onnx_sha256>[0-9a-f]{64})"
+    r"|judged/(?P<judged>ver_[0-9a-f]{20})-(?P<judged_sha256>[0-9a-f]{64})"
     r")"
 )
 
@@ -27,6 +28,10 @@ class BlobKind(StrEnum):
     PART = "parts"
     MAP = "maps"
     ONNX = "onnx"
+    JUDGED = "judged"
+
+
+OF_VERSIONS = (BlobKind.MAP, BlobKind.ONNX, BlobKind.JUDGED)
 
 
 class ParsedKey(NamedTuple):
@@ -61,6 +66,11 @@ def map_key(workspace: str, version: str | None, sha256: str) -> str:
 def onnx_key(workspace: str, version: str | None, sha256: str) -> str:
     """The ONNX form of a version's map."""
     return f"{workspace}/onnx/{_of_version(version, sha256)}"
+
+
+def judged_key(workspace: str, version: str | None, sha256: str) -> str:
+    """Return the key of the rows that a version was judged on."""
+    return f"{workspace}/judged/{_of_version(version, sha256)}"
 
 
 def _of_version(id: str | None, sha256: str) -> str:

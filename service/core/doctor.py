@@ -8,8 +8,18 @@ from itertools import chain
 from operator import attrgetter
 
 from calibrators import CalibrationError, Report, archive
-from service.core.blob_keys import dataset_key, map_key, onnx_key
-from service.core.findings import CHANGED, Finding, how, named, of_alias, of_session, unreadable
+from calibrators.judged_rows import JudgedRows
+from service.core.blob_keys import dataset_key, judged_key, map_key, onnx_key
+from service.core.findings import (
+    CHANGED,
+    UPGRADE,
+    Finding,
+    how,
+    named,
+    of_alias,
+    of_session,
+    unreadable,
+)
 from service.core.sweeping import sweep
 from service.errors import Damaged
 from service.storage.blobs import Blobs
@@ -70,6 +80,7 @@ class Doctor:
             yield from unreadable(named(found), found.unreadable)
             yield from self._map(found)
             yield from self._onnx(found)
+            yield from self._judged_rows(found)
             yield from self._report(found)
 
     def _ownerless_versions(self) -> Iterator[Finding]:
@@ -99,7 +110,7 @@ class Doctor:
         except Damaged as error:
             yield Finding(f"map_{how(error)}", subject, error.message, advice)
         except CalibrationError as error:
-            yield Finding("map_unreadable", subject, str(error), "upgrade this installation")
+            yield Finding("map_unreadable", subject, str(error), UPGRADE)
         else:
             if (fitted.k, fitted.kind) != (version.classes, version.kind):
                 yield Finding(
@@ -122,6 +133,25 @@ class Doctor:
         if damage is not None:
             advice = f"restore the blob {key} from a backup, or fit again; the map is not affected"
             yield Finding(f"onnx_{how(damage)}", named(found), damage.message, advice)
+
+    def _judged_rows(self, found: FoundVersion) -> Iterator[Finding]:
+        version = found.version
+        if version.judged_sha256 is None:
+            return
+        key = judged_key(found.workspace, version.id, version.judged_sha256)
+        advice = (
+            f"restore the blob {key} from a backup; till then the version is compared on datasets"
+        )
+        try:
+            rows = JudgedRows.load(self._blobs.get(key, version.judged_sha256))
+        except Damaged as error:
+            yield Finding(f"judged_rows_{how(error)}", named(found), error.message, advice)
+        except CalibrationError as error:
+            yield Finding("judged_rows_unreadable", named(found), str(error), UPGRADE)
+        else:
+            if rows.data != version.judged_data:
+                told = "its judged rows are of other data than its row says"
+                yield Finding("row_differs", named(found), told, CHANGED)
 
     def _report(self, found: FoundVersion) -> Iterator[Finding]:
         version: Version = found.version

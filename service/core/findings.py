@@ -8,6 +8,7 @@ from typing import NamedTuple
 from service.errors import BlobMissing, Damaged
 from service.storage.inventory import FoundAlias, FoundSession, FoundVersion
 
+UPGRADE = "upgrade this installation"
 CHANGED = "restore the database from a backup: the row was changed"
 
 

@@ -14,8 +14,9 @@ from calibrators.errors import ExportError, FitCancelled
 from calibrators.judging import Judged
 from calibrators.onnx import export
 from calibrators.plain import to_plain
+from calibrators.recommendation import Candidate, Recommendation, recommend
 from calibrators.registry import make_recipe
-from service.core.blob_keys import map_key, onnx_key
+from service.core.blob_keys import judged_key, map_key, onnx_key
 from service.core.fits import check_memory
 from service.core.loading import load, named
 from service.core.naming import Unnamed
@@ -72,6 +73,7 @@ class Ending:
 
     status: FitStatus
     versions: tuple[NewVersion, ...] = ()
+    recommendation: Recommendation | None = None
     error: dict[str, str] | None = None
     unnamed: Unnamed | None = None
 
@@ -109,7 +111,7 @@ def run(
         judged = _judged(job, blobs, hooks, watch, device, memory_limit)
         unnamed = Unnamed()
         written = tuple(_written(job, blobs, *one) for one in judged)
-        return Ending(FitStatus.SUCCEEDED, written, unnamed=unnamed)
+        return Ending(FitStatus.SUCCEEDED, written, _recommended(judged), unnamed=unnamed)
     except FitCancelled:
         return None if watch.reason is None else ending_of(watch.reason, time_limit)
     except ServiceError as error:
@@ -139,8 +141,34 @@ def conclude(
             store.calibrators.add_version(fit.calibrator, made.id, made.report, **made.facts).number
             for made in ending.versions
         ]
-        facts = {"versions": numbers, "error": ending.error, "progress": progress}
+        facts = {
+            "versions": numbers,
+            "recommendation": _document(ending.recommendation, numbers),
+            "error": ending.error,
+            "progress": progress,
+        }
         return store.fits.finish(fit.id, fit.attempt, ending.status, **facts)
+
+
+def _document(found: Recommendation | None, numbers: list[int]) -> dict[str, Any] | None:
+    if found is None or not numbers:
+        return None
+    version = None if found.place is None else numbers[found.place]
+    return {"version": version, "reason": found.reason}
+
+
+def _recommended(
+    judged: list[tuple[CalibrationSet, Calibrator, Judged]],
+) -> Recommendation | None:
+    """Recommend one of several versions; None if there is nothing to choose from."""
+    if len(judged) < 2:
+        return None
+    return recommend(
+        [
+            Candidate(recipe.name, found.map.method, found.report, found.rows)
+            for _, recipe, found in judged
+        ]
+    )
 
 
 def _in_time(ending: Ending) -> Ending:
@@ -221,6 +249,9 @@ def _written(
     sha256 = hashlib.sha256(content).hexdigest()
     blobs.put(map_key(fit.workspace, id, sha256), content)
     onnx_sha256, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
+    rows = judged.rows.dump()
+    judged_sha256 = hashlib.sha256(rows).hexdigest()
+    blobs.put(judged_key(fit.workspace, id, judged_sha256), rows)
     known = fitted.fit_info.get("warnings", [])
     facts = {
         "method": recipe.name,
@@ -232,12 +263,15 @@ def _written(
         "dataset_sha256": job.dataset.sha256,
         "rows": data.n,
         "verdict": None if report.verdict is None else report.verdict.value,
+        "verdict_sentence": report.verdict_sentence or None,
         "fit": fit.id,
         "fit_info": to_plain({**fitted.fit_info, "warnings": [*known, *warnings]}),
         "libraries": archive.describe(content)["libraries"],
         "map_sha256": sha256,
         "map_bytes": len(content),
         "onnx_sha256": onnx_sha256,
+        "judged_sha256": judged_sha256,
+        "judged_data": judged.rows.data,
         "tags": order["tags"],
         "description": order["description"],
         "created_by": fit.created_by,

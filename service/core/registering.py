@@ -11,11 +11,12 @@ import orjson
 
 from calibrators import CalibrationMap, Report, archive, page
 from calibrators.errors import CalibrationError
+from calibrators.judged_rows import JudgedRows
 from calibrators.probing import prove
 from calibrators.verdict import decide
 from service.core import idempotency
 from service.core.access import Principal
-from service.core.blob_keys import map_key
+from service.core.blob_keys import judged_key, map_key
 from service.core.formats.documents import check_cost
 from service.core.names import check_name
 from service.core.naming import Unnamed
@@ -43,6 +44,7 @@ class Registration:
     calibrator: str
     content: bytes
     report: dict[str, Any] | None = None
+    judged_rows: bytes | None = None
     model: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     description: str = ""
@@ -58,13 +60,19 @@ def register(
 ) -> Version:
     """The version that a registration makes, or has made before with this key."""
     report, facts = _checked(sent)
-    request = asdict(sent) | {"content": facts["map_sha256"]}
+    request = asdict(sent) | {
+        "content": facts["map_sha256"],
+        "judged_rows": facts["judged_sha256"],
+    }
     with database.read() as store:
         known = _registered(store, principal, key, request)
     if known is not None:
         return known
     id, unnamed = new_id("ver"), Unnamed()
     blobs.put(map_key(principal.workspace, id, facts["map_sha256"]), sent.content)
+    if sent.judged_rows is not None:
+        key_of_rows = judged_key(principal.workspace, id, facts["judged_sha256"])
+        blobs.put(key_of_rows, sent.judged_rows)
     with database.write() as store:
         unnamed.check()
         known = _registered(store, principal, key, request)
@@ -111,12 +119,14 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
         "dataset_sha256": None,
         "rows": _rows(fitted),
         "verdict": None if report is None else report.verdict,
+        "verdict_sentence": None if report is None else report.verdict_sentence or None,
         "fit": None,
         "fit_info": fitted.fit_info,
         "libraries": _libraries(sent.content),
         "map_sha256": hashlib.sha256(sent.content).hexdigest(),
         "map_bytes": len(sent.content),
         "onnx_sha256": None,
+        **_judged_facts(sent.judged_rows, fitted),
         "tags": sent.tags,
         "description": sent.description,
     }
@@ -127,6 +137,22 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
         if len(orjson.dumps(facts[name])) > LONGEST_FIT_INFO:
             raise Invalid("bad_map", f"{name} of the map may have {LONGEST_FIT_INFO} bytes")
     return None if report is None else report.to_dict(), facts
+
+
+def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, str | None]:
+    """Return what the version's row says of its judged rows, if they can be read."""
+    if content is None:
+        return {"judged_sha256": None, "judged_data": None}
+    try:
+        rows = JudgedRows.load(content)
+    except CalibrationError as error:
+        raise Invalid("bad_judged_rows", f"the judged rows cannot be read: {error}") from error
+    if rows.classes != fitted.k:
+        raise Invalid(
+            "wrong_classes",
+            f"the judged rows are of {rows.classes} classes, the map of {fitted.k}",
+        )
+    return {"judged_sha256": hashlib.sha256(content).hexdigest(), "judged_data": rows.data}
 
 
 def _check_header(content: bytes) -> None:

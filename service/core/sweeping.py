@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from service.core.blob_keys import BlobKind, ParsedKey, parse_key
+from service.core.blob_keys import OF_VERSIONS, BlobKind, ParsedKey, parse_key
 from service.errors import Conflict
 from service.storage.blobs import Blob, Blobs
 from service.storage.database import Database
@@ -132,7 +132,7 @@ class _Rows:
 
     def __init__(self, store: Store, keys: list[ParsedKey]) -> None:
         self.workspaces = store.keys.workspaces_among({key.workspace for key in keys})
-        of_versions = {key.id for key in keys if key.kind in (BlobKind.MAP, BlobKind.ONNX)}
+        of_versions = {key.id for key in keys if key.kind in OF_VERSIONS}
         self._versions = store.calibrators.hashes(of_versions)
         self._datasets = store.datasets.hashes({key.id for key in keys} - of_versions)
 
@@ -147,6 +147,5 @@ class _Rows:
                 return is_uploaded_now or self._datasets.get(key.id) == key.sha256
             case BlobKind.PART:
                 return is_uploaded_now
-            case BlobKind.MAP | BlobKind.ONNX:
-                hashes = self._versions.get(key.id, (None, None))
-                return hashes[key.kind is BlobKind.ONNX] == key.sha256
+            case BlobKind.MAP | BlobKind.ONNX | BlobKind.JUDGED:
+                return key.sha256 in self._versions.get(key.id, ())

@@ -22,6 +22,7 @@ COMMAND = (sys.executable, "-m", "service.core.tasks")
 START_SECONDS = 30.0
 LENGTH_BYTES = 8
 OK, FAILED = b"\0", b"\1"
+TASK_FAILED = "task_failed"  # the code of a failure that is no fault of the request
 
 _log = structlog.get_logger("calibrd.tasks")
 

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from calibrators import CalibrationSet, Report, archive, charts, evaluate, page
+from calibrators import CalibrationSet, Report, archive, charts, comparison, evaluate, page
 from calibrators.errors import CalibrationError
+from calibrators.judged_rows import JudgedRows, fingerprint
 from calibrators.softmax import margins
 from service.core import formats
-from service.core.task_process import FAILED, OK, read_message, write_message
+from service.core.task_process import FAILED, OK, TASK_FAILED, read_message, write_message
 from service.errors import ServiceError
 
 MOST_VALUES = 20_000_000
@@ -39,8 +40,8 @@ def draw(request: dict[str, Any]) -> bytes:
 def compare(request: dict[str, Any]) -> bytes:
     """Return the report of two maps on a dataset's rows, or on some of them if they are many."""
     path, format = Path(request["path"]), formats.Format(request["format"])
-    data = formats.load(path, format, request["kind"])
-    rows, data = data.n, at_most(data, request["most_rows"])
+    whole = formats.load(path, format, request["kind"])
+    rows, data = whole.n, at_most(whole, request["most_rows"])
     first, second = (
         archive.load(base64.b64decode(content)).apply_set(data) for content in request["maps"]
     )
@@ -52,7 +53,14 @@ def compare(request: dict[str, Any]) -> bytes:
         groups=data.groups,
         judged_on=f"{data.n:,} rows of the dataset {request['dataset']}",
     )
-    return orjson.dumps({"rows": rows, "report": report.to_dict()})
+    found = {"rows": rows, "data": fingerprint(whole), "report": report.to_dict()}
+    return orjson.dumps(found)
+
+
+def compare_judged(request: dict[str, Any]) -> bytes:
+    """Return the report of two versions on the rows that both were judged on."""
+    first, second = (JudgedRows.load(base64.b64decode(one)) for one in request["rows"])
+    return orjson.dumps({"report": comparison.compare(first, second).to_dict()})
 
 
 def at_most(data: CalibrationSet, most_rows: int) -> CalibrationSet:
@@ -64,7 +72,7 @@ def at_most(data: CalibrationSet, most_rows: int) -> CalibrationSet:
     return data.take(np.sort(chosen))
 
 
-TASKS = {"draw": draw, "compare": compare}
+TASKS = {"draw": draw, "compare": compare, "compare_judged": compare_judged}
 
 
 def _answer(request: dict[str, Any]) -> bytes:
@@ -73,7 +81,7 @@ def _answer(request: dict[str, Any]) -> bytes:
     except (ServiceError, CalibrationError) as error:
         code, message = error.code, str(error)
     except Exception as error:  # noqa: BLE001 - a report may hold anything; the next one is served
-        code, message = "task_failed", f"it could not be done ({type(error).__name__})"
+        code, message = TASK_FAILED, f"it could not be done ({type(error).__name__})"
     return FAILED + json.dumps({"code": code, "message": message}).encode()
 
 

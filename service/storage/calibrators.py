@@ -87,11 +87,11 @@ class Calibrators(Repository):
         document: dict[str, Any] | None = facts.pop("document")
         return Version(**facts), document
 
-    def hashes(self, ids: Collection[str]) -> dict[str, tuple[str, str | None]]:
-        """The SHA-256 of the map and the ONNX form of each of these versions that is there."""
-        columns = (versions.c.id, versions.c.map_sha256, versions.c.onnx_sha256)
-        rows = self.session.execute(select(*columns).where(versions.c.id.in_(ids)))
-        return {id: (map_sha256, onnx_sha256) for id, map_sha256, onnx_sha256 in rows}
+    def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
+        """Return the SHA-256 of all blobs of each of these versions that is there."""
+        blobs = (versions.c.map_sha256, versions.c.onnx_sha256, versions.c.judged_sha256)
+        rows = self.session.execute(select(versions.c.id, *blobs).where(versions.c.id.in_(ids)))
+        return {id: set(sha256s) for id, *sha256s in rows}
 
     def versions(self, calibrator: str, limit: int, before: int | None) -> list[Version]:
         """A page of versions, newest first."""

@@ -34,8 +34,10 @@ class VersionLine:
     dataset_sha256: str | None
     rows: int | None
     verdict: str | None
+    verdict_sentence: str | None
     created_by: str
     created_at: float
+    fallback: dict[str, Any] | None
     metrics: dict[str, Any] | None
     old_metrics: dict[str, Any] | None
     after: dict[str, Any] | None
@@ -128,6 +130,7 @@ class Overview(Repository):
         chosen = (
             select(
                 *(listed.c[name] for name in names if name in listed.c),
+                listed.c.fit_info["fallback"].label("fallback"),
                 document["metrics"].label("metrics"),
                 document[("before", "metrics")].label("old_metrics"),
                 *_judgement(),

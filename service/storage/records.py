@@ -117,12 +117,15 @@ class Version:
     dataset_sha256: str | None
     rows: int | None
     verdict: str | None
+    verdict_sentence: str | None
     fit: str | None
     fit_info: dict[str, Any]
     libraries: dict[str, Any]
     map_sha256: str
     map_bytes: int
     onnx_sha256: str | None
+    judged_sha256: str | None
+    judged_data: str | None
     tags: dict[str, str]
     description: str
     created_by: str
@@ -175,6 +178,7 @@ class Fit:
     progress: dict[str, Any] | None
     device: str | None
     versions: list[int]
+    recommendation: dict[str, Any] | None
     error: dict[str, str] | None
     worker: str | None
     created_by: str

@@ -125,12 +125,15 @@ versions = Table(
     Column("dataset_sha256", SHA256),
     Column("rows", BigInteger),
     Column("verdict", String(40)),
+    Column("verdict_sentence", Text),
     Column("fit", ID),
     Column("fit_info", JSON, nullable=False),
     Column("libraries", JSON, nullable=False),
     Column("map_sha256", SHA256, nullable=False),
     Column("map_bytes", BigInteger, nullable=False),
     Column("onnx_sha256", SHA256),
+    Column("judged_sha256", SHA256),  # of the blob of judged rows, if the version has them
+    Column("judged_data", SHA256),  # the fingerprint of the data set that they are rows of
     Column("tags", JSON, nullable=False),
     Column("description", Text, nullable=False),
     Column("created_by", String(200), nullable=False),
@@ -192,6 +195,7 @@ fits = Table(
     Column("progress", JSON),
     Column("device", String(40)),
     Column("versions", JSON, nullable=False),
+    Column("recommendation", JSON),  # which of several versions, and why
     Column("error", JSON),
     Column("worker", String(80)),
     Column("created_by", String(200), nullable=False),

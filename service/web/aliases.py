@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Query, Request, Response
 
+from calibrators.figures import Figure, deciding_figures
 from service.api.paging import Cursor, number_place, paged
-from service.api.parts import Caller, Joined, needs
+from service.api.parts import Caller, Joined, Parts, needs
 from service.core import aliases, versions
 from service.core.access import Principal, Scope
-from service.core.aliases import LONGEST_REASON
+from service.core.aliases import LONGEST_REASON, AccuracyChange
+from service.core.comparing import Pair
 from service.core.names import check_alias
+from service.core.promoting import measured_change
+from service.core.promoting import promote as promote_version
+from service.core.versions import Judged
 from service.errors import Invalid
 from service.storage.records import PRODUCTION, Alias, Version
 from service.storage.store import Store
 from service.web.changes import Change, changes
+from service.web.compare import Measured, measure
 from service.web.forms import Form, Sent
 from service.web.layout import lead_to, page, pages
 
@@ -33,10 +39,12 @@ Number = Annotated[int | None, Query(ge=1, lt=2**31)]
 class Plan:
     """Where an alias would go, and what that changes for those who call it."""
 
+    name: str
+    alias: str
     there: Alias | None
-    chosen: Version
-    objection: str | None
-    changes: tuple[Change, ...]
+    before: Judged | None
+    after: Judged
+    accuracy: AccuracyChange | None = None
 
     @classmethod
     def of(
@@ -53,10 +61,42 @@ class Plan:
         before = None
         if there is not None:
             before = versions.judged(store, caller, name, there.version)
-        objection = aliases.objection(
-            after.version, None if before is None else before.version, alias
-        )
-        return cls(there, after.version, objection, changes(before, after))
+        return cls(name, alias, there, before, after)
+
+    def measured(self, joined: Parts, caller: Principal) -> Plan:
+        """The same plan with the change of accuracy from the version before, if that is known."""
+        before = None if self.before is None else self.before.version
+        found = measured_change(joined.blobs, caller, self.name, before, self.after.version)
+        return replace(self, accuracy=found)
+
+    @property
+    def chosen(self) -> Version:
+        """Where the alias would point."""
+        return self.after.version
+
+    @property
+    def pair(self) -> Pair | None:
+        """Both versions, if there are two."""
+        if self.before is None or self.before.version.number == self.chosen.number:
+            return None
+        return Pair(self.name, self.before.version, self.chosen)
+
+    @property
+    def objection(self) -> str | None:
+        """Why it needs force; None if it does not."""
+        before = None if self.before is None else self.before.version
+        return aliases.objection(self.after, before, self.alias, self.accuracy)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What changes for callers."""
+        return changes(self.before, self.after)
+
+    @property
+    def figures(self) -> list[Figure]:
+        """How the version was judged against the model itself."""
+        report = self.after.report
+        return [] if report is None or report.before is None else deciding_figures(report)
 
     @property
     def revision(self) -> int:
@@ -103,12 +143,15 @@ def promote_page(
         known = store.aliases.all_of(calibrator.id)
         there = store.aliases.get(calibrator.id, check_alias(alias))
         plan = Plan.of(store, caller, name, alias, there, version) if version else None
+    if plan is not None and request.method == "GET":
+        plan = plan.measured(joined, caller)
     values = {
         "name": name,
         "alias": alias,
         "known": known,
         "newest": calibrator.last_version,
         "plan": plan,
+        "against": _against(joined, caller, plan),
         "seconds": joined.settings.refresh_seconds,
         "longest_reason": LONGEST_REASON,
     }
@@ -118,18 +161,19 @@ def promote_page(
 @router.post(f"{CALIBRATOR}/promote", dependencies=needs(Scope.PROMOTE))
 def promote(request: Request, joined: Joined, caller: Caller, name: str, form: Sent) -> Response:
     """Point the alias at the version, if it is still where the page showed it."""
-    with joined.database.write() as store:
+    with joined.database.read() as store:
         versions.calibrator_named(store, caller, name)  # before anything is said of the form
-        aliases.move(
-            store,
-            caller,
-            name,
-            form.text("alias"),
-            version=_whole(form, "version"),
-            reason=form.text("reason"),
-            force=form.text("force") == "yes",
-            expected=_whole(form, "expected"),
-        )
+    promote_version(
+        joined.database,
+        joined.blobs,
+        caller,
+        name,
+        form.text("alias"),
+        version=_whole(form, "version"),
+        reason=form.text("reason"),
+        force=form.text("force") == "yes",
+        expected=_whole(form, "expected"),
+    )
     joined.refresh_if_possible()
     return lead_to(request, f"/calibrators/{name}")
 
@@ -149,6 +193,7 @@ def rollback_page(
         "name": name,
         "alias": alias,
         "plan": plan,
+        "against": _against(joined, caller, plan) if request.method == "GET" else None,
         "seconds": joined.settings.refresh_seconds,
         "longest_reason": LONGEST_REASON,
     }
@@ -172,6 +217,12 @@ def roll_back(
         )
     joined.refresh_if_possible()
     return lead_to(request, f"/calibrators/{name}")
+
+
+def _against(joined: Parts, caller: Principal, plan: Plan | None) -> Measured | None:
+    """How far the comparison of both versions is; None if they have no judged rows in common."""
+    pair = None if plan is None else plan.pair
+    return measure(joined, caller, pair) if pair is not None and pair.has_judged_rows else None
 
 
 def _rollback(store: Store, caller: Principal, name: str, alias: str) -> Plan:

@@ -8,7 +8,7 @@ from calibrators import Report
 from calibrators.registry import keeps_class
 from service.core.versions import Judged
 from service.storage.records import Version
-from service.web.rendering import MISSING, number, percent
+from service.web.rendering import MISSING, percent
 
 
 class Change(NamedTuple):
@@ -89,15 +89,7 @@ def _measured(old: Report | None, new: Report | None) -> tuple[Change, ...]:
     note = ""
     if was is not None and will_be is not None and percent(was) != percent(will_be) and not rows:
         note = f"on the whole, a threshold lets {'more' if will_be > was else 'fewer'} rows pass"
-    ece, nll = (
-        [None if one is None else one.metrics[name] for one in (old, new)]
-        for name in ("ece", "nll")
-    )
-    return (
-        Change("mean confidence", percent(was), percent(will_be), note or rows),
-        Change("ECE", percent(ece[0]), percent(ece[1]), rows),
-        Change("NLL", number(nll[0]), number(nll[1]), rows),
-    )
+    return (Change("mean confidence", percent(was), percent(will_be), note or rows),)
 
 
 def _confidence(report: Report | None) -> float | None:

@@ -11,13 +11,16 @@ from fastapi import Query, Request, Response
 from markupsafe import Markup
 
 from calibrators import charts, tables
-from service.api.parts import Caller, Joined, Parts, check_scope
+from calibrators.figures import Figure, deciding_figures
+from calibrators.verdict import Verdict
+from service.api.comparisons import chosen_dataset
+from service.api.parts import Caller, Joined, Parts
 from service.core import versions
 from service.core.access import Principal, Scope
-from service.core.comparing import Comparison, Pair
+from service.core.comparing import Comparison, Pair, default_dataset
 from service.core.versions import Judged
-from service.errors import Conflict, Invalid, NotFound, ServiceError
-from service.storage.records import PRODUCTION, CalibratorRow, Dataset, Version
+from service.errors import Conflict, Invalid, ServiceError
+from service.storage.records import PRODUCTION, CalibratorRow, Dataset
 from service.storage.store import Store
 from service.web.layout import page, pages
 
@@ -25,6 +28,14 @@ router = pages()
 logger = logging.getLogger(__name__)
 
 DATASETS = 50
+
+SUMMARIES = {
+    Verdict.IMPROVED: "Version {second} is measurably better calibrated than {first}.",
+    Verdict.TRADE_OFF: "Version {second} is better calibrated than {first}, at a price.",
+    Verdict.NO_MEASURABLE_CHANGE: "Neither is measurably better.",
+    Verdict.WORSE: "Version {second} is measurably worse than {first}.",
+    Verdict.INSUFFICIENT_DATA: "Too few rows to tell.",
+}
 
 Number = Annotated[int | None, Query(ge=1, lt=2**31)]
 
@@ -50,6 +61,11 @@ class Measured:
         return cls(trouble="the comparison failed by a fault of the service; its log has more")
 
     @property
+    def figures(self) -> list[Figure]:
+        """The figures that a decision rests on."""
+        return [] if self.comparison is None else deciding_figures(self.comparison.report)
+
+    @property
     def is_busy(self) -> bool:
         """Whether it is worth to look again."""
         return self.comparison is None and not self.trouble
@@ -72,17 +88,20 @@ def compare_page(
             versions.judged(store, caller, name, number)
             for number in _chosen(store, calibrator, a, b)
         )
-        stored, data = _datasets(store, caller, (second.version, first.version), dataset)
-    measured = Measured(trouble="no dataset")
-    if data is not None and request.method == "GET":
-        measured = _measured(joined, caller, name, (first, second), data)
+        pair = Pair(name, first.version, second.version)
+        stored, data = _datasets(store, caller, pair, dataset)
+    measured = Measured(trouble="nothing was chosen")
+    if (data is not None or pair.has_judged_rows) and request.method == "GET":
+        measured = measure(joined, caller, pair, data)
     values = {
         "name": name,
         "sides": (first, second),
         "newest": calibrator.last_version,
         "datasets": stored,
         "dataset": data,
+        "has_judged_rows": pair.has_judged_rows,
         "measured": measured,
+        "summary": _summary(measured.comparison, first, second),
         "chart": _chart(measured.comparison, first, second),
         "segments": _segments(measured.comparison),
     }
@@ -106,39 +125,35 @@ def _chosen(
 
 
 def _datasets(
-    store: Store, caller: Principal, of: tuple[Version, Version], asked: str
+    store: Store, caller: Principal, pair: Pair, asked: str
 ) -> tuple[list[Dataset], Dataset | None]:
-    """Those to choose from, and the one to measure on: none if nothing says which."""
-    version, workspace = of[0], caller.workspace
+    """Those to choose from, and the one to measure on; None for common judged rows, or nothing."""
     if asked:
-        check_scope(caller, Scope.FIT)
-    if not caller.may(Scope.FIT):
+        data: Dataset | None = chosen_dataset(store, caller, pair, asked)
+    elif not caller.may(Scope.FIT):
         return [], None
-    stored = store.datasets.like(workspace, version.kind, version.classes, DATASETS)
-    fits = [store.fits.get(one.fit, workspace) for one in of if one.fit is not None]
-    made = [one for one in fits if one is not None]
-    usual = [one.evaluation for one in made] + [one.dataset for one in made]
-    found = (store.datasets.get(workspace, one) for one in ([asked] if asked else usual) if one)
-    data = next((one for one in found if one and _suits(one, version)), None)
-    if asked and data is None:
-        raise NotFound("no_such_dataset", "there is no such dataset for these versions")
+    else:
+        data = None if pair.has_judged_rows else default_dataset(store, caller, pair)
+    version = pair.second
+    stored = store.datasets.like(caller.workspace, version.kind, version.classes, DATASETS)
     if data is not None and data not in stored:
         stored = [data, *stored]
     return stored, data
 
 
-def _suits(dataset: Dataset, version: Version) -> bool:
-    return (dataset.kind, dataset.classes) == (version.kind, version.classes) and dataset.is_ready
-
-
-def _measured(
-    joined: Parts, caller: Principal, name: str, sides: tuple[Judged, Judged], data: Dataset
-) -> Measured:
-    pair = Pair(name, sides[0].version.number, sides[1].version.number)
+def measure(joined: Parts, caller: Principal, pair: Pair, data: Dataset | None = None) -> Measured:
+    """Begin a comparison, on common judged rows or a dataset, and return how far it is."""
     try:
         return Measured.of(joined.comparisons.ask(caller, pair, data))
     except ServiceError as error:
         return Measured(trouble=error.message)
+
+
+def _summary(comparison: Comparison | None, first: Judged, second: Judged) -> str:
+    """Return which of the two is better, by the verdict."""
+    verdict = None if comparison is None else comparison.report.verdict
+    said = "" if verdict is None else SUMMARIES[verdict]
+    return said.format(first=f"version {first.version.number}", second=second.version.number)
 
 
 def _chart(comparison: Comparison | None, first: Judged, second: Judged) -> dict[str, Any] | None:

@@ -42,8 +42,8 @@ def job_page(request: Request, joined: Joined, caller: Caller, id: str) -> Respo
 
 
 def result_path(fit: Fit) -> str:
-    """Where to see what a fit has made; empty while there is nothing."""
-    if not fit.versions:
+    """Where to go on to what a fit has made; empty while there is nothing, or if it advises."""
+    if not fit.versions or fit.recommendation:
         return ""
     calibrator = f"/calibrators/{fit.calibrator_name}"
     return calibrator if len(fit.versions) > 1 else f"{calibrator}/versions/{fit.versions[0]}"

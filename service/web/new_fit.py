@@ -14,12 +14,11 @@ from fastapi import Query, Request, Response
 
 from calibrators import all_methods
 from calibrators.base import Calibrator
-from calibrators.registry import keeps_class
+from calibrators.registry import DEFAULT_METHOD, keeps_class
 from service.api.parts import Caller, Joined, needs
 from service.core.access import Scope
 from service.core.formats import Format
 from service.core.names import NAME, RULE
-from service.core.sample import METHODS
 from service.core.versions import LONGEST_DESCRIPTION, LONGEST_MODEL
 from service.web.advice import ADVICE
 from service.web.curl import curl_line
@@ -81,7 +80,7 @@ def new_fit_page(
 
 
 def choices() -> list[Choice]:
-    """All methods, those first that are chosen if nobody says otherwise."""
+    """All methods, the one first that is chosen if nobody says otherwise."""
     found = [
         Choice(
             name,
@@ -90,12 +89,12 @@ def choices() -> list[Choice]:
             recipe.reference,
             keeps_class(name),
             recipe.needs_groups,
-            name in METHODS,
+            name == DEFAULT_METHOD,
             _defaults(recipe),
         )
         for name, recipe in all_methods().items()
     ]
-    return sorted(found, key=lambda one: METHODS.index(one.name) if one.is_chosen else len(METHODS))
+    return sorted(found, key=lambda one: not one.is_chosen)
 
 
 def _defaults(recipe: type[Calibrator]) -> str:
@@ -110,7 +109,7 @@ def _lines(name: str) -> list[str]:
         curl_line(
             "post",
             "/v1/calibrators/{name}/fits",
-            [("path", "name", name), ("query", "method", "smart")],
+            [("path", "name", name), ("query", "method", DEFAULT_METHOD)],
             body=(format.media_type, None),
         )
         for format in (Format.NPZ, Format.CSV)

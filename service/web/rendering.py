@@ -10,6 +10,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from calibrators.fallback import fallback_sentence
 from service.web.operations import slug
 
 MISSING = "\N{EN DASH}"
@@ -29,6 +30,8 @@ def environment() -> Environment:
     )
     made.filters.update(
         prose=prose,
+        sentence=sentence,
+        fallback=fallback_sentence,
         words=words,
         slug=slug,
         breakable=breakable,
@@ -58,6 +61,15 @@ def words(text: str) -> Markup:
 def breakable(path: str) -> Markup:
     """A path that narrow screens may break after its slashes."""
     return Markup("/<wbr>").join(path.split("/"))
+
+
+def sentence(text: str) -> str:
+    """Text that begins with a capital letter.
+
+    >>> sentence("ECE is lower"), sentence("smart is simpler")
+    ('ECE is lower', 'Smart is simpler')
+    """
+    return text[:1].upper() + text[1:]
 
 
 def percent(share: float | None, digits: int = 2) -> str:

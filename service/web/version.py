@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from markupsafe import Markup
 
 from calibrators import Report, charts, tables
-from calibrators.verdict import Verdict
+from calibrators.fallback import fallback_sentence
 from service.api.parts import Caller, Joined, needs
 from service.core import versions
 from service.core.access import Scope
@@ -73,13 +73,13 @@ def version_page(
         "version": version,
         "report": report,
         "judgement": None if report is None else Judgement.of(report),
-        "meaning": _meaning(version.verdict),
+        "meaning": "" if report is None else report.verdict_sentence,
         "aliases": [one.name for one in pointing if one.version == number],
         "warnings": _warnings(version, report),
         "params": _trusted(tables.plain(version.params)),
         "libraries": _trusted(tables.plain(version.libraries)),
         "fit_info": _fit_info(version.fit_info),
-        "fell_back": _fallback(version),
+        "fell_back": fallback_sentence(version.fit_info),
         "candidates": _candidates(version.fit_info.get("candidates"), report),
         "why_no_onnx": versions.why_no_onnx(version),
         "seen": notes_digest(version),
@@ -128,10 +128,6 @@ def read_tags(text: str) -> dict[str, str]:
     return found
 
 
-def _meaning(verdict: str | None) -> str:
-    return next((one.meaning for one in Verdict if one == verdict), "")
-
-
 def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
     """Messages and codes of what was warned of; maps made elsewhere may say anything."""
     judging = {} if report is None else report.fit
@@ -139,13 +135,15 @@ def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
         (version.fit_info.get("warnings"), ""),
         (judging.get("warnings_while_judging"), "while judging"),
     ]
-    return [
+    said = fallback_sentence(version.fit_info)  # which the page says above
+    told = [
         (str(one.get("message", one)), " ".join(filter(None, (str(one.get("code", "")), when))))
         if isinstance(one, Mapping)
         else (str(one), when)
         for found, when in kept
         for one in (found if isinstance(found, list) else [found] if found else [])
     ]
+    return [(message, code) for message, code in told if message != said or code != "fell_back"]
 
 
 def _candidates(found: Any, report: Report | None) -> Markup:
@@ -157,14 +155,6 @@ def _candidates(found: Any, report: Report | None) -> Markup:
     if isinstance(seconds, dict) and all(isinstance(one, dict) for one in rows):
         found = [{**one, "seconds": seconds.get(str(one.get("method")))} for one in rows]
     return _trusted(tables.plain(found))
-
-
-def _fallback(version: Version) -> str:
-    """Return what the version page says beside the method, if it fell back to another."""
-    match version.fit_info.get("fallback"):
-        case {"method": str() as method} if method == version.method:
-            return "fell back to temperature scaling"
-    return ""
 
 
 def _fit_info(info: dict[str, Any]) -> Markup:

@@ -82,7 +82,14 @@ def test_from_fit_to_rollback(calibrd: Any, val: Path, at: str, tmp_path: Path) 
     assert made["alias"] is None
 
     promoting = ("promote", "cli", 2, "--reason", "newer")
-    assert calibrd(*promoting).out == "cli@production is version 2\n"
+    done = calibrd(*promoting)
+    assert done.out.endswith("cli@production is version 2\n")
+    assert "on 600 judged rows" in done.out
+    for title in ("accuracy", "Brier score", "NLL", "ECE, equal-width bins", "AUROC"):
+        assert title in done.out
+    figures = calibrd(*promoting, "--json").document["figures"]
+    assert figures["metrics"]["nll"]["change"]["high"] < 0  # against the model: no row has left
+    assert figures["against"] is None
     assert calibrd("rollback", "cli").out == "cli@production is version 1 again\n"
     moves = calibrd("history", "cli", "--json").document
     assert [(one["to_version"], one["rollback"]) for one in moves] == [

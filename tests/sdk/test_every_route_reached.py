@@ -88,9 +88,10 @@ def about_fits(client: calibrd.Client, dataset: calibrd.Dataset) -> None:
 
 
 def about_versions(client: calibrd.Client) -> None:
-    fitted, report = fit_and_judge(TemperatureScaling(), CalibrationSet(LOGITS, LABELS))
+    judged = fit_and_judge(TemperatureScaling(), CalibrationSet(LOGITS, LABELS))
     for _ in range(2):
-        client.register("all", fitted, report)
+        client.register("all", *judged, judged_rows=judged.rows)
+    client.compare("all", 1, 2)
     client.calibrators()
     client.get_calibrator("all")
     client.versions("all")

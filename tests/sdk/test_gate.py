@@ -36,7 +36,7 @@ def gated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
     def go(arrays: dict[str, Any], limit: float, *more: object) -> tuple[int, str]:
         np.savez(path, **arrays)
-        words = ["gate", path, "--map", fitted, "--max-ece", limit, *more]
+        words = ["gate", path, "--map", fitted, "--max-calibration-error", limit, *more]
         return run([str(word) for word in words]), capsys.readouterr().out
 
     return go
@@ -47,7 +47,8 @@ def test_calibrated_passes_overconfident_fails(gated: Any) -> None:
     assert code == 0
     assert words.startswith("PASS: ")
     assert "20,000 rows" in words
-    assert "the limit is 3.00 %" in words
+    assert "its limit is 3.00 %: pass" in words
+    assert "The whole interval of the calibration error is within the limit" in words
     code, words = gated(drawn(20_000, temperature=6.0), 0.03)
     assert code == 1
     assert words.startswith("FAIL: ")
@@ -79,6 +80,36 @@ def test_the_rows_said_to_be_needed_decide() -> None:
     assert needed is not None
     assert 500 < needed < 50_000
     assert report(2 * needed).gate(0.05) == "pass"
+
+
+def test_the_ece_itself_is_limited_by_its_own_interval(gated: Any) -> None:
+    rows = drawn(20_000, temperature=2.0)
+    given = TemperatureMap(k=4, temperature=2.0).apply(rows["logits"])
+    report = evaluate(given, rows["labels"])
+    code, out = gated(rows, 0.5, "--max-ece", 0.03, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["limits"]["ece"]["gate"] == "pass"
+    assert found["limits"]["ece"]["value"] == pytest.approx(report.metrics["ece"])
+    assert found["limits"]["ece"]["high"] == pytest.approx(report.gate_interval("ece").high)
+    assert found["limits"]["calibration_error"]["limit"] == 0.5
+
+
+def test_with_both_limits_both_must_pass(gated: Any) -> None:
+    code, words = gated(drawn(20_000, temperature=2.0), 0.03, "--max-ece", 0.001)
+    assert code != 0
+    assert "its limit is 3.00 %: pass" in words
+    assert "The ECE (15 equally wide bins) is" in words
+    assert "its limit is 0.10 %" in words
+    code, out = gated(drawn(20_000, temperature=6.0), 0.9, "--max-ece", 0.03, "--json")
+    assert (code, json.loads(out)["decided_by"]) == (1, "ece")
+
+
+def test_a_gate_without_a_limit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["gate", str(tmp_path / "val.npz"), "--map", "m@1"]) == 3
+    assert "--max-calibration-error LIMIT, --max-ece LIMIT, or both" in capsys.readouterr().err
 
 
 def test_json_and_markdown_say_the_same(gated: Any, tmp_path: Path) -> None:
@@ -114,7 +145,7 @@ def test_a_map_that_is_not_confirmed_is_applied_but_no_verdict(
         client.promote("gated", version, force=True, reason="it is the truth")
     with faulty_line(service.url) as line:
         at = ["--url", line.url, "--patience", "0", "--map", "gated@production"]
-        gate = ["gate", str(path), "--max-ece", "0.1", *at]
+        gate = ["gate", str(path), "--max-calibration-error", "0.1", *at]
         assert run(gate) == 0
         assert "gated@production (version 1)" in capsys.readouterr().out
     assert run(["apply", str(path), str(out), *at]) == 0

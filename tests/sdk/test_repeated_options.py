@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,17 +48,22 @@ def test_every_method_makes_a_version(
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     made = [f"{name}@1 (temperature): ", f"{name}@2 (ets): ", f"{name}@3 (identity): "]
+    advice = lines.pop()
     assert len(lines) == len(made)
     for line, start in zip(lines, made, strict=True):
         assert line.startswith(start)
         assert ", ECE " in line
+    assert re.match(rf"recommended: {name}@[12], because (temperature|ets) ", advice), advice
     assert [one.method for one in client.versions(name)] == ["identity", "ets", "temperature"]
 
 
 def test_several_versions_are_one_document(calibrd: Any, tmp_path: Path) -> None:
     methods = ("--method", "temperature", "--method", "identity")
     done = calibrd("fit", tmp_path / "val.npz", "--name", "document", *methods, "--json")
-    found = json.loads(done.out)["versions"]
+    document = json.loads(done.out)
+    found = document["versions"]
+    assert document["recommendation"]["version"] == 1
+    assert document["recommendation"]["reason"].startswith("temperature has the lowest NLL")
     assert [one["version"]["method"] for one in found] == ["temperature", "identity"]
     assert found[0]["report"]["verdict"] == "improved"
 

@@ -302,7 +302,7 @@ def test_the_command_line_takes_segments_from_files(
     assert run([*gate, *flags]) == 0
     judged = json.loads(capsys.readouterr().out)
     by_segment = evaluate(expected.apply_set(SET), SET.labels).metrics["ece"]
-    assert judged["ece"] == pytest.approx(by_segment)
+    assert judged["ece"]["value"] == pytest.approx(by_segment)
 
 
 def probabilities_in(path: Path) -> np.ndarray:

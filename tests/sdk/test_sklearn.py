@@ -231,7 +231,7 @@ def test_what_is_refused() -> None:
 
     with pytest.raises(ParameterError, match="there is no method 'smrt'; did you mean 'smart'"):
         fit(GaussianNB(), "smrt")
-    with pytest.raises(ParameterError, match="smart has no parameter 'stps'"):
+    with pytest.raises(ParameterError, match="auto has no parameter 'stps'"):
         fit(GaussianNB(), params={"stps": 3})
     with pytest.raises(ValueError, match="a recipe has its own fields"):
         fit(GaussianNB(), get_method("temperature")(), params={"objective": "mse"})

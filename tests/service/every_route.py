@@ -111,6 +111,7 @@ NEEDS: dict[str, Need] = {
     f"POST {CALIBRATOR}/fits": "fit",
     f"GET {CALIBRATOR}/versions": "any",
     f"POST {CALIBRATOR}/versions": "fit",
+    f"GET {CALIBRATOR}/compare": "any",
     f"GET {VERSION}": "any",
     f"PATCH {VERSION}": "promote",
     f"GET {VERSION}/map": "any",

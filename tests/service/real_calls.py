@@ -80,6 +80,11 @@ def _versions(_: Things) -> st.SearchStrategy[Real]:
     return notes.map(lambda text: Real(JSON, {**fitted_elsewhere(), "description": text}))
 
 
+def _comparisons(_: Things) -> st.SearchStrategy[Real]:
+    numbers = st.integers(1, 3)
+    return st.builds(lambda a, b: Real(query={"first": a, "second": b}), numbers, numbers)
+
+
 def _runs(_: Things) -> st.SearchStrategy[Real]:
     facts = st.fixed_dictionaries(
         {"name": st.sampled_from(["one", "two", "resnet-cifar10"])},
@@ -114,6 +119,7 @@ REAL: dict[str, Callable[[Things], st.SearchStrategy[Real]]] = {
     "PUT /v1/datasets/{id}/parts/{number}": _files("application/octet-stream"),
     "POST /v1/calibrators/{name}/fits": _fits,
     "POST /v1/calibrators/{name}/versions": _versions,
+    "GET /v1/calibrators/{name}/compare": _comparisons,
     "POST /v1/calibrators/{name}@{ref}/predict": _predictions,
     "GET /v1/calibrators/{name}@{ref}/predict": _row_in_query,
     "POST /v1/runs": _runs,

@@ -77,7 +77,8 @@ def test_the_file_is_plain_tar_with_a_manifest(kept: Kept) -> None:
             assert len(content) == member["bytes"]
             assert hashlib.sha256(content).hexdigest() == member["sha256"]
     assert (manifest["format"], manifest["damaged"]) == (1, [])
-    assert manifest["counts"] == {BlobKind.MAP: 2, BlobKind.DATASET: 2, BlobKind.PART: 1}
+    expected = {BlobKind.MAP: 2, BlobKind.DATASET: 2, BlobKind.PART: 1, BlobKind.JUDGED: 2}
+    assert manifest["counts"] == expected
 
 
 def test_a_backup_is_private_and_replaces_nothing_unasked(kept: Kept, tmp_path: Path) -> None:

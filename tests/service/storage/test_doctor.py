@@ -23,7 +23,7 @@ from calibrators import CalibrationSet, archive
 from calibrators.adafocal import BinStatistics
 from calibrators.methods.auto import Auto
 from service.core.access import Principal, Scope
-from service.core.blob_keys import dataset_key, map_key, onnx_key, parse_key
+from service.core.blob_keys import dataset_key, judged_key, map_key, onnx_key, parse_key
 from service.core.doctor import Doctor
 from service.core.findings import Finding
 from service.core.registering import Registration, register
@@ -48,7 +48,12 @@ class Patient(Place):
             self.database,
             self.blobs,
             Principal(self.workspace, "tests", frozenset(Scope)),
-            Registration("digits", base64.b64decode(body["map"]), body["report"]),
+            Registration(
+                "digits",
+                base64.b64decode(body["map"]),
+                body["report"],
+                base64.b64decode(body["judged_rows"]),
+            ),
         )
         self.done = self.order(self.data, ("temperature", {}))
         self.waiting = self.order(self.data, ("temperature", {}))
@@ -102,6 +107,13 @@ class Patient(Place):
         mine = versions.c.id == self.version.id
         self.change(update(versions).where(mine).values(map_sha256=sha256))
 
+    def replace_judged_rows(self, content: bytes) -> None:
+        """Let the row name a blob that has its hash, and holds no judged rows."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.blobs.put(judged_key(self.workspace, self.version.id, sha256), content)
+        mine = versions.c.id == self.version.id
+        self.change(update(versions).where(mine).values(judged_sha256=sha256))
+
     def change(self, statement) -> None:
         with self.database.write() as store:
             store.session.execute(statement)
@@ -113,6 +125,10 @@ class Patient(Place):
     @property
     def onnx(self) -> str:
         return onnx_key(self.workspace, self.version.id, str(self.version.onnx_sha256))
+
+    @property
+    def judged_rows(self) -> str:
+        return judged_key(self.workspace, self.version.id, str(self.version.judged_sha256))
 
     @property
     def bytes(self) -> str:
@@ -192,6 +208,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "onnx_missing": lambda it: stored.remove(it.blobs, it.onnx),
     "onnx_corrupt": lambda it: stored.overwrite(it.blobs, it.onnx, b"other"),
+    "judged_rows_missing": lambda it: stored.remove(it.blobs, it.judged_rows),
+    "judged_rows_corrupt": lambda it: stored.overwrite(it.blobs, it.judged_rows, b"other"),
+    "judged_rows_unreadable": lambda it: it.replace_judged_rows(b"no rows"),
     "report_missing": lambda it: it.change(
         delete(reports).where(reports.c.calibrator == it.calibrator.id)
     ),
@@ -218,6 +237,7 @@ CHANGED: dict[str, tuple[str, Fault]] = {
     ),
     "no verdict": ("row_differs", lambda it: it.change(update(versions).values(verdict=None))),
     "method": ("row_differs", lambda it: it.change(update(versions).values(method="smart"))),
+    "judged data": ("row_differs", lambda it: it.change(update(versions).values(judged_data="0"))),
     "tags": ("row_unreadable", unread("versions", "tags", '["a"]')),
     "a report that is no JSON": ("report_unreadable", unread("reports", "document", "xx")),
     "a report that is a text": ("report_unreadable", unread("reports", "document", '"xx"')),

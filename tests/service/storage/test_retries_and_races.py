@@ -94,7 +94,13 @@ def test_replay_outlives_the_dataset(local):
 
 @pytest.mark.parametrize(
     "query",
-    ["method=typo", "methods=x", "methods=xy&method=smart", 'method=smart&params={"stps":1}', ""],
+    [
+        "method=typo",
+        "methods=x",
+        "methods=xy&method=smart",
+        'method=smart&params={"stps":1}',
+        'params={"stps":1}',
+    ],
 )
 def test_refused_order_keeps_nothing(local, query):
     answer = local.post(f"/v1/calibrators/c/fits?{query}", content=npz(*sample(50)), headers=NPZ)

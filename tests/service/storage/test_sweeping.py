@@ -19,7 +19,7 @@ from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
 from service.core import datasets, registering
 from service.core.access import Principal, Scope
-from service.core.blob_keys import dataset_key, map_key, onnx_key, part_key
+from service.core.blob_keys import dataset_key, judged_key, map_key, onnx_key, part_key
 from service.core.datasets import Datasets, Keeping
 from service.core.doctor import Doctor
 from service.core.formats import Limits
@@ -54,7 +54,8 @@ def named_blobs(place: Place) -> set[str]:
         place.blobs.put(map_key(place.workspace, id, MAP_SHA256), MAP)
         place.blobs.put(onnx_key(place.workspace, id, OTHER_SHA256), b"other")
         facts = {name: value for name, value in vars(made).items() if name not in OF_ITS_ROW}
-        facts["onnx_sha256"] = OTHER_SHA256
+        facts["onnx_sha256"] = facts["judged_sha256"] = OTHER_SHA256
+        place.blobs.put(judged_key(place.workspace, id, OTHER_SHA256), b"other")
         store.calibrators.add_version(made.calibrator, id, None, **facts)
     # the row of a part may still come, and so may that of a commit
     place.blobs.put(part_key(place.workspace, upload.id, 1, OTHER_SHA256), b"other")
@@ -75,6 +76,7 @@ def orphans(place: Place) -> set[str]:
         part_key(place.workspace, complete.id, 12, OTHER_SHA256),
         map_key(place.workspace, new_id("ver"), OTHER_SHA256),
         onnx_key(place.workspace, new_id("ver"), OTHER_SHA256),
+        judged_key(place.workspace, new_id("ver"), OTHER_SHA256),
     }
     for key in keys:
         place.blobs.put(key, b"other")
@@ -105,7 +107,7 @@ def test_orphans_of_every_kind_go_after_the_grace_and_nothing_else(place: Place)
     assert set(stored.keys(place.blobs)) == before
     swept = sweep(place.database, place.blobs, older_than=ALL)
     assert swept == dry
-    assert (swept.orphans.total(), swept.bytes, swept.unknown) == (6, 30, len(alone))
+    assert (swept.orphans.total(), swept.bytes, swept.unknown) == (7, 35, len(alone))
     assert set(stored.keys(place.blobs)) == before - lost
     assert named <= before - lost
     assert sweep(place.database, place.blobs, older_than=ALL).orphans.total() == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import html
 import io
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from registering import registration
 from sqlalchemy import update
 
 from calibrators import CalibrationSet, evaluate
+from calibrators.comparison import compare
 from calibrators.judging import fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.temperature import TemperatureScaling
@@ -40,7 +43,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
         other, _ = fit_and_judge(Identity(), CalibrationSet(*sample(1200, 3)))
         for body in (
             registration(unchanged, report=report.to_dict()),
-            fitted_elsewhere(),
+            without_rows(),
             registration(other),
         ):
             assert made.post("/v1/calibrators/fashion/versions", json=body).status_code == 201
@@ -52,6 +55,11 @@ def dataset(service: Local) -> str:
     """Rows that neither version has seen."""
     body = npz(*sample(3000, CLASSES, seed=7))
     return service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+
+
+def without_rows() -> dict[str, Any]:
+    """A version that has a report and no judged rows."""
+    return {name: one for name, one in fitted_elsewhere().items() if name != "judged_rows"}
 
 
 def measured(client: Local, **asked: Any) -> str:
@@ -115,9 +123,42 @@ def test_what_a_version_was_fitted_on_is_no_fair_ground(service: Local) -> None:
     with service.app.state.parts.database.write() as store:
         seen = update(versions).where(versions.c.number == 2)
         store.session.execute(seen.values(dataset_sha256=hashlib.sha256(body).hexdigest()))
-    words = _words(measured(service, a=1, b=2, dataset=id))
-    assert "Version 2, temperature was fitted on these rows" in words
-    assert "ersion 1, identity was fitted on these rows" not in words
+    page = measured(service, a=1, b=2, dataset=id)
+    words = _words(page)
+    assert "No verdict: version 2 was fitted on these rows" in words
+    assert "(fitted on)" in words
+    assert "measurably" not in words
+    assert 'class="badge improved"' not in page.partition("As each was judged")[0]
+
+
+def test_rows_that_both_were_judged_on_are_compared(tmp_path: Path) -> None:
+    data = CalibrationSet(*sample(2000, CLASSES))
+    judged = [fit_and_judge(one, data) for one in (Identity(), TemperatureScaling())]
+    with in_process(tmp_path) as client:
+        for one in judged:
+            rows = base64.b64encode(one.rows.dump()).decode()
+            body = registration(one.map, report=one.report.to_dict(), judged_rows=rows)
+            assert client.post("/v1/calibrators/fashion/versions", json=body).is_success
+        page = measured(client, a=1, b=2)
+        assert "400 rows that both versions were judged on" in _words(page)
+        expected = compare(judged[0].rows, judged[1].rows)
+        for row in expected.rows():
+            assert row.after in row_of(page, row.metric.title)
+        assert "Version 2 is measurably better calibrated than version 1." in _words(page)
+        # the same rows in another format are still those that both were fitted on
+        logits, labels = sample(2000, CLASSES)
+        csv = {"Content-Type": "text/csv"}
+        made = client.post("/v1/datasets", content=_csv(logits, labels), headers=csv).json()["id"]
+        words = _words(measured(client, a=1, b=2, dataset=made))
+        assert "No verdict: both versions were fitted on these rows" in words
+
+
+def _csv(logits: np.ndarray, labels: np.ndarray) -> str:
+    head = [*(f"logit_{place}" for place in range(CLASSES)), "label"]
+    rows = [
+        [*map(repr, row.tolist()), str(label)] for row, label in zip(logits, labels, strict=True)
+    ]
+    return "\n".join(",".join(one) for one in [head, *rows])
 
 
 def test_many_rows_are_measured_on_some_of_them(
@@ -132,7 +173,7 @@ def test_many_rows_are_measured_on_some_of_them(
 
 def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
     for _ in range(2):
-        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+        local.post("/v1/calibrators/fashion/versions", json=without_rows())
     body = npz(*sample(600, CLASSES))
     dataset = local.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
     with signed_in(local, Scope.PREDICT, name="reader") as reader:
@@ -157,7 +198,7 @@ def test_what_cannot_be_compared_is_told(
     local: Local, asked: dict[str, Any], status: int, told: str
 ) -> None:
     for _ in range(2):
-        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+        local.post("/v1/calibrators/fashion/versions", json=without_rows())
     answer = local.get(PATH, params=asked, headers=HTML)
     assert answer.status_code == status
     assert told in check_page(answer).words
@@ -168,12 +209,12 @@ def test_who_names_one_version_is_given_another_to_compare_it_with(local: Local)
         words = _words(local.get(PATH, params=asked, headers=HTML).text)
         return re.search(r"Version (\d) and version (\d)", words)[0]
 
-    local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+    local.post("/v1/calibrators/fashion/versions", json=without_rows())
     alone = local.get(PATH, headers=HTML)
     assert alone.status_code == 409
     assert "no two versions to compare yet" in check_page(alone).words
     for _ in range(2):
-        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+        local.post("/v1/calibrators/fashion/versions", json=without_rows())
     assert shown() == "Version 2 and version 3"
     assert shown(b=1) == "Version 2 and version 1"
     local.put("/v1/calibrators/fashion/aliases/production", json={"version": 1})
@@ -184,10 +225,10 @@ def test_who_names_one_version_is_given_another_to_compare_it_with(local: Local)
 
 def test_nothing_is_measured_on_rows_that_nobody_chose(local: Local) -> None:
     for _ in range(2):
-        local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
+        local.post("/v1/calibrators/fashion/versions", json=without_rows())
     local.post("/v1/datasets", content=npz(*sample(600, CLASSES)), headers=NPZ)
     page = local.get(PATH, headers=HTML).text
-    assert "choose one to measure both on" in _words(page)
+    assert "choose a dataset that neither was fitted on" in _words(page)
     assert "data-busy" not in page
 
 

@@ -58,6 +58,23 @@ def test_a_fit_that_was_ordered_says_on_what_and_by_whom(service: Local, fitter:
     assert "data-busy" in fitter.get(f"/jobs/{id}").text
 
 
+def test_a_fit_of_several_methods_recommends_one_and_stays_on_its_page(fitter: Local) -> None:
+    order = {"methods": [{"method": one, "params": {}} for one in ("smart", "temperature")]}
+    advice = {"version": 4, "reason": "temperature is simpler <b>"}
+    facts = {"versions": [3, 4], "order": order, "recommendation": advice}
+    page = fitter.get(f"/jobs/{add_fit(fitter, FitStatus.SUCCEEDED, **facts)}")
+    shell = check_page(page)
+    told = " ".join(shell.words.split())
+    assert "version 3 (smart), version 4 (temperature)" in told
+    assert "Recommended: version 4. Temperature is simpler <b>." in told
+    assert "data-result" not in page.text
+    advice = {"version": None, "reason": "none is better than the model itself: smart"}
+    page = fitter.get(
+        f"/jobs/{add_fit(fitter, FitStatus.SUCCEEDED, **facts | {'recommendation': advice})}"
+    )
+    assert "No recommendation. None is better" in " ".join(check_page(page).words.split())
+
+
 @pytest.mark.parametrize(
     ("versions", "result"),
     [([3], "/calibrators/fashion/versions/3"), ([3, 4, 5], "/calibrators/fashion")],

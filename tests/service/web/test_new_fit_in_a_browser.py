@@ -186,9 +186,6 @@ def test_refusals_name_the_file_the_rule_and_the_rows_as_text(tab: Tab) -> None:
 
 def test_parameters_of_a_method_are_sent(tab: Tab, service: Local) -> None:
     choose(tab, {"x.npz": npz(LOGITS, LABELS)})
-    for name in ("temperature", "smart"):
-        tab.page.locator(f"input[value={name}]").uncheck()
-    tab.page.locator("input[value=auto]").check()
     tab.page.get_by_text("Parameters of auto").click()
     field = tab.page.get_by_label("Parameters of auto, as JSON")
     assert json.loads(field.input_value())["allow_class_change"] is False
@@ -229,6 +226,7 @@ def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: 
     choose(tab, {"logits.npy": npy(LOGITS), "labels.npy": npy(LABELS)})
     choose(tab, {"test.npz": npz(LOGITS[1:], LABELS[1:])}, "To judge on")
     tab.page.get_by_label("Fingerprint").fill("sha256:0f1e")
+    tab.page.locator("input[value=temperature]").check()
     tab.press("Upload and fit")
     tab.page.wait_for_url("**/jobs/fit_*")
     expect(tab.page.locator("#job")).to_contain_text("waits for a worker")
@@ -239,14 +237,16 @@ def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: 
         fit = store.fits.start(id, worker="one", device="cpu")
         found = [store.datasets.get(fit.workspace, one) for one in (fit.dataset, fit.evaluation)]
     assert [(one.rows, one.format) for one in found] == [(60, "safetensors"), (59, "npz")]
-    assert [one["method"] for one in fit.order["methods"]] == ["temperature", "smart"]
+    assert [one["method"] for one in fit.order["methods"]] == ["auto", "temperature"]
     assert (fit.calibrator_name, fit.order["model"]) == ("net", "sha256:0f1e")
     expect(tab.page.locator("#said")).to_have_text("The fit is running.")
     with parts.database.write() as store:
         store.fits.finish(id, fit.attempt, FitStatus.SUCCEEDED, versions=[1, 2], progress=None)
     tab.page.wait_for_url("**/calibrators/net")
     tab.open(f"{service.base_url}/jobs/{id}")
-    expect(tab.page.locator("#job")).to_contain_text("It made version 1, version 2.")
+    expect(tab.page.locator("#job")).to_contain_text(
+        "It made version 1 (auto), version 2 (temperature)."
+    )
     assert tab.page.url.endswith(id)  # who comes back later is not sent on
 
 

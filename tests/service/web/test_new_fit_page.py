@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from live_service import NPZ, Local, in_process, npz, sample
 
 from calibrators import all_methods
-from calibrators.registry import make_recipe
+from calibrators.registry import DEFAULT_METHOD, make_recipe
 from calibrd.errors import NAMED
 from service.core.access import Scope
 from service.core.names import NAME
@@ -57,7 +57,7 @@ def test_every_method_is_offered_with_what_there_is_to_know(fitter: Local) -> No
         assert recipe.reference in words
     assert len(re.findall(r"Needs groups ?: the segment of each row\.", words)) == 1
     chosen = [one.name for one in choices() if one.is_chosen]
-    assert chosen == ["temperature", "smart"]
+    assert chosen == [DEFAULT_METHOD]
     assert {one.name for one in choices()} == set(all_methods())
 
 
@@ -77,7 +77,7 @@ def test_the_name_is_filled_in_and_limits_are_shown(fitter: Local) -> None:
     assert 'value="resnet50-prod"' in page.text
     words = check_page(page).words
     assert "At most 3.0 MiB; CSV at most 1.0 MiB" in words
-    assert '"$API/v1/calibrators/resnet50-prod/fits?method=smart"' in words
+    assert '"$API/v1/calibrators/resnet50-prod/fits?method=auto"' in words
     assert "need JavaScript" in words
 
 

@@ -83,7 +83,8 @@ def test_it_shows_how_the_version_was_judged_and_what_it_is(reader: Local) -> No
     words, version = spaced(shell.words), reader.get(f"/v1{PAGE}").json()
     report = Report.from_dict(fitted_elsewhere()["report"])
     assert report.verdict is not None
-    assert f"{report.verdict.value} {report.verdict.meaning}" in words
+    sentence = report.verdict_sentence
+    assert f"{report.verdict.value} {sentence[0].upper()}{sentence[1:]}." in words
     assert f"fashion, version 1 {ALIAS}" in words
     for row in report.rows():
         for figure in (row.before, row.after, row.change):

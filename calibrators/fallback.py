@@ -1,0 +1,22 @@
+"""Methods that fell back to temperature scaling on data that they could learn nothing from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def fallback_sentence(info: Mapping[str, Any]) -> str:
+    """Return which method fell back and why, from a map's ``fit_info``; empty if none did.
+
+    A map made elsewhere may say anything: what is not as expected counts as no fallback.
+
+    >>> fallback_sentence({"fallback": {"method": "vector", "reason": "all logits are equal"}})
+    'vector fell back to temperature scaling: all logits are equal'
+    >>> fallback_sentence({})
+    ''
+    """
+    match info.get("fallback"):
+        case {"method": str() as method, "reason": str() as reason}:
+            return f"{method} fell back to temperature scaling: {reason}"
+    return ""

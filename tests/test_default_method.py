@@ -1,0 +1,48 @@
+"""Everybody who names no method gets the same one."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import calibrd
+from calibrators import all_methods
+from calibrators.registry import DEFAULT_METHOD
+from calibrd.command_line import command_parser
+from calibrd.commands.fit import _wanted
+from service.api.fit_requests import _methods
+from service.api.schemas import FitIn
+from service.web.new_fit import choices
+
+
+def default(function: Any, name: str) -> Any:
+    return inspect.signature(function).parameters[name].default
+
+
+def test_the_default_is_a_method() -> None:
+    assert DEFAULT_METHOD in all_methods()
+
+
+def test_the_sdk() -> None:
+    for client in (calibrd.Client, calibrd.AsyncClient):
+        assert default(client.fit, "method") == DEFAULT_METHOD
+        assert default(client.order, "methods") == (DEFAULT_METHOD,)
+    assert default(calibrd.fit_local, "method") == DEFAULT_METHOD
+
+
+def test_scikit_learn() -> None:
+    sklearn = pytest.importorskip("calibrd.sklearn")
+    assert default(sklearn.CalibratedModel, "calibrator") == DEFAULT_METHOD
+
+
+def test_the_command_line() -> None:
+    flags = command_parser().parse_args(["fit", "val.npz", "--name", "m"])
+    assert _wanted(flags) == [(DEFAULT_METHOD, {})]
+
+
+def test_the_service_and_its_dashboard() -> None:
+    (asked,) = _methods(FitIn(dataset="ds_0"))
+    assert (asked.method, asked.params) == (DEFAULT_METHOD, {})
+    assert [one.name for one in choices() if one.is_chosen] == [DEFAULT_METHOD]
