@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrators import CalibrationMap, CalibrationSet, evaluate
 from calibrators.errors import ClippedProbabilities, MapError, UnknownSegments
-from calibrators.groups import Groups
+from calibrators.groups import Groups, check_length
 from service.core.formats import Arrays
 from service.core.formats.layout import Array
 from service.core.serving import Served
@@ -46,7 +46,10 @@ def predict(
         )
     values = _rows(arrays.values, fitted.k)
     is_told_apart = arrays.labels is not None and not fitted.has_segments
-    groups = None if arrays.groups is None or is_told_apart else Groups.of(arrays.groups)
+    groups = None
+    if arrays.groups is not None:
+        check_length(len(arrays.groups), len(values))
+        groups = None if is_told_apart else Groups.of(arrays.groups)
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
     try:
