@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.parts import Needs
+from service.api.turns import take_turn
 from service.core.formats import documents
 from service.errors import Invalid
 
@@ -28,6 +29,7 @@ class StrictRequest(Request):
     async def json(self) -> Any:
         """Return the body as JSON; parse large ones off the event loop."""
         body = await self.body()
+        await take_turn(self.scope)
         parse = partial(_parse, body, self.most_body_cost)
         return parse() if len(body) <= INLINE_JSON_BYTES else await asyncio.to_thread(parse)
 

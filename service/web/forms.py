@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 
+from service.api.turns import take_turn
 from service.errors import Invalid, Malformed, Unsupported
 
 FORM = "application/x-www-form-urlencoded"
@@ -47,6 +48,7 @@ async def read_form(request: Request) -> Form:
     body = await request.body()
     if not body:
         return Form({})
+    await take_turn(request.scope)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Unsupported("unsupported_media_type", f"forms are sent as {FORM}")
     fields = await asyncio.to_thread(_fields, body) if len(body) > INLINE_BYTES else _fields(body)

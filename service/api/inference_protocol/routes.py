@@ -36,6 +36,7 @@ from service.api.inference_protocol.codec import (
 )
 from service.api.inference_protocol.tensors import TEXT
 from service.api.parts import check_scope
+from service.api.turns import take_turn
 from service.core.access import Principal, Scope
 from service.core.formats import Arrays
 from service.core.formats.segments import GROUPS
@@ -132,6 +133,7 @@ class _Protocol:
         header_length = _header_length(request)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         body = await request.body()
+        await take_turn(request.scope)
         if encoding != "identity":
             unpacked_bytes = min(self.limits.body, HIGHEST_RATIO * len(body))
             await hold_unpacked(request.scope, unpacked_bytes)

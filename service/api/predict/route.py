@@ -28,6 +28,7 @@ from service.api.applying import (
 from service.api.body_memory import hold_unpacked
 from service.api.parts import check_scope
 from service.api.predict.asked import NOTHING, Asked, Sent, answer_format, read_headers, read_query
+from service.api.turns import take_turn
 from service.core.access import Principal, Scope
 from service.core.formats import (
     Arrays,
@@ -110,6 +111,7 @@ class Predict:
     ) -> tuple[Headers, bytes]:
         principal: Principal = scope["principal"]
         body = await _whole_body(receive)
+        await take_turn(scope)
         format = format_of(sent.content_type, body[:HEAD_BYTES])
         if format is Format.CSV:
             raise Unsupported(
