@@ -72,8 +72,21 @@ def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
     >>> classes.tolist(), chosen.tolist()
     ([[1, 2]], [[0.5, 0.3]])
     """
-    classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :count]
-    return classes, np.take_along_axis(probabilities, classes, axis=1)
+    if count >= probabilities.shape[1]:
+        classes = np.argsort(-probabilities, axis=1, kind="stable")
+        return classes, np.take_along_axis(probabilities, classes, axis=1)
+    if count == 1:
+        classes = probabilities.argmax(axis=1)[:, np.newaxis]
+        return classes, np.take_along_axis(probabilities, classes, axis=1)
+    # of equal probabilities the first classes are taken, so those above the least come first
+    least = -np.partition(-probabilities, count - 1, axis=1)[:, count - 1 : count]
+    is_above, is_equal = probabilities > least, probabilities == least
+    left = count - is_above.sum(axis=1, keepdims=True)
+    is_taken = is_above | (is_equal & (is_equal.cumsum(axis=1) <= left))
+    found = np.nonzero(is_taken)[1].reshape(len(probabilities), count)
+    shares = np.take_along_axis(probabilities, found, axis=1)
+    order = np.argsort(-shares, axis=1, kind="stable")
+    return np.take_along_axis(found, order, axis=1), np.take_along_axis(shares, order, axis=1)
 
 
 def check_evaluable(rows: int, classes: int) -> None:
