@@ -284,7 +284,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _written(self, error: Exception) -> bytes:
-        answer = problem_response({"path": ""}, error)
+        path = (self.url or b"").partition(b"?")[0][:MAX_PATH_BYTES]
+        answer = problem_response({"path": str(path, "latin-1")}, error)
         headers = (
             *self.server_state.default_headers,
             *answer.raw_headers,
