@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.body_guard import refuse
-from service.api.turns import owner_of
+from service.api.turns import owner_of, take_turn
 from service.errors import TooMany
 
 # requests of one caller that use the framework's 40 threads at the same time
@@ -116,6 +116,7 @@ class ThreadLimits:
         slot: Slot | None = scope.get(SLOT)
         if slot is not None and _uses_threads(scope):
             await slot.run()
+            await take_turn(scope)
         await self.app(scope, receive, send)
 
 

@@ -22,7 +22,7 @@ from service.storage.records import Dataset
 
 SECONDS = 120.0
 MOST_ROWS = 100_000
-MOST_LOADED = 200_000_000
+MOST_LOADED = 40_000_000
 KEPT = 64
 MOST_WAITING = 16
 MOST_WAITING_OF_ONE = 4
