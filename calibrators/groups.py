@@ -13,6 +13,7 @@ from calibrators.errors import DataError
 
 MOST_GROUPS = 1000
 LONGEST_NAME = 200
+BLOCK_BYTES = 1 << 20
 SHOWN_NAME = 60
 NO_VALUES = ("NAType", "NaTType")  # of pandas, which is not loaded for it
 NAME_RULE = f"the name of a group must be 1 to {LONGEST_NAME} printable characters, not all spaces"
@@ -38,25 +39,22 @@ class Groups:
 
         ``most`` is how many names there may be; to apply a map there may be any number.
         """
-        array = values.codes if isinstance(values, Groups) else _as_names(values)
+        array = values.codes if isinstance(values, Groups) else _as_column(values)
         if rows is not None:
             check_length(len(array), rows)
         if isinstance(values, Groups):
             return values
-        names, codes = _numbered(array)
-        if most is not None and len(names) > most:
-            raise DataError(
-                "too_many_groups",
-                f"groups must name at most {most} segments, got {len(names)}: "
-                "is this a column of identifiers?",
-            )
-        for name in names:
-            _check_name(name, array)
+        if array.dtype.kind == "O":
+            names, codes = _numbered_cells(array.tolist(), most)
+        else:
+            names, codes = _numbered(array, most)
+        for place, name in enumerate(names):
+            _check_name(name, place, codes)
         return cls._made(names, codes)
 
     @classmethod
     def _made(cls, names: tuple[str, ...], codes: NDArray[np.intp]) -> Groups:
-        fixed = codes.astype(np.int64)
+        fixed = codes.astype(np.int64, copy=False)
         fixed.flags.writeable = False
         return cls(names, fixed)
 
@@ -116,8 +114,8 @@ def _is_missing(cell: Any) -> bool:
     return cell is None or type(cell).__name__ in NO_VALUES
 
 
-def _as_names(values: ArrayLike) -> NDArray[Any]:
-    """Names (n,), as numpy's text or as Python's."""
+def _as_column(values: ArrayLike) -> NDArray[Any]:
+    """Return names or integers (n,) as they were given."""
     try:
         # numpy would make text of a list with anything beside text in it
         array = np.asanyarray(values, None if hasattr(values, "__array__") else object)
@@ -130,29 +128,57 @@ def _as_names(values: ArrayLike) -> NDArray[Any]:
         array = array[:, 0]
     if array.ndim != 1:
         raise DataError("bad_groups", f"groups must have shape (n,), got {array.shape}")
-    if array.dtype.kind in "OT":
-        return _of_cells(array.tolist())
-    if array.dtype.kind not in "Uiu":
+    if array.dtype.kind == "T":
+        return array.astype(object)
+    if array.dtype.kind not in "OUiu":
         raise DataError("bad_groups", f"groups must be text or integers, got {array.dtype}")
-    return array.astype(np.str_)
+    return array
 
 
-def _of_cells(cells: list[Any]) -> NDArray[np.object_]:
-    # numpy's text would drop a NUL at the end, and an enum's str() is not its text
-    is_text = check_cells(cells) is str
-    names = [str.__str__(one) if is_text else str(int(one)) for one in cells]
-    return np.array(names, dtype=object)
-
-
-def _numbered(array: NDArray[Any]) -> tuple[tuple[str, ...], NDArray[np.intp]]:
-    """The different names in order, and the place of each row's among them."""
-    if array.dtype.kind == "U":
-        found, codes = np.unique(array, return_inverse=True)
-        return tuple(map(str, found)), codes
-    cells = array.tolist()
-    names = tuple(sorted(set(cells)))
+def _numbered_cells(
+    cells: list[Any], most: int | None
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the different names of Python objects in order, and the place of each row's."""
+    if check_cells(cells) is str:
+        # numpy's text would drop a NUL at the end, and an enum's str() is not its text
+        cells = [str.__str__(one) for one in cells]
+    distinct = set(cells)
+    _check_count(len(distinct), most)
+    text = {one: one if type(one) is str else str(int(one)) for one in distinct}
+    names = tuple(sorted(set(text.values())))
     places = {name: place for place, name in enumerate(names)}
-    return names, np.fromiter(map(places.__getitem__, cells), np.intp, len(cells))
+    found = {one: places[name] for one, name in text.items()}
+    return names, np.fromiter(map(found.__getitem__, cells), np.int64, len(cells))
+
+
+def _numbered(array: NDArray[Any], most: int | None) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the different names of numpy's text or integers in order, and the place of each row's.
+
+    Only different values become Python's text, and only a block of rows is sorted at a time.
+    """
+    step = max(1, BLOCK_BYTES // max(1, array.dtype.itemsize))
+    distinct = array[:0]
+    for start in range(0, len(array), step):
+        distinct = np.union1d(distinct, array[start : start + step])
+        _check_count(len(distinct), most)
+    names = np.array([str(one) for one in distinct.tolist()], dtype=object)
+    order = np.argsort(names)  # integers are in the order of their digits
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    codes = np.empty(len(array), np.int64)
+    for start in range(0, len(array), step):
+        block = array[start : start + step]
+        codes[start : start + step] = places[np.searchsorted(distinct, block)]
+    return tuple(names[order].tolist()), codes
+
+
+def _check_count(found: int, most: int | None) -> None:
+    if most is not None and found > most:
+        raise DataError(
+            "too_many_groups",
+            f"groups must name at most {most} segments, got at least {found}: "
+            "is this a column of identifiers?",
+        )
 
 
 def is_name(name: str) -> bool:
@@ -170,10 +196,10 @@ def name_rule(name: str) -> str:
     return f"{NAME_RULE}, got {name[:SHOWN_NAME]!r}{more}"
 
 
-def _check_name(name: str, array: NDArray[Any]) -> None:
+def _check_name(name: str, place: int, codes: NDArray[np.int64]) -> None:
     if is_name(name):
         return
-    broken = np.array([one == name for one in array.tolist()])
+    broken = codes == place
     raise DataError(
         "bad_group_name",
         name_rule(name),

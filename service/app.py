@@ -68,7 +68,7 @@ from service.web.layout import refuse_as_page
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
 MAX_FORM_BYTES = 1 << 16
 MAX_SMALL_JSON_BYTES = 1 << 21  # without arrays and maps; statistics of a step have a megabyte
-MAX_PASTED_BYTES = 1 << 20  # a row of 100,000 classes
+MAX_PASTED_BYTES = 1 << 18  # a row of 30,000 classes
 TEXT_TYPES = (b"application/json", b"text/csv")
 ROUTERS = (
     datasets,

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import chain
+import sys
 
-from starlette.exceptions import HTTPException
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from service import http_refusals as refusals
 from service.api.problems import problem_response
-from service.errors import Malformed, TooSlow
+from service.connections import Connections
+from service.http_refusals import (
+    MAX_COOKIE_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_PARAMETERS,
+    MAX_PATH_BYTES,
+    MAX_TARGET_BYTES,
+    MAX_VALUE_BYTES,
+    MOST_PIPELINED,
+)
 
-MAX_HEAD_BYTES = 1 << 16
-MAX_HEADERS = 100
-MOST_PIPELINED = 16
-MOST_PIECES = 4096  # of one read, which has at most 256 kB
+MOST_PIECES = 2500  # of one read, which has at most 256 kB
+HEADER_OVERHEAD = 200  # bytes of memory that a header takes beside its text
+LONG_TARGETS = b"/predict"
+UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
 
@@ -29,9 +41,16 @@ class HttpProtocol(HttpToolsProtocol):
     head_seconds = 10.0
     write_seconds = 20.0
 
+    open_connections = Connections(1 << 20)
+
     _in_head = False
     _got_further = False
+    _is_downgraded = False
+    _address = "unknown"
+    _data = b""
     _pieces = 0
+    _header_bytes = 0
+    _held_head = 0
     _bytes_without_progress = 0
     _refusal: Exception | None = None
     _is_refused = False
@@ -41,14 +60,31 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the first request soon."""
         super().connection_made(transport)
+        if self.client is not None:
+            self._address = self.client[0]
         self._start_clock()
+        self.open_connections.add(self, self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
+        self.open_connections.remove(self, self._address)
+        self._hold_head(0)
         self._stop_clock()
         self._stop_write_clock()
         self.pipeline.clear()
         super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close the connection at once, to make room for others."""
+        self.transport.abort()
+
+    def eof_received(self) -> None:
+        """Answer a client that ends its body too early: it may still read."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.more_body:
+            return
+        if not self._is_refused and not self._in_head:
+            self._refuse(refusals.truncated())
 
     def pause_writing(self) -> None:
         """Wait for a client that reads slowly, but not for ever."""
@@ -63,6 +99,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Do not let a client that never reads keep a connection that is being closed."""
         super().on_response_complete()
+        if self.cycle.response_complete and not self.pipeline:
+            self.open_connections.set_idle(self, self._address)
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._start_write_clock()
 
@@ -80,7 +118,9 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._got_further = False
         self._pieces = 0
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._got_further:
             self._bytes_without_progress = 0
         else:
@@ -88,55 +128,132 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         if self._bytes_without_progress > MAX_HEAD_BYTES:
-            self._refuse(_too_large())
-        elif self._in_head and self._clock is None:
+            self._refuse(refusals.too_large())
+        elif self._in_head:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        """Count what an unfinished head takes, and for how long."""
+        size = self._bytes_without_progress + self._header_bytes
+        if not self._hold_head(size + HEADER_OVERHEAD * len(self.headers)):
+            self._refuse(refusals.too_many_heads())
+        elif self._clock is None:
             self._start_clock()
+
+    def _hold_head(self, size: int) -> bool:
+        if size == self._held_head:
+            return True
+        change, self._held_head = size - self._held_head, size
+        return self.open_connections.hold_head(self._address, change)
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
         self._in_head = True
+        self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request's target, refused before anything of it is decoded."""
+        self.url += url
+        if len(self.url) > MAX_PATH_BYTES:
+            self._check_target()
+
+    def _check_target(self) -> None:
+        path, has_query, _ = self.url.partition(b"?")
+        if len(path) > MAX_PATH_BYTES:
+            self._stop(refusals.too_long_path())
+        if len(self.url) <= MAX_TARGET_BYTES or not has_query:
+            return
+        takes_long = self.parser.get_method() == b"GET" and path.endswith(LONG_TARGETS)
+        if not takes_long or len(self.url) > MAX_HEAD_BYTES:
+            self._stop(refusals.too_long_query())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer behind a chunked body, which is dropped."""
+        self._header_bytes += len(name) + len(value)
+        if not self._in_head:
+            return
+        name = name.lower()
+        if len(self.headers) >= MAX_HEADERS or self._header_bytes > MAX_HEAD_BYTES:
+            self._stop(refusals.too_large())
+        if len(value) > (MAX_COOKIE_BYTES if name == b"cookie" else MAX_VALUE_BYTES):
+            self._stop(refusals.too_long_value(name))
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._stop(refusals.unknown_coding())
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Hand the request over, unless its head is too large, or too many requests wait."""
-        size = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
-        if size > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
-            self._refusal = _too_large()
-        elif self._get_upgrade() == b"websocket":
-            self._refusal = _no_websockets()
-        elif len(self.pipeline) >= MOST_PIPELINED:
-            self._refusal = _too_many_pipelined()
-        if self._refusal is not None:
-            raise self._refusal
+        if len(self.url) + self._header_bytes > MAX_HEAD_BYTES:
+            self._stop(refusals.too_large())
+        if self.url.count(b"&") >= MAX_PARAMETERS:
+            self._stop(refusals.too_long_query())
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            if self._get_upgrade() == b"websocket":
+                self._stop(refusals.no_websockets())
+            self._is_downgraded = True  # see _unsupported_upgrade_warning
+            return
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._stop(refusals.too_many_pipelined())
         super().on_headers_complete()
         self._in_head = False
         self._got_further = True
+        self.open_connections.set_busy(self, self._address)
+        self._hold_head(0)
         self._stop_clock()
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body; pieces of a few bytes cost more than they bring."""
         self._pieces += 1
         if self._pieces > MOST_PIECES:
-            self._refusal = _too_small_chunks()
-            raise self._refusal
-        super().on_body(body)
+            self._stop(refusals.too_small_chunks())
         self._got_further = True
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """The end of a request."""
+        if self._is_downgraded:
+            return
         super().on_message_complete()
         self._got_further = True
+
+    def _stop(self, error: Exception) -> None:
+        """End the parser's work; ``send_400_response`` answers with the error."""
+        self._refusal = error
+        raise error
 
     def _should_upgrade_to_ws(self) -> bool:
         """Never switch protocols, whatever WebSocket libraries are installed."""
         return False
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Ignore other upgrades, such as h2c: the request is answered with HTTP/1.1."""
+        """Ignore other upgrades, such as h2c: the request is answered with HTTP/1.1.
+
+        The parser takes what follows such a head for another protocol, so another parser reads the
+        head once more without its upgrade, and then the body.
+        """
+        if not self._is_downgraded:
+            return
+        self._is_downgraded = False
+        (parsed,) = getattr(sys.exception(), "args", (len(self._data),))
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % one for one in self.headers if one[0] not in UPGRADE_HEADERS]
+        if not self.parser.should_keep_alive():
+            lines.append(b"connection: close")
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        super().data_received(b"\r\n".join([*lines, b"", self._data[parsed:]]))
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser did not take."""
-        self._refuse(self._refusal or _malformed())
+        self._refuse(self._refusal or refusals.malformed())
 
     def _refuse(self, error: Exception) -> None:
         """Answer if it cannot be taken for the answer to an earlier request, and hang up."""
@@ -167,7 +284,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _written(self, error: Exception) -> bytes:
-        answer = problem_response({"path": ""}, error)
+        path = (self.url or b"").partition(b"?")[0][:MAX_PATH_BYTES]
+        answer = problem_response({"path": str(path, "latin-1")}, error)
         headers = (
             *self.server_state.default_headers,
             *answer.raw_headers,
@@ -197,49 +315,17 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._start_clock()  # it is our answer to an earlier request that takes so long
         elif self._in_head:
-            self._refuse(_too_slow(self.head_seconds))
+            self._refuse(refusals.too_slow(self.head_seconds))
         else:
             self.transport.close()
 
 
-def protocol_with(write_seconds: float) -> type[HttpProtocol]:
-    """Return the protocol with a time-out for clients that do not read their answers."""
-    return type("HttpProtocol", (HttpProtocol,), {"write_seconds": write_seconds})
+def protocol_with(write_seconds: float, most_of_one_address: int) -> type[HttpProtocol]:
+    """Return the protocol of a server.
 
-
-def _malformed() -> Malformed:
-    return Malformed(
-        "malformed_request",
-        "this is not an HTTP/1.1 request: its first line, a header or the framing of its body"
-        " breaks the rules",
-    )
-
-
-def _no_websockets() -> Malformed:
-    return Malformed(
-        "no_websockets",
-        "no route takes WebSockets: send the request without the Upgrade header; events of a fit"
-        " are streamed by GET /v1/fits/{id}/events",
-    )
-
-
-def _too_many_pipelined() -> Malformed:
-    return Malformed(
-        "malformed_request",
-        f"at most {MOST_PIPELINED} requests may wait on a connection: read the answers first",
-    )
-
-
-def _too_small_chunks() -> Malformed:
-    return Malformed(
-        "malformed_request", "the body comes in chunks of a few bytes: send larger ones"
-    )
-
-
-def _too_large() -> HTTPException:
-    rule = f"at most {MAX_HEADERS} headers, and {MAX_HEAD_BYTES} bytes with the request line"
-    return HTTPException(431, f"the headers are too large: {rule}; send less")
-
-
-def _too_slow(seconds: float) -> TooSlow:
-    return TooSlow("headers_timeout", f"the headers must end within {seconds:g} seconds")
+    ``write_seconds`` is a time-out for clients that do not read their answers, and
+    ``most_of_one_address`` how many connections an address may have.
+    """
+    connections = Connections(most_of_one_address)
+    shared = {"write_seconds": write_seconds, "open_connections": connections}
+    return type("HttpProtocol", (HttpProtocol,), shared)

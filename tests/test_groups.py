@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -135,3 +137,23 @@ def test_groups_stay_with_their_rows() -> None:
             f"class {label}" for label in part.labels
         ]
         assert (part.groups.counts > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, np.uint64, "U3", ">U3", ">i4"])
+def test_many_rows_take_a_block_of_memory_and_a_code_each(dtype: Any) -> None:
+    values = np.tile(np.array([10, 9, 100, 9]), 500_000).astype(dtype)
+    tracemalloc.start()
+    groups = Groups.of(values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert groups.names == ("10", "100", "9")
+    assert groups.codes[:4].tolist() == [0, 2, 1, 2]
+    assert groups.codes[-4:].tolist() == [0, 2, 1, 2]
+    assert peak < groups.codes.nbytes + 25e6, peak
+
+
+def test_the_length_is_checked_before_any_name() -> None:
+    began = time.perf_counter()
+    with pytest.raises(DataError, match="there are 3 rows but groups have 20000000"):
+        Groups.of(np.zeros(20_000_000, np.int8), rows=3)
+    assert time.perf_counter() - began < 0.5

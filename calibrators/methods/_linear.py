@@ -44,6 +44,7 @@ Features = Literal["centred", "log_softmax"]
 FAR = -1e100
 SINGLE_PRECISION = 1e-6
 MATRICES = 12.5
+PRODUCTS = 8  # of a matrix that take as long as a number of a softmax
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,6 +69,11 @@ class LinearMap(CalibrationMap):
                 f"weights and bias must fit k={self.k} classes, got shapes {self.weights.shape} "
                 f"and {self.bias.shape}",
             )
+
+    @property
+    def row_cost(self) -> int:
+        """Return about how many numbers are calculated for a row beside its logits."""
+        return self.weights.size // PRODUCTS
 
     @classmethod
     @abstractmethod

@@ -30,6 +30,7 @@ Part = TypeVar("Part")
 ARRAYS = 4
 BLOCKS_A_STEP = 8
 UNDERFLOW = 1e-290
+COST_OF_CLASS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,11 @@ class OneVsRestMap(CalibrationMap):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_temperature(self.base_temperature)
+
+    @property
+    def row_cost(self) -> int:
+        """Return about how many numbers are calculated for a row beside its logits."""
+        return COST_OF_CLASS * self.k
 
     @abstractmethod
     def _log_probabilities(self, shares: Shares) -> Floats:

@@ -55,11 +55,15 @@ class HistogramMap(TopLabelMap):
         check_shares("accuracy", self.accuracy)
 
     def _recalibrated(self, log_odds: Floats) -> Floats:
-        return log_odds_of(self.accuracy)[np.searchsorted(self.edges, log_odds)]
+        return self._accuracy_log_odds[np.searchsorted(self.edges, log_odds)]
+
+    @cached_property
+    def _accuracy_log_odds(self) -> Floats:
+        return log_odds_of(self.accuracy)
 
     def _onnx_recalibrated(self, graph: Builder, log_odds: str) -> str:
         place = onnx_count_below(graph, log_odds, self.edges[np.newaxis])
-        return graph.add("Gather", graph.constant(log_odds_of(self.accuracy), np.float64), place)
+        return graph.add("Gather", graph.constant(self._accuracy_log_odds, np.float64), place)
 
 
 @dataclass(frozen=True)

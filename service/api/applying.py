@@ -22,19 +22,30 @@ T = TypeVar("T")
 Find = Callable[[Principal, str, str], Served | None]
 Load = Callable[[Principal, str, str], Awaitable[Served]]
 
-# more than this would hold up the event loop, and with it all other callers
-INLINE_BYTES = 1 << 20
-INLINE_JSON_BYTES = 1 << 17
-INLINE_NUMBERS = 1 << 17
+# more than this would hold up the event loop for milliseconds, and with it all other callers
+INLINE_BYTES = 1 << 18
+INLINE_JSON_BYTES = 1 << 14
+INLINE_QUERY_BYTES = 1 << 12
+INLINE_COST = 1 << 15
+# in numbers that a softmax takes, of about 20 ns: a row, and what it takes to write out
+ROW_COST = 8
+JSON_COST = 4
+TOP_ROW_COST = 64
 
 # a float32 and a float64 as JSON: the digits that give it back exactly, point, exponent, comma
 JSON_BYTES = {4: 12, 8: 20}
 
 
-def is_quick(served: Served, values: Array) -> bool:
-    """Return whether a map is applied to values in less time than a change of threads is worth."""
+def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | None = None) -> bool:
+    """Return whether an answer is made in less time than a change of threads is worth."""
     rows = len(values) if values.ndim > 1 else 1
-    return values.size + rows * served.map.row_cost <= INLINE_NUMBERS
+    numbers = rows * served.map.k
+    cost = values.size + numbers + rows * (ROW_COST + served.map.row_cost)
+    if top is not None:
+        cost += numbers + rows * TOP_ROW_COST
+    if writes_json:
+        cost += JSON_COST * (numbers if top is None else rows * min(top, served.map.k))
+    return cost <= INLINE_COST
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from service.core.landing import Landing
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 
 
 async def land(request: Request, landing: Landing) -> None:

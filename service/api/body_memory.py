@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.core.memory_budget import MemoryBudget, MemoryHold
 
 # small bodies are not counted: the number of requests is limited
-FREE_BYTES = 1 << 20
+FREE_BYTES = 1 << 16
 COPIES = 6  # a body in pieces and as a whole, what it is decoded to, and an answer in JSON
 HOLD = "memory_hold"
 UPLOADS = "/v1/datasets"  # written to disk as they come
@@ -39,14 +39,21 @@ class BodyMemory:
             message = await receive()
             received += len(message.get("body", b""))
             if received > counted:
-                counted = 2 * received
-                await hold.grow_to(COPIES * received)
+                # all of it at once: of many bodies that grow together none would end
+                counted = max(2 * received, _stated_length(scope))
+                await hold.grow_to(COPIES * max(received, _stated_length(scope)))
             return message
 
         try:
             await self.app(scope, counting_receive, send)
         finally:
             hold.release()
+
+
+def _stated_length(scope: Scope) -> int:
+    """Return the Content-Length, which was checked before; 0 if the body is chunked."""
+    found = (value for name, value in scope["headers"] if name == b"content-length")
+    return int(next(found, b"0"))
 
 
 async def hold_unpacked(scope: Scope, size: int) -> None:

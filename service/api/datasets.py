@@ -45,7 +45,7 @@ DeleteAfterFit = Annotated[
 ]
 Days = Annotated[
     float | None,
-    Query(gt=0, le=36500, description="days to keep it; by default as the service is set up"),
+    Query(ge=0.001, le=36500, description="days to keep it; by default as the service is set up"),
 ]
 
 

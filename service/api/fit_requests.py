@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from calibrators.registry import DEFAULT_METHOD
 from service.api.arriving import land
+from service.api.parts import parse
 from service.api.schemas import FitIn
 from service.api.strict_route import MOST_BODY_COST
 from service.core.fits import FitOrder, FitRequest, MethodOrder
@@ -47,7 +48,7 @@ async def read_fit(request: Request, arrived: Landing, name: str) -> SentFit:
     for field in request.query_params:
         if field not in OF_THE_ARRAYS:
             raise Invalid("invalid_request", f"query.{field[:40]}: belongs into the JSON body")
-    document, arrays = await asyncio.to_thread(_split, await request.body())
+    document, arrays = await parse(request, _split, await request.body())
     checked = _checked(document, "body")
     if arrays is None:
         if checked.dataset is None:

@@ -20,6 +20,7 @@ from service.api.origins import (
     page_before,
     wants_page,
 )
+from service.api.turns import TURN, Turn, Turns, is_untimed, owner_of
 from service.core.access import Principal
 from service.core.keys import KeyRing
 from service.core.sessions import Sessions, form_token
@@ -57,6 +58,8 @@ class Guard:
     While no key was ever made, a service on loopback takes every caller for its owner. Then the
     Host header must name this machine, and a browser's request must come from the service's own
     pages: so no web page can reach it through its reader's browser.
+
+    As soon as the caller is known, the request waits for its turn among the caller's others.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Guard:
         self._keys = keys
         self._sessions = sessions
         self._is_loopback = is_loopback
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in with its caller, refuse it, or lead it to where one signs in."""
@@ -73,19 +77,27 @@ class Guard:
             # before it is accepted, which servers answer with 403
             await send({"type": "websocket.close", "code": NO_WEBSOCKETS})
             return
-        if scope["type"] == "http" and needs_caller(scope):
+        if scope["type"] == "http" and not is_untimed(scope):
             try:
-                scope["principal"] = await self._caller(scope)
+                if needs_caller(scope):
+                    scope["principal"] = await self._caller(scope)
             except Unauthenticated as error:
+                await self._take_turn(scope)
                 if wants_page(scope) and header(scope, b"authorization") is None:
                     await _lead_to_sign_in(scope, receive, send)
                 else:
                     await refuse(scope, receive, send, error)
                 return
             except ServiceError as error:
+                await self._take_turn(scope)
                 await refuse(scope, receive, send, error)
                 return
+            await self._take_turn(scope)
         await self.app(scope, receive, send)
+
+    async def _take_turn(self, scope: Scope) -> None:
+        turn = scope[TURN] = Turn(self._turns, owner_of(scope))
+        await turn.take()
 
     async def _caller(self, scope: Scope) -> Principal:
         token = _bearer(scope)
@@ -95,7 +107,10 @@ class Guard:
             check_keyless(scope)
             return self._keys.anyone
         session = session_of(scope)
-        key = None if session is None else await asyncio.to_thread(self._sessions.key_of, session)
+        key = None
+        if session is not None:
+            await self._take_turn(scope)
+            key = await asyncio.to_thread(self._sessions.key_of, session)
         if session is None or key is None:
             raise Unauthenticated(
                 "key_required", "send a key in the header: Authorization: Bearer cal_..."

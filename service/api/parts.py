@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ParamSpec, TypeVar
 
 import structlog
 from fastapi import Depends, Request
@@ -29,6 +30,9 @@ from service.errors import Forbidden
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = structlog.get_logger("calibrd.service")
 
@@ -95,6 +99,14 @@ def check_scope(principal: Principal, scope: Scope) -> None:
         raise Forbidden(
             "missing_scope", f"this needs a key with the scope {scope!s}", scope=str(scope)
         )
+
+
+async def parse(request: Request, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run what reads a body off the event loop, on the caller's share of threads."""
+    principal: Principal | None = request.scope.get("principal")
+    # whoever signs in has no workspace yet
+    owner = "public" if principal is None else principal.workspace
+    return await _parts(request).executors.parse.run(owner, call, *args, **kwargs)
 
 
 class Needs:

@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.body_guard import refuse
+from service.api.turns import owner_of, take_turn
 from service.errors import TooMany
 
 # requests of one caller that use the framework's 40 threads at the same time
@@ -77,13 +78,14 @@ class RequestLimits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, or refuse it."""
         path: str = scope.get("path", "")
-        if scope["type"] != "http" or path in ALWAYS_ANSWERED:
+        is_asked = path in ALWAYS_ANSWERED and scope["method"] in ("GET", "HEAD")
+        if scope["type"] != "http" or is_asked:
             await self.app(scope, receive, send)
             return
         if len(path) > LONGEST_PATH:
             await refuse(scope, receive, send, _too_long())
             return
-        owner = _owner(scope)
+        owner = owner_of(scope)
         load = self._loads.get(owner)
         if load is None:
             load = self._loads[owner] = CallerLoad(asyncio.Semaphore(MOST_RUNNING))
@@ -114,14 +116,8 @@ class ThreadLimits:
         slot: Slot | None = scope.get(SLOT)
         if slot is not None and _uses_threads(scope):
             await slot.run()
+            await take_turn(scope)
         await self.app(scope, receive, send)
-
-
-def _owner(scope: Scope) -> str:
-    principal = scope.get("principal")
-    if principal is not None:
-        return f"key {principal.owner}"
-    return f"address {(scope.get('client') or ('unknown',))[0]}"
 
 
 def _uses_threads(scope: Scope) -> bool:

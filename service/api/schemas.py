@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from calibrators.registry import DEFAULT_METHOD
 from service.api.examples import ID_PATTERN
@@ -24,7 +25,12 @@ Reason = Annotated[str, Field(max_length=LONGEST_REASON, pattern=r"^[^\x00]*$")]
 def _check_width(value: Any) -> Any:
     """Refuse an object of very many fields at once: each would be an error of its own."""
     if isinstance(value, dict) and len(value) > MOST_UNKNOWN_FIELDS:
-        raise ValueError(f"must have at most {MOST_UNKNOWN_FIELDS} fields, got {len(value)}")
+        # a ValueError would be kept with its frame, and so with the whole body
+        raise PydanticCustomError(
+            "too_many_fields",
+            "must have at most {most} fields, got {count}",
+            {"most": MOST_UNKNOWN_FIELDS, "count": len(value)},
+        )
     return value
 
 

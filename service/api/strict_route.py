@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.parts import Needs
+from service.api.parts import Needs, parse
+from service.api.turns import take_turn
 from service.core.formats import documents
 from service.errors import Invalid
 
 # a body is checked field by field, and every broken rule costs time: few values are enough
 MOST_BODY_COST = 20_000
-INLINE_JSON_BYTES = 1 << 16
+INLINE_JSON_BYTES = 1 << 14
 
 
 class StrictRequest(Request):
@@ -28,8 +27,10 @@ class StrictRequest(Request):
     async def json(self) -> Any:
         """Return the body as JSON; parse large ones off the event loop."""
         body = await self.body()
-        parse = partial(_parse, body, self.most_body_cost)
-        return parse() if len(body) <= INLINE_JSON_BYTES else await asyncio.to_thread(parse)
+        await take_turn(self.scope)
+        if len(body) <= INLINE_JSON_BYTES:
+            return _parse(body, self.most_body_cost)
+        return await parse(self, _parse, body, self.most_body_cost)
 
 
 class StrictRoute(APIRoute):

@@ -49,7 +49,7 @@ def serve(settings: Settings, asked: argparse.Namespace) -> None:
     server = _Server(
         uvicorn.Config(
             app,
-            http=protocol_with(settings.response_timeout),
+            http=protocol_with(settings.response_timeout, settings.max_connections_per_address),
             ws="none",
             log_config=None,
             access_log=False,

@@ -91,17 +91,18 @@ class _Owner:
 class Executors:
     """The pools of an API process.
 
-    ``inspect`` checks uploads and maps, ``store`` writes parts of uploads, ``load`` reads maps for
-    predict, ``apply`` decodes and calibrates large bodies. Short database calls stay on the
-    framework's own threads.
+    ``inspect`` checks uploads and maps, ``parse`` reads JSON and forms, ``store`` writes parts of
+    uploads, ``load`` reads maps for predict, ``apply`` decodes and calibrates large bodies. Short
+    database calls stay on the framework's own threads.
     """
 
     inspect: FairExecutor = field(default_factory=lambda: FairExecutor("inspect", 2))
+    parse: FairExecutor = field(default_factory=lambda: FairExecutor("parse", 2, most_waiting=256))
     store: FairExecutor = field(default_factory=lambda: FairExecutor("store", 4, most_waiting=256))
     load: FairExecutor = field(default_factory=lambda: FairExecutor("load", 4, most_waiting=256))
     apply: FairExecutor = field(default_factory=lambda: FairExecutor("apply", 2, most_waiting=256))
 
     def close(self) -> None:
         """Start nothing more."""
-        for one in (self.inspect, self.store, self.load, self.apply):
+        for one in (self.inspect, self.parse, self.store, self.load, self.apply):
             one.close()

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrators import CalibrationMap, CalibrationSet, evaluate
 from calibrators.errors import ClippedProbabilities, MapError, UnknownSegments
-from calibrators.groups import Groups
+from calibrators.groups import Groups, check_length
 from service.core.formats import Arrays
 from service.core.formats.layout import Array
 from service.core.serving import Served
@@ -46,7 +46,10 @@ def predict(
         )
     values = _rows(arrays.values, fitted.k)
     is_told_apart = arrays.labels is not None and not fitted.has_segments
-    groups = None if arrays.groups is None or is_told_apart else Groups.of(arrays.groups)
+    groups = None
+    if arrays.groups is not None:
+        check_length(len(arrays.groups), len(values))
+        groups = None if is_told_apart else Groups.of(arrays.groups)
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
     try:
@@ -69,8 +72,21 @@ def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
     >>> classes.tolist(), chosen.tolist()
     ([[1, 2]], [[0.5, 0.3]])
     """
-    classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :count]
-    return classes, np.take_along_axis(probabilities, classes, axis=1)
+    if count >= probabilities.shape[1]:
+        classes = np.argsort(-probabilities, axis=1, kind="stable")
+        return classes, np.take_along_axis(probabilities, classes, axis=1)
+    if count == 1:
+        classes = probabilities.argmax(axis=1)[:, np.newaxis]
+        return classes, np.take_along_axis(probabilities, classes, axis=1)
+    # of equal probabilities the first classes are taken, so those above the least come first
+    least = -np.partition(-probabilities, count - 1, axis=1)[:, count - 1 : count]
+    is_above, is_equal = probabilities > least, probabilities == least
+    left = count - is_above.sum(axis=1, keepdims=True)
+    is_taken = is_above | (is_equal & (is_equal.cumsum(axis=1) <= left))
+    found = np.nonzero(is_taken)[1].reshape(len(probabilities), count)
+    shares = np.take_along_axis(probabilities, found, axis=1)
+    order = np.argsort(-shares, axis=1, kind="stable")
+    return np.take_along_axis(found, order, axis=1), np.take_along_axis(shares, order, axis=1)
 
 
 def check_evaluable(rows: int, classes: int) -> None:

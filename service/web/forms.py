@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 
+from service.api.parts import parse
+from service.api.turns import take_turn
 from service.errors import Invalid, Malformed, Unsupported
 
 FORM = "application/x-www-form-urlencoded"
@@ -47,10 +48,11 @@ async def read_form(request: Request) -> Form:
     body = await request.body()
     if not body:
         return Form({})
+    await take_turn(request.scope)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Unsupported("unsupported_media_type", f"forms are sent as {FORM}")
-    fields = await asyncio.to_thread(_fields, body) if len(body) > INLINE_BYTES else _fields(body)
-    return Form(fields)
+    is_small = len(body) <= INLINE_BYTES
+    return Form(_fields(body) if is_small else await parse(request, _fields, body))
 
 
 def _fields(body: bytes) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from fastapi import Query, Request, Response
 from calibrators.errors import CalibrationError
 from calibrators.methods.identity import IdentityMap
 from calibrators.methods.segmented import SegmentedMap
-from service.api.parts import Caller, Joined, Parts, needs
+from service.api.parts import Caller, Joined, Parts, needs, parse
 from service.core import versions
 from service.core.access import Principal, Scope
 from service.core.formats import Arrays
@@ -75,9 +75,11 @@ def try_page(
 
 
 @router.post(PATH, dependencies=needs(Scope.PREDICT))
-def try_rows(request: Request, joined: Joined, caller: Caller, name: str, form: Sent) -> Response:
+async def try_rows(
+    request: Request, joined: Joined, caller: Caller, name: str, form: Sent
+) -> Response:
     """The same with probabilities of the rows that were written, or of an example."""
-    return _page(request, joined, caller, name, form, is_asked=True)
+    return await parse(request, _page, request, joined, caller, name, form, is_asked=True)
 
 
 def _page(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 
 import orjson
 from starlette.requests import Request
@@ -36,6 +35,7 @@ from service.api.inference_protocol.codec import (
 )
 from service.api.inference_protocol.tensors import TEXT
 from service.api.parts import check_scope
+from service.api.turns import take_turn
 from service.core.access import Principal, Scope
 from service.core.formats import Arrays
 from service.core.formats.segments import GROUPS
@@ -132,6 +132,7 @@ class _Protocol:
         header_length = _header_length(request)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         body = await request.body()
+        await take_turn(request.scope)
         if encoding != "identity":
             unpacked_bytes = min(self.limits.body, HIGHEST_RATIO * len(body))
             await hold_unpacked(request.scope, unpacked_bytes)
@@ -142,27 +143,28 @@ class _Protocol:
             and json_length <= INLINE_JSON_BYTES
             and encoding == "identity"
         )
-        if is_small:
-            asked = decode(body, header_length, served, self.limits)
-        else:
-            unpacked = partial(self._unpacked, body, encoding, header_length, served)
-            asked = await self.large.run(principal, unpacked)
-        models = [*_models(request), *([] if asked.model is None else [asked.model])]
-        mismatch = check_model(served, models, only_warn=asked.only_warn)
-        if is_small and asked.groups is None and is_quick(served, asked.values):
-            answer = _answer(asked, served)
-        else:
-            answer = await self.large.run(principal, _answer, asked, served)
-        if mismatch is not None:
-            answer.raw_headers.append(warning_header(mismatch))
-        return answer
+        models = _models(request)
+        if not is_small:
+            return await self.large.run(
+                principal, self._read_and_answer, body, encoding, header_length, served, models
+            )
+        asked = decode(body, header_length, served, self.limits)
+        if asked.groups is None and is_quick(served, asked.values, writes_json=not asked.binary):
+            return _answer(asked, served, models)
+        return await self.large.run(principal, _answer, asked, served, models)
 
-    def _unpacked(
-        self, body: bytes, encoding: str, header_length: int | None, served: Served
-    ) -> InferRequest:
+    def _read_and_answer(
+        self,
+        body: bytes,
+        encoding: str,
+        header_length: int | None,
+        served: Served,
+        models: list[str],
+    ) -> Response:
+        """Decode and apply in one go: what is decoded waits for nothing."""
         if encoding != "identity":
             body = unpack(body, encoding, self.limits.body)
-        return decode(body, header_length, served, self.limits)
+        return _answer(decode(body, header_length, served, self.limits), served, models)
 
     async def served(self, request: Request) -> Served:
         principal: Principal = request.scope["principal"]
@@ -172,7 +174,9 @@ class _Protocol:
         return self.find(principal, name, ref) or await self.load(principal, name, ref)
 
 
-def _answer(asked: InferRequest, served: Served) -> Response:
+def _answer(asked: InferRequest, served: Served, models: list[str]) -> Response:
+    stated = [*models, *([] if asked.model is None else [asked.model])]
+    mismatch = check_model(served, stated, only_warn=asked.only_warn)
     found = predict(served.map, Arrays(asked.values, groups=asked.groups))
     content, json_length = encode(asked, found, served)
     if asked.binary:
@@ -181,6 +185,8 @@ def _answer(asked: InferRequest, served: Served) -> Response:
     else:
         answer = Response(content, media_type=JSON)
     answer.raw_headers += map(warning_header, found.warnings)
+    if mismatch is not None:
+        answer.raw_headers.append(warning_header(mismatch))
     return answer
 
 

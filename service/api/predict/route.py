@@ -16,6 +16,7 @@ from starlette.types import Scope as AsgiScope
 from service.api.applying import (
     INLINE_BYTES,
     INLINE_JSON_BYTES,
+    INLINE_QUERY_BYTES,
     JSON_BYTES,
     Find,
     LargeCalls,
@@ -28,6 +29,7 @@ from service.api.applying import (
 from service.api.body_memory import hold_unpacked
 from service.api.parts import check_scope
 from service.api.predict.asked import NOTHING, Asked, Sent, answer_format, read_headers, read_query
+from service.api.turns import take_turn
 from service.core.access import Principal, Scope
 from service.core.formats import (
     Arrays,
@@ -38,6 +40,7 @@ from service.core.formats import (
     read_arrays,
     unpacked_size,
 )
+from service.core.formats.tensors import PREFIX as LENGTH_BYTES
 from service.core.names import check_name
 from service.core.predicting import (
     Prediction,
@@ -80,16 +83,19 @@ class Predict:
         served = await self._served(scope)
         is_post = scope["method"] == "POST"
         query = scope["query_string"]
-        asked = NOTHING if is_post and not query else read_query(query, with_values=not is_post)
         sent = read_headers(scope["headers"])
-        models = sent.models if asked.model is None else (*sent.models, asked.model)
-        mismatch = check_model(served, models, only_warn=asked.only_warn)
-        if asked.values is not None:
-            headers, body = self._answer(served, asked.values, asked, sent, Format.JSON)
+        if not is_post and len(query) > INLINE_QUERY_BYTES:
+            principal: Principal = scope["principal"]
+            headers, body = await self.large.run(principal, self._asked_row, served, query, sent)
         else:
-            headers, body = await self._posted(served, asked, sent, scope, receive)
-        if mismatch is not None:
-            headers.append(warning_header(mismatch))
+            asked = NOTHING if is_post and not query else read_query(query, with_values=not is_post)
+            mismatch = _mismatch(served, asked, sent)
+            if asked.values is not None:
+                headers, body = await self._answered(scope, served, asked.values, asked, sent)
+            else:
+                headers, body = await self._posted(served, asked, sent, scope, receive)
+            if mismatch is not None:
+                headers.append(warning_header(mismatch))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -110,6 +116,7 @@ class Predict:
     ) -> tuple[Headers, bytes]:
         principal: Principal = scope["principal"]
         body = await _whole_body(receive)
+        await take_turn(scope)
         format = format_of(sent.content_type, body[:HEAD_BYTES])
         if format is Format.CSV:
             raise Unsupported(
@@ -119,16 +126,47 @@ class Predict:
         limit = self.limits.of(format)
         if format is Format.NPZ and body:  # it unpacks to up to a thousand times its size
             await hold_unpacked(scope, unpacked_size(body, limit))
-        inline_bytes = INLINE_JSON_BYTES if format is Format.JSON else INLINE_BYTES
-        if len(body) <= inline_bytes and format is not Format.NPZ:
-            arrays = read_arrays(format, body, limit=limit)
-        else:
-            arrays = await self.large.run(principal, read_arrays, format, body, limit=limit)
-        is_long = arrays.labels is not None or arrays.groups is not None
-        if is_long or not is_quick(served, arrays.values):
+        if not _is_read_quickly(format, body):
             return await self.large.run(
-                principal, self._answer, served, arrays, asked, sent, format
+                principal, self._read_and_answer, served, body, limit, asked, sent, format
             )
+        arrays = read_arrays(format, body, limit=limit)
+        return await self._answered(scope, served, arrays, asked, sent, format)
+
+    async def _answered(
+        self,
+        scope: AsgiScope,
+        served: Served,
+        arrays: Arrays,
+        asked: Asked,
+        sent: Sent,
+        format: Format = Format.JSON,
+    ) -> tuple[Headers, bytes]:
+        """Answer on the event loop if that is quick."""
+        is_long = arrays.labels is not None or arrays.groups is not None
+        # what is accepted may ask for JSON: to look is dearer than to assume it
+        writes_json = format is Format.JSON or bool(sent.accept) or asked.top is not None
+        if is_long or not is_quick(served, arrays.values, writes_json=writes_json, top=asked.top):
+            return await self.large.run(
+                scope["principal"], self._answer, served, arrays, asked, sent, format
+            )
+        return self._answer(served, arrays, asked, sent, format)
+
+    def _asked_row(self, served: Served, query: bytes, sent: Sent) -> tuple[Headers, bytes]:
+        """Answer a GET whose row is long."""
+        asked = read_query(query, with_values=True)
+        mismatch = _mismatch(served, asked, sent)
+        assert asked.values is not None  # noqa: S101 - read_query has raised otherwise
+        headers, body = self._answer(served, asked.values, asked, sent, Format.JSON)
+        if mismatch is not None:
+            headers.append(warning_header(mismatch))
+        return headers, body
+
+    def _read_and_answer(
+        self, served: Served, body: bytes, limit: int, asked: Asked, sent: Sent, format: Format
+    ) -> tuple[Headers, bytes]:
+        """Decode and apply in one go: what is decoded waits for nothing."""
+        arrays = read_arrays(format, body, limit=limit)
         return self._answer(served, arrays, asked, sent, format)
 
     def _answer(
@@ -155,6 +193,21 @@ class Predict:
         else:
             body = _document(served, answer, arrays, found)
         return _headers(served, found, written, len(body)), body
+
+
+def _mismatch(served: Served, asked: Asked, sent: Sent) -> str | None:
+    models = sent.models if asked.model is None else (*sent.models, asked.model)
+    return check_model(served, models, only_warn=asked.only_warn)
+
+
+def _is_read_quickly(format: Format, body: bytes) -> bool:
+    """Return whether a body is decoded in less time than a change of threads is worth."""
+    if format is Format.SAFETENSORS:
+        header = int.from_bytes(body[:LENGTH_BYTES], "little")
+        return len(body) <= INLINE_BYTES and header <= INLINE_JSON_BYTES // 4
+    if format is Format.NPY:
+        return len(body) <= INLINE_BYTES
+    return format is Format.JSON and len(body) <= INLINE_JSON_BYTES
 
 
 async def _whole_body(receive: Receive) -> bytes:

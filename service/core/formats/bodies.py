@@ -20,6 +20,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS = "labels"
 VALUES = "values"
 NAMES = (*KINDS, VALUES, LABELS, GROUPS)
+GROUP_COPIES = 2
 
 
 class Arrays(NamedTuple):
@@ -139,9 +140,11 @@ def npz_members(file: Readable, size: int, limit: int) -> dict[str, zipped.Membe
 
 
 def unpacked_size(body: Bytes, limit: int) -> int:
-    """Return how many bytes the arrays of an npz body have, by its directory alone."""
+    """Return how much memory the arrays of an npz body take, by its directory alone."""
     found = npz_members(io.BytesIO(body), len(body), limit)
-    return sum(one.unpacked for one in found.values())
+    groups = found[GROUPS].unpacked if GROUPS in found else 0
+    # each row gets the number and the scale of its segment, even if its name has one byte
+    return sum(one.unpacked for one in found.values()) + GROUP_COPIES * groups
 
 
 def _npz(body: Bytes, limit: int) -> dict[str, Array]:

@@ -115,7 +115,9 @@ class Held:
     """Numbers that are in memory already."""
 
     def __init__(self, array: Array, *, is_text: bool = False) -> None:
-        self.layout = Layout(array.dtype, array.shape, is_text=is_text)
+        # names in memory are Python's text, of any length
+        dtype = np.dtype("U1") if is_text and array.dtype.hasobject else array.dtype
+        self.layout = Layout(dtype, array.shape, is_text=is_text)
         self._array = array
 
     def rows(self, start: int, stop: int) -> Array:

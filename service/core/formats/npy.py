@@ -22,7 +22,8 @@ PREFIX = 12
 LONGEST_HEADER = 4096
 ALIGNMENT = 64
 
-MOST_BRACKETS = 64  # a header of plain numbers has two pairs, a structured type some more
+# a header of plain numbers has two pairs of brackets and few commas, a structured type some more
+MOST_BRACKETS, MOST_COMMAS = 64, 200
 
 _DESCRIPTION = re.compile(r"[<>|=]?[biufcSUVOMm?]\d*")
 
@@ -109,7 +110,7 @@ def _dtype(description: str) -> np.dtype[np.generic]:
 
 def _literal(text: str) -> dict[Any, Any]:
     """Return the dictionary that a header holds; its length was limited before."""
-    if sum(text.count(bracket) for bracket in "([{") > MOST_BRACKETS:
+    if sum(map(text.count, "([{")) > MOST_BRACKETS or text.count(",") > MOST_COMMAS:
         raise _bad_header()
     try:
         found = ast.literal_eval(text)

@@ -16,14 +16,13 @@ from calibrators.groups import (
     check_length,
     name_rule,
 )
-from service.core.formats.layout import CHARACTER_BYTES, Array, Layout
-from service.errors import Invalid, TooLarge
+from service.core.formats.layout import Array, Layout
+from service.errors import Invalid
 
 GROUPS = "groups"
 BLOCK_BYTES = 1 << 20
+BLOCK_NAMES = 1 << 12
 LAST_CHARACTER = 0x10FFFF
-# names of one list become equally wide: a long one among many rows must not take all memory
-MOST_BYTES = 1 << 27
 
 
 def from_list(names: Any) -> Array:
@@ -43,17 +42,9 @@ def from_names(names: Sequence[str]) -> Array:
     longest = max(map(len, names), default=0)
     if longest > LONGEST_NAME:
         _refuse_names(names, [len(one) > LONGEST_NAME for one in names])
-    # an array would drop a NUL at the end, and so call two segments the same
     _refuse_names(names, ["\0" in one for one in names])
-    size = len(names) * longest * CHARACTER_BYTES
-    if size > MOST_BYTES:
-        raise TooLarge(
-            "body_too_large",
-            f"groups would take {size} bytes, as every name takes the room of the longest, at most "
-            f"{MOST_BYTES} are taken: shorten the longest name, or send numbers",
-            limit=MOST_BYTES,
-        )
-    return np.array(names, np.str_)
+    # numpy's own text gives every name the room of the longest
+    return np.array(names, dtype=object)
 
 
 def checked(array: Array) -> Array:
@@ -79,7 +70,7 @@ def check_layout(layout: Layout, rows: int) -> None:
 def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
     """How many segments there are; raises what calibrators would raise, block by block."""
     total = layout.shape[0]
-    step = max(1, BLOCK_BYTES // layout.dtype.itemsize)
+    step = min(BLOCK_NAMES, max(1, BLOCK_BYTES // layout.dtype.itemsize))
     found: dict[str, tuple[int, int]] = {}
     odd_rows, odd_first = 0, 0
     for start in range(0, total, step):
@@ -106,6 +97,8 @@ NO_TEXT = ("bad_group_name", "the name of a group must be text: a character is b
 
 def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
     """Count the rows of each name, and remember its first."""
+    if block.dtype.hasobject:
+        block = block.astype(np.str_)
     names, firsts, counts = np.unique(block, return_index=True, return_counts=True)
     for name, first, rows in zip(map(str, names), firsts, counts, strict=True):
         before, place = found.get(name, (0, start + int(first)))

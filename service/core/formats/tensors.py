@@ -13,6 +13,7 @@ from service.errors import Invalid, Malformed
 
 PREFIX = 8
 LONGEST_HEADER = 1 << 16
+MOST_TENSORS = 16
 ALIGNMENT = 8
 DTYPES = {
     "F64": "<f8",
@@ -76,6 +77,10 @@ def parse_header(header: bytes) -> Header:
         raise Malformed("truncated_body", f"the safetensors header ends after {len(header)} bytes")
     described = _json(header[PREFIX:])
     described.pop("__metadata__", None)
+    if len(described) > MOST_TENSORS:
+        raise Malformed(
+            "too_many_members", f"at most {MOST_TENSORS} tensors are read, got {len(described)}"
+        )
     tensors, end = {}, start
     for name, one in sorted(described.items(), key=lambda item: _offsets(item[1])):
         layout = _layout(one)

@@ -125,7 +125,7 @@ def writes() -> Iterator[tuple[str, str]]:
 def bodies_for(target: Target, method: str, path: str, size: int) -> Iterator[Body]:
     """Yield the hostile bodies for a route, each at most ``size`` bytes."""
     if not path.startswith(("/v1", "/v2")):
-        form_size = MEGABYTE - 100 if path.endswith("/try") else 1 << 16
+        form_size = (1 << 18) - 100 if path.endswith("/try") else 1 << 16
         yield from bodies.form_bodies(form_size)
         yield from bodies.text_bodies(1 << 16)
         return

@@ -1,0 +1,87 @@
+"""Fair turns on the event loop: requests of one caller begin one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from starlette.types import Scope
+
+TURN = "turn"
+# answered from memory in less time than a turn takes to give
+UNTIMED = frozenset({"/healthz", "/v2/health/live"})
+
+
+class Turns:
+    """Let one request of each caller work in a turn of the event loop.
+
+    However many requests of a caller are ready at once, those of others, and what the loop has to
+    read and to write, come between them.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def take(self, owner: str) -> None:
+        """Wait until no other request of the owner works in this turn."""
+        queue = self._queues.get(owner)
+        loop = asyncio.get_running_loop()
+        if queue is None:
+            if not self._queues:
+                loop.call_soon(self._begin_next)
+            self._queues[owner] = deque()
+            return
+        mine = loop.create_future()
+        queue.append(mine)
+        await mine
+
+    def _begin_next(self) -> None:
+        """Begin a turn: wake one request of each owner that has some waiting."""
+        self.number += 1
+        for owner, queue in list(self._queues.items()):
+            while queue and queue[0].done():  # the client has left
+                queue.popleft()
+            if queue:
+                queue.popleft().set_result(None)
+            else:
+                del self._queues[owner]
+        if self._queues:
+            asyncio.get_running_loop().call_soon(self._begin_next)
+
+
+class Turn:
+    """The place of one request among those of its caller."""
+
+    __slots__ = ("_number", "_owner", "_turns")
+
+    def __init__(self, turns: Turns, owner: str) -> None:
+        self._turns = turns
+        self._owner = owner
+        self._number = -1
+
+    async def take(self) -> None:
+        """Wait for a turn, unless this one is the request's own already."""
+        if self._number != self._turns.number:
+            await self._turns.take(self._owner)
+            self._number = self._turns.number
+
+
+async def take_turn(scope: Scope) -> None:
+    """Wait for a turn before work that takes long on the event loop, such as reading a body."""
+    turn: Turn | None = scope.get(TURN)
+    if turn is not None:
+        await turn.take()
+
+
+def owner_of(scope: Scope) -> str:
+    """Return whose share of the service's resources a request counts against."""
+    principal = scope.get("principal")
+    if principal is not None:
+        return f"key {principal.owner}"
+    return f"address {(scope.get('client') or ('unknown',))[0]}"
+
+
+def is_untimed(scope: Scope) -> bool:
+    """Return whether a request waits for no turn: someone looks whether the process lives."""
+    return scope["path"] in UNTIMED and scope["method"] in ("GET", "HEAD")

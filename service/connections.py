@@ -1,0 +1,111 @@
+"""Open connections of a server: how many, of which addresses, and which may be closed."""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from pathlib import Path
+from typing import Protocol
+
+MEGABYTE = 1 << 20
+# for the database, blobs, uploads and workers
+RESERVED_FILES = 192
+MOST_HEAD_BYTES = 64 * MEGABYTE
+MOST_HEAD_BYTES_OF_ONE = 16 * MEGABYTE
+
+
+class Closable(Protocol):
+    """A connection as far as it is managed here."""
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+
+
+class Connections:
+    """Count connections and unfinished heads by address; close idle connections for new ones.
+
+    A connection is idle while no request of it is under way. Beyond ``most_of_one`` connections of
+    an address its oldest idle one is closed, beyond ``most`` the oldest of the address that has
+    most of them. If there is none, the new connection is closed.
+    """
+
+    def __init__(self, most_of_one: int, most: int | None = None) -> None:
+        self._most_of_one = most_of_one
+        self._most = files_left() if most is None else most
+        self._open: Counter[str] = Counter()
+        self._total = 0
+        self._idle: dict[str, dict[Closable, None]] = {}
+        self._dropped: set[Closable] = set()
+        self._heads: Counter[str] = Counter()
+        self._head_bytes = 0
+
+    def add(self, one: Closable, address: str) -> None:
+        """Count a new connection, which is idle; make room for it."""
+        if self._open[address] >= self._most_of_one:
+            self._drop_oldest(address)
+        elif self._total >= self._most and self._idle:
+            self._drop_oldest(max(self._idle, key=lambda other: len(self._idle[other])))
+        self._open[address] += 1
+        self._total += 1
+        self.set_idle(one, address)
+        if self._open[address] > self._most_of_one or self._total > self._most:
+            self._drop(one, address)
+
+    def remove(self, one: Closable, address: str) -> None:
+        """Forget a connection that has ended."""
+        if one in self._dropped:
+            self._dropped.discard(one)
+            return
+        self.set_busy(one, address)
+        self._total -= 1
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+    def set_idle(self, one: Closable, address: str) -> None:
+        """Note that no request of a connection is under way."""
+        idle = self._idle.get(address)
+        if idle is None:
+            idle = self._idle[address] = {}
+        idle[one] = None
+
+    def set_busy(self, one: Closable, address: str) -> None:
+        """Note that a connection has a request under way."""
+        idle = self._idle.get(address)
+        if idle is not None:
+            idle.pop(one, None)
+            if not idle:
+                del self._idle[address]
+
+    def hold_head(self, address: str, change: int) -> bool:
+        """Count bytes of an unfinished head; return whether there is room for them."""
+        self._heads[address] += change
+        self._head_bytes += change
+        if not self._heads[address]:
+            del self._heads[address]
+        return (
+            self._heads[address] <= MOST_HEAD_BYTES_OF_ONE and self._head_bytes <= MOST_HEAD_BYTES
+        )
+
+    def _drop_oldest(self, address: str) -> None:
+        idle = self._idle.get(address)
+        if idle:
+            self._drop(next(iter(idle)), address)
+
+    def _drop(self, one: Closable, address: str) -> None:
+        """Close a connection; its place is free before the event loop has closed its socket."""
+        self.remove(one, address)
+        self._dropped.add(one)
+        one.drop()
+
+
+def files_left() -> int:
+    """Return how many connections this process may have open."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return 1 << 20
+    try:
+        opened = len(list(Path("/proc/self/fd").iterdir()))
+    except OSError:
+        opened = 64
+    return max(64, most - opened - RESERVED_FILES)

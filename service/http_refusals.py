@@ -1,0 +1,99 @@
+"""Limits of a request's head, and the errors that answer what breaks them."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+
+from service.errors import Malformed, TooSlow, Unavailable
+
+MAX_HEAD_BYTES = 1 << 16
+MAX_HEADERS = 100
+MAX_VALUE_BYTES = 1 << 13
+MAX_COOKIE_BYTES = 1 << 12
+MAX_TARGET_BYTES = 1 << 13
+MAX_PATH_BYTES = 1024  # no name of ours comes near
+MAX_PARAMETERS = 200
+MOST_PIPELINED = 16
+
+
+def malformed() -> Malformed:
+    """Return the error for what is no HTTP."""
+    return Malformed(
+        "malformed_request",
+        "this is not an HTTP/1.1 request: its first line, a header or the framing of its body"
+        " breaks the rules",
+    )
+
+
+def no_websockets() -> Malformed:
+    """Return the error for a WebSocket handshake."""
+    return Malformed(
+        "no_websockets",
+        "no route takes WebSockets: send the request without the Upgrade header; events of a fit"
+        " are streamed by GET /v1/fits/{id}/events",
+    )
+
+
+def too_many_pipelined() -> Malformed:
+    """Return the error for requests sent without reading the answers."""
+    return Malformed(
+        "malformed_request",
+        f"at most {MOST_PIPELINED} requests may wait on a connection: read the answers first",
+    )
+
+
+def too_small_chunks() -> Malformed:
+    """Return the error for chunks that cost more than they bring."""
+    return Malformed(
+        "malformed_request", "the body comes in chunks of a few bytes: send larger ones"
+    )
+
+
+def truncated() -> Malformed:
+    """Return the error for a body that ends before its length."""
+    return Malformed("truncated_body", "the connection closed before the body ended")
+
+
+def too_large() -> HTTPException:
+    """Return the error for a head that is too large."""
+    rule = f"at most {MAX_HEADERS} headers, and {MAX_HEAD_BYTES} bytes with the request line"
+    return HTTPException(431, f"the headers are too large: {rule}; send less")
+
+
+def too_long_value(name: bytes) -> HTTPException:
+    """Return the error for a header that is too long."""
+    most = MAX_COOKIE_BYTES if name == b"cookie" else MAX_VALUE_BYTES
+    shown = name[:40].decode("ascii", "replace")
+    return HTTPException(431, f"the header {shown} has more than {most} bytes; send less")
+
+
+def too_long_path() -> HTTPException:
+    """Return the error for a path that is too long."""
+    return HTTPException(414, f"a path has at most {MAX_PATH_BYTES} bytes here")
+
+
+def too_long_query() -> HTTPException:
+    """Return the error for a query that is too long."""
+    return HTTPException(
+        414,
+        f"a path with its query has at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS}"
+        " parameters here; only GET predict takes longer ones",
+    )
+
+
+def unknown_coding() -> HTTPException:
+    """Return the error for a Transfer-Encoding other than chunked."""
+    return HTTPException(501, "the only Transfer-Encoding that is read is chunked")
+
+
+def too_slow(seconds: float) -> TooSlow:
+    """Return the error for a head that takes too long."""
+    return TooSlow("headers_timeout", f"the headers must end within {seconds:g} seconds")
+
+
+def too_many_heads() -> Unavailable:
+    """Return the error for an address, or a service, with too many unfinished heads."""
+    return Unavailable(
+        "too_many_unfinished_requests",
+        "too many requests wait for the rest of their headers: send each at once",
+    )

@@ -1,0 +1,69 @@
+"""Open connections by address, and which are closed for new ones."""
+
+from __future__ import annotations
+
+from service.connections import MOST_HEAD_BYTES_OF_ONE, Connections
+
+
+class Line:
+    """A connection that knows whether it was closed."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def drop(self) -> None:
+        self.is_closed = True
+
+
+def opened(connections: Connections, address: str, count: int) -> list[Line]:
+    lines = [Line() for _ in range(count)]
+    for one in lines:
+        connections.add(one, address)
+    return lines
+
+
+def test_beyond_the_limit_of_an_address_its_oldest_idle_connection_is_closed() -> None:
+    connections = Connections(3, 100)
+    first, second, third = opened(connections, "a", 3)
+    other = opened(connections, "b", 1)[0]
+    connections.set_busy(first, "a")
+    (fourth,) = opened(connections, "a", 1)
+    assert [one.is_closed for one in (first, second, third, fourth, other)] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    connections.remove(second, "a")
+    (fifth,) = opened(connections, "a", 1)
+    assert (third.is_closed, fifth.is_closed) == (True, False)
+
+
+def test_where_none_is_idle_the_new_one_is_closed() -> None:
+    connections = Connections(2, 100)
+    lines = opened(connections, "a", 2)
+    for one in lines:
+        connections.set_busy(one, "a")
+    (new,) = opened(connections, "a", 1)
+    assert new.is_closed
+    assert not any(one.is_closed for one in lines)
+    connections.remove(new, "a")
+    connections.remove(lines[0], "a")
+    assert not opened(connections, "a", 1)[0].is_closed
+
+
+def test_near_the_limit_of_all_who_has_most_makes_room() -> None:
+    connections = Connections(100, 5)
+    many = opened(connections, "a", 4)
+    few = opened(connections, "b", 3)
+    assert [one.is_closed for one in many] == [True, True, False, False]
+    assert not any(one.is_closed for one in few)
+
+
+def test_heads_of_an_address_have_a_limit_together() -> None:
+    connections = Connections(100, 100)
+    assert connections.hold_head("a", MOST_HEAD_BYTES_OF_ONE)
+    assert not connections.hold_head("a", 1)
+    assert connections.hold_head("b", 1)
+    assert connections.hold_head("a", -MOST_HEAD_BYTES_OF_ONE)

@@ -1,0 +1,18 @@
+"""Bodies of requests: what is refused, and what a refusal keeps in memory."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from service.api.schemas import MOST_UNKNOWN_FIELDS, FitIn
+
+
+@pytest.mark.parametrize("place", ["body", "tags"])
+def test_a_refusal_of_many_fields_keeps_no_frame_and_so_no_body(place: str) -> None:
+    many = {f"{number:x}": "1" for number in range(MOST_UNKNOWN_FIELDS + 1)}
+    with pytest.raises(ValidationError) as caught:
+        FitIn.model_validate(many if place == "body" else {"tags": many})
+    (found,) = caught.value.errors(include_input=False)
+    assert found["msg"] == "must have at most 100 fields, got 101"
+    assert not any(isinstance(one, Exception) for one in found["ctx"].values())

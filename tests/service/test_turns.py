@@ -1,0 +1,58 @@
+"""Fair turns on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.api.turns import Turn, Turns
+
+
+def test_requests_of_one_caller_begin_in_different_turns_of_the_loop() -> None:
+    turns, begun = Turns(), []
+
+    async def request(owner: str) -> None:
+        await Turn(turns, owner).take()
+        begun.append((turns.number, owner))
+
+    async def run() -> None:
+        await asyncio.gather(*(request("many") for _ in range(5)), request("one"))
+
+    asyncio.run(run())
+    assert len({number for number, owner in begun if owner == "many"}) == 5
+    assert begun.index((begun[0][0], "one")) <= 1  # it does not wait for the others
+
+
+def test_a_request_takes_no_second_turn_while_it_has_one() -> None:
+    turns = Turns()
+
+    async def run() -> list[bool]:
+        mine = Turn(turns, "a")
+        waits = []
+        for pause in (False, False, True):
+            if pause:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            before = turns.number
+            await mine.take()
+            waits.append(turns.number != before)
+        return waits
+
+    assert asyncio.run(run()) == [False, False, False]
+
+
+def test_a_caller_that_left_keeps_nobody_waiting() -> None:
+    turns, begun = Turns(), []
+
+    async def request(number: int) -> None:
+        await Turn(turns, "a").take()
+        begun.append(number)
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(request(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[2].cancel()
+        await asyncio.wait_for(tasks[3], 5)
+
+    asyncio.run(run())
+    assert begun == [0, 3]
