@@ -81,6 +81,11 @@ class AdditiveMap(CalibrationMap):
         broken = ~(np.abs(self.covariance) <= LARGEST_HEIGHT)
         refuse("covariance", "be moderate", self.covariance, broken)
 
+    @property
+    def row_cost(self) -> int:
+        """Return about how many numbers are calculated for a row beside its logits."""
+        return 2 * self.k + 8 * TERMS
+
     def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
         reach = NormalDist().inv_cdf((1 + level) / 2)
         low, high = np.empty(len(logits)), np.empty(len(logits))

@@ -155,6 +155,12 @@ class NoGroups(Invalid):
     hint = "upload the data with groups=, or name its column with --groups-column"
 
 
+class NoInterval(Invalid):
+    """The map has no credible interval."""
+
+    hint = "fit the method 'additive', or 'auto', which uses it"
+
+
 class NoSegments(Invalid):
     """groups were given to a map that has no segments."""
 

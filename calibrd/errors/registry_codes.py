@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calibrd.errors.kinds import Conflict, Invalid, NotFound, Stale
+from calibrd.errors.kinds import Conflict, Invalid, NotFound, Stale, Unavailable
 
 
 class NoSuchCalibrator(NotFound):
@@ -113,10 +113,6 @@ class BadMethods(Invalid):
     """A fit takes at least one method, and not too many."""
 
 
-class NoMethod(Invalid):
-    """The fit names no method."""
-
-
 class TwoMethods(Invalid):
     """The fit names its methods twice."""
 
@@ -161,3 +157,19 @@ class NoGpu(Conflict):
     """No worker with a GPU is running."""
 
     hint = "leave out device=, or give device='cpu'"
+
+
+class SameVersion(Invalid):
+    """Both versions of a comparison are the same."""
+
+
+class Comparing(Unavailable):
+    """The comparison is not ready yet."""
+
+    hint = "ask again: its result is kept"
+
+
+class BadJudgedRows(Invalid):
+    """The judged rows of a version cannot be read."""
+
+    hint = "send Judged.rows.dump() of the fit"

@@ -21,16 +21,22 @@ SHOWN = 80
 
 
 class Prediction(NamedTuple):
-    """Probabilities (n, k), and what a caller should know of them."""
+    """Probabilities (n, k), the bounds of the credible band (n,), and what to know of them."""
 
     probabilities: Array
     warnings: tuple[str, ...] = ()
+    band: tuple[Array, Array] | None = None
 
 
 def predict(
-    fitted: CalibrationMap, arrays: Arrays, dtype: type[np.floating[Any]] | None = None
+    fitted: CalibrationMap,
+    arrays: Arrays,
+    dtype: type[np.floating[Any]] | None = None,
+    level: float | None = None,
 ) -> Prediction:
     """Calibrated probabilities of the values sent, calculated in float64 if ``dtype`` is.
+
+    ``level`` asks for the credible band of the confidence as well; a map without one is refused.
 
     With groups each row is calibrated as its segment is; a map without segments takes them only
     with labels, to be evaluated by segments. One list of numbers (k,) is one row. For a map of two
@@ -54,6 +60,8 @@ def predict(
         values = values.astype(np.float64, copy=False)
     try:
         found = _applied(fitted, values, groups)
+        if level is not None:
+            found = found._replace(band=fitted.interval(values, level))
     except MapError as error:
         raise Unusable(
             "map_not_finite",

@@ -22,7 +22,7 @@ from service.api.problems import STATUSES
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("service/api", "service/core", "service/storage")
-FILES = ("service/errors.py", "service/http_protocol.py")
+FILES = ("service/errors.py", "service/http_protocol.py", "service/http_refusals.py")
 # /v2 answers without codes; the others are reached from the command line, in a worker or on a page
 NOT_OVER_HTTP = (
     "service/api/inference_protocol",

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from calibrators import CalibrationMap, DataError
+from calibrators.methods.additive import AdditiveMap
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
 from service.api.predict import predict_route
@@ -33,6 +34,14 @@ MAPS: dict[str, CalibrationMap] = {
     "two": TemperatureMap(k=2, temperature=2.0),
     "shares": TemperatureMap(k=3, temperature=1.5, kind="probabilities"),
     "two-shares": TemperatureMap(k=2, temperature=2.0, kind="probabilities"),
+    "banded": AdditiveMap(
+        k=3,
+        base_temperature=1.5,
+        rest_temperature=1.2,
+        nodes=np.tile(np.linspace(-1, 4, 5), (3, 1)),
+        heights=np.linspace(-0.5, 0.5, 15).reshape(3, 5),
+        covariance=0.05 * np.eye(15),
+    ),
     "wide": TemperatureMap(k=1000, temperature=1.5),
     "segments": SegmentedMap(
         k=3, base=THREE, segments=("app", "web"), temperatures=np.array([0.5, 2.0])

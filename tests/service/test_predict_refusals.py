@@ -272,9 +272,15 @@ def test_openapi_describes_the_route():
     (path,) = OPENAPI
     assert path == predict_route(Registry().find, Registry().load, LIMITS, large_calls()).path
     known = {one["name"] for one in OPENAPI[path]["get"]["parameters"]}
-    assert known == {"logits", "probabilities", "dtype", "top", "model", "fingerprint"} | {
-        "Calibrd-Model"
-    }
+    assert known == {
+        "logits",
+        "probabilities",
+        "dtype",
+        "top",
+        "model",
+        "fingerprint",
+        "interval",
+    } | {"Calibrd-Model"}
     for example in OPENAPI[path]["post"]["requestBody"]["content"]["application/json"][
         "examples"
     ].values():

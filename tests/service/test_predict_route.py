@@ -137,6 +137,29 @@ def test_top():
     assert code_of(refused) == (406, "one_array_only")
 
 
+def test_interval():
+    banded = MAPS["banded"]
+    low, high = banded.interval(LOGITS, 0.8)
+    answer = post(npy(LOGITS), "banded@3/predict?interval=0.8").json()
+    assert answer["interval"]["level"] == 0.8
+    np.testing.assert_allclose(answer["interval"]["low"], low)
+    np.testing.assert_allclose(answer["interval"]["high"], high)
+    assert (low < high).all()
+    packed = post(npz(logits=LOGITS), "banded@3/predict?interval=0.8&top=1")
+    with np.load(io.BytesIO(packed.content)) as arrays:
+        assert sorted(arrays) == ["classes", "high", "low", "probabilities"]
+        np.testing.assert_array_equal(arrays["low"], low)
+    one = call("GET", "banded@3/predict?logits=2.1,0.3,-1.0&interval=0.9").json()
+    assert one["interval"]["low"][0] < max(one["probabilities"][0]) < one["interval"]["high"][0]
+    assert "interval" not in post(npy(LOGITS), "banded@3/predict", accept="application/json").json()
+    assert code_of(post(npy(LOGITS), "three@3/predict?interval=0.9")) == (422, "no_interval")
+    refused = post(npy(LOGITS), "banded@3/predict?interval=0.9", accept="application/x-npy")
+    assert code_of(refused) == (406, "one_array_only")
+    for level in ("0", "1", "nan", "x", "-1"):
+        answer = post(npy(LOGITS), f"banded@3/predict?interval={level}")
+        assert code_of(answer) == (422, "bad_parameter")
+
+
 def test_labels_give_a_report():
     data = draw(500, 3)
     body = npz(logits=data.logits, labels=data.labels)

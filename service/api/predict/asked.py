@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +30,7 @@ class Asked:
     top: int | None = None
     model: str | None = None
     only_warn: bool = False
+    interval: float | None = None
     values: Arrays | None = None
 
 
@@ -73,6 +75,8 @@ def read_query(query: bytes, *, with_values: bool) -> Asked:
                 asked = replace(asked, dtype=_choice(name, value, DTYPES))
             case "top":
                 asked = replace(asked, top=_count(name, value))
+            case "interval":
+                asked = replace(asked, interval=_level(name, value))
             case "model":
                 asked = replace(asked, model=value)
             case "fingerprint":
@@ -137,6 +141,18 @@ def _count(name: str, value: str) -> int:
     return int(value)
 
 
+def _level(name: str, value: str) -> float:
+    try:
+        level = float(value[:40])
+    except ValueError:
+        level = math.nan
+    if not 0 < level < 1:
+        raise Invalid(
+            "bad_parameter", f"{name} must be a number between 0 and 1, got {value[:40]!r}"
+        )
+    return level
+
+
 def _one_row(kind: Kind, value: str) -> Arrays:
     numbers = []
     for place, text in enumerate(value.split(",")):
@@ -150,7 +166,7 @@ def _one_row(kind: Kind, value: str) -> Arrays:
 
 
 def _unknown(name: str, *, with_values: bool) -> Invalid:
-    known = ["dtype", "fingerprint", "model", "top"]
+    known = ["dtype", "fingerprint", "interval", "model", "top"]
     known += ["logits", "probabilities"] if with_values else []
     return Invalid(
         "unknown_parameter",

@@ -67,6 +67,13 @@ OPTIONS = [
         "Answer only this many of the most probable classes, or all if there are fewer",
     ),
     _parameter(
+        "interval",
+        "query",
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "example": 0.9},
+        "Answer a credible band of this level for the confidence of each row as well, if the map "
+        "is of the method additive, which auto fits",
+    ),
+    _parameter(
         "model",
         "query",
         {"type": "string", "minLength": 1},
@@ -101,6 +108,12 @@ DOCUMENT: Plain = {
                 "required": ["classes", "probabilities"],
                 "properties": {"classes": LABELS, "probabilities": ROW},
             },
+        },
+        "interval": {
+            "type": "object",
+            "description": "With interval: bounds of the probability that the top class is right",
+            "required": ["level", "low", "high"],
+            "properties": {"level": {"type": "number"}, "low": ROW, "high": ROW},
         },
         "evaluation": {
             "type": "object",

@@ -143,7 +143,9 @@ class Predict:
         format: Format = Format.JSON,
     ) -> tuple[Headers, bytes]:
         """Answer on the event loop if that is quick."""
-        is_long = arrays.labels is not None or arrays.groups is not None
+        is_long = (
+            arrays.labels is not None or arrays.groups is not None or asked.interval is not None
+        )
         # what is accepted may ask for JSON: to look is dearer than to assume it
         writes_json = format is Format.JSON or bool(sent.accept) or asked.top is not None
         if is_long or not is_quick(served, arrays.values, writes_json=writes_json, top=asked.top):
@@ -180,7 +182,7 @@ class Predict:
             check_evaluable(len(arrays.values), served.map.k)
         size = answer_size(served.map.k, arrays, asked, written)
         check_answer(size, self.limits.of(written), advice)
-        found = predict(served.map, arrays, asked.dtype)
+        found = predict(served.map, arrays, asked.dtype, asked.interval)
         probabilities = found.probabilities
         if asked.dtype is not None:
             probabilities = probabilities.astype(asked.dtype, copy=False)
@@ -188,10 +190,12 @@ class Predict:
         if asked.top is not None:
             classes, probabilities = top_classes(probabilities, asked.top)
             answer = {"classes": classes, "probabilities": probabilities}
+        if found.band is not None and written is not Format.JSON:
+            answer |= dict(zip(("low", "high"), found.band, strict=True))
         if written is not Format.JSON:
             body = encode(written, answer)
         else:
-            body = _document(served, answer, arrays, found)
+            body = _document(served, answer, arrays, found, asked.interval)
         return _headers(served, found, written, len(body)), body
 
 
@@ -234,27 +238,36 @@ def answer_size(classes: int, arrays: Arrays, asked: Asked, written: Format) -> 
     in_json = written is Format.JSON
     if in_json:
         number = JSON_BYTES[number]
+    band = 0 if asked.interval is None else 2 * rows * (JSON_BYTES[8] if in_json else 8)
     if asked.top is None:
-        return rows * classes * number
+        return rows * classes * number + band
     row = min(asked.top, classes) * (CLASS_BYTES + number)
-    return rows * (row + TOP_ROW_BYTES if in_json else row)
+    return rows * (row + TOP_ROW_BYTES if in_json else row) + band
 
 
 def _written_format(arrays: Arrays, asked: Asked, sent: Sent, format: Format) -> Format:
-    in_json = arrays.labels is not None or (asked.top is not None and format is Format.NPY)
+    is_several = asked.top is not None or asked.interval is not None
+    in_json = arrays.labels is not None or (is_several and format is Format.NPY)
     written = answer_format(sent.accept, Format.JSON if in_json else format)
     if arrays.labels is not None and written is not Format.JSON:
         raise NotAcceptable(
             "json_only", f"with labels the answer is a report: accept {Format.JSON.media_type}"
         )
-    if asked.top is not None and written is Format.NPY:
+    if is_several and written is Format.NPY:
         raise NotAcceptable(
-            "one_array_only", "npy holds one array, top needs two: accept npz, safetensors or JSON"
+            "one_array_only",
+            "npy holds one array, top and interval need several: accept npz, safetensors or JSON",
         )
     return written
 
 
-def _document(served: Served, answer: dict[str, Any], arrays: Arrays, found: Prediction) -> bytes:
+def _document(
+    served: Served,
+    answer: dict[str, Any],
+    arrays: Arrays,
+    found: Prediction,
+    level: float | None,
+) -> bytes:
     document: dict[str, Any] = {
         "calibrator": served.calibrator,
         "version": served.number,
@@ -265,6 +278,9 @@ def _document(served: Served, answer: dict[str, Any], arrays: Arrays, found: Pre
         document["top"] = [{"classes": one, "probabilities": shares} for one, shares in rows]
     else:
         document["probabilities"] = np.ascontiguousarray(answer["probabilities"])
+    if found.band is not None:
+        low, high = found.band
+        document["interval"] = {"level": level, "low": low, "high": high}
     if arrays.labels is not None:
         document["evaluation"] = evaluation(found.probabilities, arrays.labels, arrays.groups)
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
