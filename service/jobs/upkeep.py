@@ -132,6 +132,7 @@ class Upkeep:
         self._delete_all(lambda store: store.web_sessions.forget_expired())
         with self._database.write() as store:
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
+        with self._database.read() as store:  # looking may take long, and nobody may wait for it
             old = store.datasets.expired() + store.fits.spent_datasets()
         for dataset in old:
             if self._ended.is_set():

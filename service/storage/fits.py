@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import delete, func, insert, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
+from service.storage.datasets import needed_by_fits
 from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.rows import After, Repository, new_id, now
 from service.storage.tables import datasets, fits, workers
@@ -131,12 +132,10 @@ class Fits(Repository):
 
     def spent_datasets(self, limit: int = 100) -> list[Dataset]:
         """Datasets sent for fits only, whose fits are all final."""
-        needs = or_(fits.c.dataset == datasets.c.id, fits.c.evaluation == datasets.c.id)
-        is_open = fits.c.status.in_(OPEN)
         chosen = select(datasets).where(
             datasets.c.delete_after_fit,
-            select(fits.c.id).where(needs).exists(),
-            ~select(fits.c.id).where(needs, is_open).exists(),
+            needed_by_fits(datasets.c.id),
+            ~needed_by_fits(datasets.c.id, OPEN),
         )
         return self._all(Dataset, chosen.limit(limit))
 

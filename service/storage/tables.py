@@ -201,6 +201,8 @@ fits = Table(
     Index(None, "workspace", "created_at"),
     Index(None, "workspace", "status", "created_at"),
     Index(None, "status"),
+    Index(None, "dataset", "status"),
+    Index(None, "evaluation", "status"),
 )
 
 workers = Table(
