@@ -78,6 +78,8 @@ class Settings(BaseSettings):
     """Requests of one key under way at once; more get 429."""
     max_waits_per_key: int = Field(256, ge=1)
     """Event streams and waiting requests of one key at once; more get 429."""
+    max_open_fits: int = Field(100, ge=1)
+    """Most fits of a workspace that wait or run; more get 429."""
     fit_seconds: float = Field(3600.0, gt=0)
     """Time limit of a fit, from its first start."""
     fit_memory_bytes: int = Field(4096 * MEGABYTE, ge=MEGABYTE)

@@ -139,8 +139,7 @@ async def fit_events(joined: Joined, caller: Caller, id: examples.FitId) -> Resp
 @router.delete("/fits/{id}", summary="Cancel a fit")
 def cancel_fit(joined: Joined, caller: Caller, id: examples.FitId) -> FitOut:
     """A waiting fit is cancelled at once, a running one within seconds; 409 if it is finished."""
-    with joined.database.write() as store:
-        return FitOut.of(fits.cancel(store, caller, id))
+    return FitOut.of(fits.cancel(joined.database, joined.queue, caller, id))
 
 
 def _ask(
@@ -170,6 +169,7 @@ def _ask(
             dataset=dataset,
             key=key,
             memory_limit=joined.settings.fit_memory_bytes,
+            most_open=joined.settings.max_open_fits,
         )
     return fit, False
 

@@ -14,8 +14,9 @@ from service.core.access import Principal
 from service.core.datasets import find_ready
 from service.core.names import check_name
 from service.core.versions import calibrator_for, check_model, check_notes
-from service.errors import Conflict, Invalid, NotFound, TooLarge
-from service.storage.records import Dataset, Fit
+from service.errors import Conflict, Invalid, NotFound, TooLarge, TooMany
+from service.storage.database import Database
+from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.store import Store
 
 QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
@@ -29,8 +30,11 @@ Device = Literal["auto", "cpu", "gpu"]
 class Queue(Protocol):
     """Where fits wait for a worker."""
 
-    def enqueue(self, store: Store, fit: str, queue: str) -> None:
-        """Put a fit on a queue, inside the store's transaction."""
+    def enqueue(self, store: Store, fit: Fit) -> None:
+        """Put a fit on its queue, inside the store's transaction."""
+
+    def withdraw(self, fit: str) -> None:
+        """Take a cancelled fit from its queue, in a transaction of its own."""
 
     def close(self) -> None:
         """Let go of what it holds."""
@@ -106,11 +110,14 @@ def submit(
     dataset: str,
     key: str | None = None,
     memory_limit: int | None = None,
+    most_open: int | None = None,
 ) -> Fit:
     """Order a fit on a dataset; the row and the queue's entry are in the same transaction.
 
-    ``memory_limit`` is how many bytes a fit may need by its estimate; None for any number.
+    ``memory_limit`` is how many bytes a fit may need by its estimate, ``most_open`` how many fits
+    of a workspace may wait or run; None for any number.
     """
+    _check_open(store, principal, most_open)
     data = find_ready(store, principal, dataset)
     other = None
     if request.evaluation is not None:
@@ -131,7 +138,7 @@ def submit(
         queue=_queue_for(store, request.device),
         created_by=principal.actor,
     )
-    queue.enqueue(store, fit.id, fit.queue)
+    queue.enqueue(store, fit)
     idempotency.keep(store, principal, key, asdict(request), {"fit": fit.id})
     return fit
 
@@ -144,13 +151,30 @@ def find(store: Store, principal: Principal, id: str) -> Fit:
     return found
 
 
-def cancel(store: Store, principal: Principal, id: str) -> Fit:
+def cancel(database: Database, queue: Queue, principal: Principal, id: str) -> Fit:
     """Stop a fit: at once if it waits, within seconds if it runs; again is no error."""
-    found = find(store, principal, id)
-    changed = store.fits.cancel(id)
+    with database.write() as store:
+        found = find(store, principal, id)
+        changed = store.fits.cancel(id)
     if changed is None and not found.cancel_requested:
         raise Conflict("fit_is_final", f"this fit has {found.status}: there is nothing to cancel")
+    if changed is not None and changed.status is FitStatus.CANCELLED:
+        queue.withdraw(id)
     return changed or found
+
+
+def _check_open(store: Store, principal: Principal, most: int | None) -> None:
+    """Raise TooMany if a workspace has as many fits waiting or running as it may."""
+    if most is None:
+        return
+    count = store.fits.count_open(principal.workspace)
+    if count >= most:
+        raise TooMany(
+            "too_many_fits",
+            f"{count} fits of this workspace wait or run already, and more than {most} are not "
+            "taken: wait for some to finish, or cancel some",
+            limit=most,
+        )
 
 
 def _check_alike(data: Dataset, evaluation: Dataset) -> None:

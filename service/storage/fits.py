@@ -125,6 +125,11 @@ class Fits(Repository):
         runs = (fits.c.id == id) & (fits.c.status == FitStatus.RUNNING)
         return self._fit(update(fits).where(runs).values(cancel_requested=True).returning(*fits.c))
 
+    def count_open(self, workspace: str) -> int:
+        """Return how many fits of a workspace wait or run."""
+        is_open = (fits.c.workspace == workspace) & fits.c.status.in_(OPEN)
+        return self.session.scalar(select(func.count()).select_from(fits).where(is_open)) or 0
+
     def running_on(self, worker: str) -> list[Fit]:
         """The fits that a worker has taken."""
         mine = (fits.c.worker == worker) & (fits.c.status == FitStatus.RUNNING)
