@@ -21,6 +21,7 @@ from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrators.adafocal.statistics import WIDTHS
 from calibrators.metrics import BinTable
 from service.core.runs import Head, State, head_of
+from service.errors import Unavailable
 from service.storage.database import AWAY, Database
 from service.storage.records import RunSession, RunStatistics
 from service.storage.run_steps import AT_ONCE, SessionKey, Standing
@@ -98,7 +99,7 @@ def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -
             if is_mine:
                 advance(database, key)
             return is_mine
-    except AWAY:
+    except (*AWAY, Unavailable):
         raise
     except Exception as error:  # noqa: BLE001
         facts = {"run": key.run, "session": key.number, "error": type(error).__name__}

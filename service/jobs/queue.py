@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from dbos import DBOSClient, DBOSPortableJSONSerializer
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.core.fits import QUEUES
 from service.storage.database import Database
@@ -70,12 +72,13 @@ class DbosQueue:
     def withdraw(self, fit: str) -> None:
         """Delete the entries of a cancelled fit, which workers would have to take one by one.
 
-        In a transaction of its own: an entry that is left over does no harm.
+        In a transaction of its own, and without complaint: an entry that is left over does no harm.
         """
-        found = self._client.list_workflows(
-            status="ENQUEUED", workflow_id_prefix=fit, load_input=False, load_output=False
-        )
-        self.forget([one.workflow_id for one in found])
+        with suppress(SQLAlchemyError):
+            found = self._client.list_workflows(
+                status="ENQUEUED", workflow_id_prefix=fit, load_input=False, load_output=False
+            )
+            self.forget([one.workflow_id for one in found])
 
     def without_workspace(self) -> list[Entry]:
         """Return entries of releases before partitions, which no worker would take."""
