@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from calibrators.base import CalibrationMap, Calibrator
 from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.devices import has_torch, torch_device
-from calibrators.errors import NotInstalled, OutOfTime, ParameterError, SmallSample
+from calibrators.errors import NotInstalled, OutOfTime, ParameterError, SmallSample, shown
 from calibrators.methods._after_temperature import why_hopeless
 from calibrators.methods._contest import SIMPLE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
@@ -164,6 +165,11 @@ class Auto(Calibrator):
 
         if self.name in self.candidates:
             raise ParameterError("bad_parameter", "Auto.candidates must not name 'auto' itself")
+        if len(set(self.candidates)) < len(self.candidates):
+            twice = next(one for one, count in Counter(self.candidates).items() if count > 1)
+            raise ParameterError(
+                "bad_parameter", f"Auto.candidates must name each method once, got {shown(twice)}"
+            )
         kept = (True, False) if self.allow_class_change else (True,)
         names = self.candidates or [n for n in all_methods() if keeps_class(n) in kept]
         for name in names:

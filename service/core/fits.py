@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from calibrators import Calibrator
@@ -21,6 +23,7 @@ from service.storage.store import Store
 
 QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
 MOST_METHODS = 20
+MOST_ORDER_BYTES = 16_384
 WORKER_IS_ALIVE = 6.0
 GIGABYTE = 1 << 30
 
@@ -59,6 +62,11 @@ class FitOrder:
     tags: dict[str, str] = field(default_factory=dict)
     description: str = ""
 
+    @cached_property
+    def recipes(self) -> list[Calibrator]:
+        """The recipes of the methods; making those of many candidates takes a while."""
+        return [make_recipe(one.method, one.params, seed=self.seed) for one in self.methods]
+
     def check(self) -> None:
         """Raise if a worker would refuse it."""
         if not 1 <= len(self.methods) <= MOST_METHODS:
@@ -66,10 +74,21 @@ class FitOrder:
                 "bad_methods",
                 f"a fit takes 1 to {MOST_METHODS} methods, got {len(self.methods)}",
             )
-        for one in self.methods:
-            make_recipe(one.method, one.params, seed=self.seed)
+        self._check_size()
+        _ = self.recipes
         check_model(self.model)
         check_notes(self.tags, self.description)
+
+    def _check_size(self) -> None:
+        """Raise TooLarge if the methods are long: they are stored, and part of many answers."""
+        size = len(json.dumps([asdict(one) for one in self.methods], default=str))
+        if size > MOST_ORDER_BYTES:
+            raise TooLarge(
+                "order_too_large",
+                f"the methods of a fit and their parameters take at most {MOST_ORDER_BYTES} bytes "
+                f"as JSON, got {size}",
+                limit=MOST_ORDER_BYTES,
+            )
 
 
 @dataclass(frozen=True)
@@ -124,8 +143,7 @@ def submit(
         other = find_ready(store, principal, request.evaluation)
         _check_alike(data, other)
     _check_groups(request.order, data, other)
-    for one in request.order.methods:
-        recipe = make_recipe(one.method, one.params, seed=request.order.seed)
+    for recipe in request.order.recipes:
         check_memory(recipe, data.rows or 0, data.classes or 0, memory_limit)
     name = request.calibrator
     fit = store.fits.add(
@@ -209,8 +227,8 @@ def check_memory(recipe: Calibrator, rows: int, classes: int, limit: int | None)
 
 def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
     """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
-    for one in order.methods:
-        method = make_recipe(one.method, one.params, seed=order.seed).method_needing_groups
+    for recipe in order.recipes:
+        method = recipe.method_needing_groups
         if method is None:
             continue
         for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):
