@@ -10,7 +10,16 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from calibrators.adafocal import BinStatistics
 from service.api import examples
-from service.api.paging import Cursor, Limit, Page, number_place, paged, time_place
+from service.api.paging import (
+    Cursor,
+    Limit,
+    Page,
+    affordable,
+    number_place,
+    paged,
+    time_place,
+    written,
+)
 from service.api.parts import Caller, Joined, Parts, needs
 from service.api.request_limits import waiting
 from service.api.run_schemas import (
@@ -81,19 +90,19 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     return OpenedRunOut.opened(opened, last)
 
 
-@router.get("", summary="List runs, newest activity first")
+@router.get("", summary="List runs, newest activity first", response_model=Page[RunOut])
 def list_runs(
     joined: Joined,
     caller: Caller,
     limit: Limit = 50,
     cursor: Cursor = None,
     archived: Annotated[bool, Query(description="those that are archived, and no others")] = False,
-) -> Page[RunOut]:
+) -> Response:
     """Runs of the caller's workspace, with the metrics of their last steps."""
     after = time_place(cursor)
     with joined.database.read() as store:
         found = store.runs.page(caller.workspace, limit + 1, after, archived=archived)
-        return paged(found, limit, lambda run: _shown(store, run), _place)
+        return written(paged(found, limit, lambda run: _shown(store, run), _place))
 
 
 @router.get("/{run}", summary="A run and its sessions")
@@ -158,13 +167,15 @@ async def run_state(
     if after is None or answer.step > after or not wait:
         return answer
     with waiting(request.scope, joined.settings.max_waits_per_key):
-        await joined.run_watcher.beyond(key, answer.step, after, wait)
+        await joined.run_watcher.beyond(key, caller.workspace, answer.step, after, wait)
     joined.keys.check(caller)
     _, answer = await _read_state(joined, caller, run, answer.session)
     return answer
 
 
-@router.get("/{run}/history", summary="The steps of a run, oldest first")
+@router.get(
+    "/{run}/history", summary="The steps of a run, oldest first", response_model=Page[RunStepOut]
+)
 def run_history(
     joined: Joined,
     caller: Caller,
@@ -175,7 +186,7 @@ def run_history(
         str | None, Query(pattern=SESSION_PATTERN, description="only its steps, done again or not")
     ] = None,
     after: AfterStep = None,
-) -> Page[RunStepOut]:
+) -> Response:
     """Those that count: steps that were done again from an older state are left out."""
     place = number_place(cursor)
     known = [step for step in (place, after) if step is not None]
@@ -183,19 +194,13 @@ def run_history(
         found = runs.run_named(store, caller, run)
         chosen = None if session is None else runs.session_of(store, found, session)
         steps = store.run_steps.page(found.id, limit + 1, max(known, default=None), chosen)
-    shown = min(limit, _affordable(steps))
-    return paged(steps[: shown + 1], shown, RunStepOut.of, lambda shown: shown.step.step)
+    shown = min(limit, affordable(map(_numbers, steps), MOST_NUMBERS))
+    return written(paged(steps[: shown + 1], shown, RunStepOut.of, lambda one: one.step.step))
 
 
-def _affordable(steps: list[Shown]) -> int:
-    """Return how many steps a page may show: at least one, and few if they have many bins."""
-    numbers = 0
-    for count, one in enumerate(steps):
-        bins = one.step.bins
-        numbers += 0 if bins is None else NUMBERS_OF_A_BIN * len(bins["count"])
-        if numbers > MOST_NUMBERS and count:
-            return count
-    return max(1, len(steps))
+def _numbers(shown: Shown) -> int:
+    bins = shown.step.bins
+    return 0 if bins is None else NUMBERS_OF_A_BIN * len(bins["count"])
 
 
 async def _read_state(

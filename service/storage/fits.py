@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select, tuple_, update
+from sqlalchemy import Select, delete, func, insert, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from service.storage.datasets import needed_by_fits
@@ -54,6 +54,26 @@ class Fits(Repository):
         status: FitStatus | None = None,
     ) -> list[Fit]:
         """A page of fits, newest first."""
+        chosen = self._newest(workspace, after, calibrator, status)
+        return self._fits(chosen.limit(limit))
+
+    def affordable(
+        self,
+        workspace: str,
+        limit: int,
+        after: After | None,
+        *,
+        calibrator: str | None = None,
+        status: FitStatus | None = None,
+    ) -> int:
+        """Return how many fits of a page of at most ``limit`` are not too large together."""
+        chosen = self._newest(workspace, after, calibrator, status)
+        return self._affordable(chosen.limit(limit), fits.c.order, fits.c.progress, fits.c.error)
+
+    @staticmethod
+    def _newest(
+        workspace: str, after: After | None, calibrator: str | None, status: FitStatus | None
+    ) -> Select[Any]:
         chosen = select(fits).where(fits.c.workspace == workspace)
         if calibrator is not None:
             chosen = chosen.where(fits.c.calibrator_name == calibrator)
@@ -61,8 +81,7 @@ class Fits(Repository):
             chosen = chosen.where(fits.c.status == status)
         if after is not None:
             chosen = chosen.where(tuple_(fits.c.created_at, fits.c.id) < tuple_(*after))
-        order = (fits.c.created_at.desc(), fits.c.id.desc())
-        return self._fits(chosen.order_by(*order).limit(limit))
+        return chosen.order_by(fits.c.created_at.desc(), fits.c.id.desc())
 
     def start(self, id: str, *, worker: str, device: str) -> Fit | None:
         """Take a waiting fit for its next attempt; None if it does not wait (any more)."""

@@ -52,8 +52,9 @@ def jobs_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor =
     """Fits, newest first."""
     after = time_place(cursor or None)
     with joined.database.read() as store:
-        found = store.fits.page(caller.workspace, PAGE + 1, after)
-    listed = paged(found, PAGE, Job.of, lambda fit: (fit.created_at, fit.id))
+        shown = store.fits.affordable(caller.workspace, PAGE, after)
+        found = store.fits.page(caller.workspace, shown + 1, after)
+    listed = paged(found, shown, Job.of, lambda fit: (fit.created_at, fit.id))
     values = {"jobs": listed.items, "next": listed.next, "is_first_page": after is None}
     return page(request, "jobs.html", values)
 
