@@ -54,21 +54,25 @@ def post(database: Database, principal: Principal, name: str, sent: Sent) -> Pos
     """Record a rank's statistics, then decide what is due.
 
     Both are transactions of their own: statistics that were recorded stay so, whatever becomes of
-    the decision, and the same post again is answered alike.
+    the decision, and the same post again is answered alike. Only what the rank itself has posted
+    is read under the write lock: there may be thousands of others.
     """
     with database.write() as store:
         run = store.runs.lock(run_named(store, principal, name).id)
         session = session_of(store, run, sent.session)
         _check(run, session, sent)
         head = head_of(store, session)
-        posted = {one.rank: one for one in store.run_steps.posted(session, sent.step)}
-        mine = _recorded(store, run, session, head, sent, posted.get(sent.rank))
-        is_decidable = is_due(session, store.run_steps.standing(session, head.step + 1))
+        known = store.run_steps.posted(session, sent.step, sent.rank)
+        mine = _recorded(store, run, session, head, sent, known)
+    with database.read() as store:
+        ranks = store.run_steps.ranks(session, sent.step)
+        step = head_of(store, session).step + 1
+        is_decidable = is_due(session, store.run_steps.standing(session, step))
     if is_decidable:
         decide(database, SessionKey(run.id, session.number))
     with database.read() as store:
         decided = store.run_steps.get(session, sent.step)
-    return Posted(sorted({*posted, sent.rank}), mine.late, decided)
+    return Posted(ranks, mine.late, decided)
 
 
 def _recorded(
