@@ -192,6 +192,12 @@ class TooManyWaits(Unavailable):
     """The key has too many event streams and waiting requests open."""
 
 
+class TooManyKeys(Conflict):
+    """The workspace has as many valid keys as it may have."""
+
+    hint = "client.keys() lists them; client.revoke_key ends one"
+
+
 class TooManyFits(Unavailable):
     """The workspace has too many fits that wait or run."""
 

@@ -129,13 +129,13 @@ class Datasets(Repository):
 
     def open_bytes(self, workspace: str) -> int:
         """Return the bytes of all parts of uploads that are not committed."""
-        its_parts = select(func.coalesce(func.sum(parts.c.bytes), 0)).join(datasets)
-        return int(self.session.scalar(its_parts.where(_is_open(workspace))) or 0)
+        total = select(func.sum(datasets.c.part_bytes)).where(_is_open(workspace))
+        return int(self.session.scalar(total) or 0)
 
     def bytes_of_parts(self, id: str) -> int:
         """Return the bytes of all parts of an upload."""
-        mine = parts.c.dataset == id
-        return int(self.session.scalar(select(func.sum(parts.c.bytes)).where(mine)) or 0)
+        total = select(datasets.c.part_bytes).where(datasets.c.id == id)
+        return int(self.session.scalar(total) or 0)
 
     def part(self, id: str, number: int) -> Part | None:
         """Return a part that has arrived or was promised."""
@@ -147,6 +147,9 @@ class Datasets(Repository):
         same = (parts.c.dataset == id) & parts.c.number.in_([part.number for part in new])
         replaced = self._all(Part, delete(parts).where(same).returning(*parts.c))
         self._changed(insert(parts).values([vars(part) for part in new]))
+        more = sum(part.bytes for part in new) - sum(old.bytes for old in replaced)
+        grown = update(datasets).where(datasets.c.id == id)
+        self._changed(grown.values(part_bytes=datasets.c.part_bytes + more))
         return replaced
 
     def parts_of(self, id: str) -> list[Part]:
