@@ -133,7 +133,7 @@ def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -
     summary="Post a rank's statistics of a step",
     dependencies=needs(Scope.FIT),
 )
-def post_statistics(
+async def post_statistics(
     joined: Joined, caller: Caller, run: RunName, step: Step, body: StatisticsIn
 ) -> StepDecisionOut:
     """Once for each step and rank; the same again is answered alike, other numbers with 409.
@@ -141,14 +141,22 @@ def post_statistics(
     A step is decided when it is complete and the one before is decided; steps may come in any
     order. A rank that comes after the decision is `late`: it is noted, and not merged.
     """
-    sent = run_steps.Sent(
-        body.session,
-        step,
-        body.rank,
-        BinStatistics.from_bytes(_decoded(body.statistics)),
-        None if body.state is None else body.state.read(),
-    )
-    posted = run_steps.post(joined.database, caller, run, sent)
+
+    def recorded() -> run_steps.Recorded:
+        sent = run_steps.Sent(
+            body.session,
+            step,
+            body.rank,
+            BinStatistics.from_bytes(_decoded(body.statistics)),
+            None if body.state is None else body.state.read(),
+        )
+        return run_steps.record(joined.database, caller, run, sent)
+
+    executors, workspace = joined.executors, caller.workspace
+    made = await executors.query.run(workspace, recorded)
+    if made.is_due:
+        await executors.merge.run(workspace, step_decisions.decide, joined.database, made.key)
+    posted = await executors.query.run(workspace, run_steps.outcome, joined.database, made)
     return decision_of(step, body.session, *posted)
 
 
@@ -206,22 +214,30 @@ def _numbers(shown: Shown) -> int:
 async def _read_state(
     joined: Parts, caller: Principal, name: str, session: str | None
 ) -> tuple[SessionKey, RunStateOut]:
-    """Return where a session is; merging what is due may take seconds."""
-    run = joined.executors.store.run
-    return await run(caller.workspace, _state, joined, caller, name, session)
+    """Return where a session is, after what was due is decided; merging may take seconds."""
+    executors, workspace = joined.executors, caller.workspace
+    key, answer, is_due = await executors.query.run(
+        workspace, _state, joined, caller, name, session
+    )
+    if is_due:
+        decide_due = step_decisions.decide_due
+        await executors.merge.run(workspace, decide_due, joined.database, [key])
+        key, answer, _ = await executors.query.run(
+            workspace, _state, joined, caller, name, answer.session
+        )
+    return key, answer
 
 
 def _state(
     joined: Parts, caller: Principal, name: str, session: str | None
-) -> tuple[SessionKey, RunStateOut]:
-    """Where a session is, after what was due is decided."""
+) -> tuple[SessionKey, RunStateOut, bool]:
+    """Return where a session is, and whether its next step can be decided."""
     with joined.database.read() as store:
         run = runs.run_named(store, caller, name)
         found = runs.session_of(store, run, session)
-    key = SessionKey(run.id, found.number)
-    step_decisions.decide_due(joined.database, [key])
-    with joined.database.read() as store:
-        return key, RunStateOut.of(name, found, runs.head_of(store, found))
+        key = SessionKey(run.id, found.number)
+        answer = RunStateOut.of(name, found, runs.head_of(store, found))
+        return key, answer, bool(store.run_steps.due([key], 1))
 
 
 def _shown(store: Store, run: records.Run) -> RunOut:

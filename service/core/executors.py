@@ -104,7 +104,8 @@ class Executors:
 
     ``inspect`` checks uploads and maps, ``store`` writes parts of uploads, ``load`` reads maps for
     predict, ``apply`` decodes and calibrates large bodies, ``query`` makes the database calls of
-    coroutines. Those of plain functions stay on the framework's own threads.
+    coroutines, ``merge`` decides steps of runs, which takes up to a minute. The database calls of
+    plain functions stay on the framework's own threads.
     """
 
     inspect: FairExecutor = field(default_factory=lambda: FairExecutor("inspect", 2))
@@ -113,8 +114,10 @@ class Executors:
     apply: FairExecutor = field(default_factory=lambda: FairExecutor("apply", 2, most_waiting=256))
 
     query: FairExecutor = field(default_factory=lambda: FairExecutor("query", 4, most_waiting=256))
+    merge: FairExecutor = field(default_factory=lambda: FairExecutor("merge", 3, most_waiting=256))
 
     def close(self) -> None:
         """Start nothing more."""
-        for one in (self.inspect, self.store, self.load, self.apply, self.query):
+        every = (self.inspect, self.store, self.load, self.apply, self.query, self.merge)
+        for one in every:
             one.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -23,7 +22,8 @@ from service.storage.store import Store
 
 QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
 MOST_METHODS = 20
-MOST_ORDER_BYTES = 16_384
+LONGEST_ORDER = 16_384
+NUMBER_LENGTH = 8
 WORKER_IS_ALIVE = 6.0
 GIGABYTE = 1 << 30
 
@@ -81,13 +81,13 @@ class FitOrder:
 
     def _check_size(self) -> None:
         """Raise TooLarge if the methods are long: they are stored, and part of many answers."""
-        size = len(json.dumps([asdict(one) for one in self.methods], default=str))
-        if size > MOST_ORDER_BYTES:
+        length = sum(len(one.method) + _length(one.params) for one in self.methods)
+        if length > LONGEST_ORDER:
             raise TooLarge(
                 "order_too_large",
-                f"the methods of a fit and their parameters take at most {MOST_ORDER_BYTES} bytes "
-                f"as JSON, got {size}",
-                limit=MOST_ORDER_BYTES,
+                f"the methods of a fit and their parameters take at most {LONGEST_ORDER} "
+                f"characters, got about {length}",
+                limit=LONGEST_ORDER,
             )
 
 
@@ -193,6 +193,18 @@ def _check_open(store: Store, principal: Principal, most: int | None) -> None:
             "taken: wait for some to finish, or cancel some",
             limit=most,
         )
+
+
+def _length(value: Any) -> int:
+    """Return about how many characters a value has as JSON, without writing it."""
+    match value:
+        case str():
+            return len(value) + 2
+        case dict():
+            return 2 + sum(_length(name) + _length(one) + 4 for name, one in value.items())
+        case list() | tuple():
+            return 2 + sum(_length(one) + 2 for one in value)
+    return NUMBER_LENGTH
 
 
 def _check_alike(data: Dataset, evaluation: Dataset) -> None:

@@ -15,7 +15,7 @@ from calibrators.errors import ParameterError
 from calibrators.registry import get_method, make_recipe
 from service.core import fits
 from service.core.access import Principal, Scope
-from service.core.fits import MOST_ORDER_BYTES, FitOrder, FitRequest, MethodOrder
+from service.core.fits import LONGEST_ORDER, FitOrder, FitRequest, MethodOrder
 from service.errors import LONGEST_MESSAGE, Invalid, TooLarge
 
 LONG = "ab" * 500_000
@@ -49,7 +49,7 @@ def test_an_order_is_bounded(params: dict[str, Any]) -> None:
     with pytest.raises(TooLarge) as refused:
         FitOrder([MethodOrder("auto", params)]).check()
     assert refused.value.code == "order_too_large"
-    assert refused.value.details["limit"] == MOST_ORDER_BYTES
+    assert refused.value.details["limit"] == LONGEST_ORDER
 
 
 def test_a_candidate_is_named_once() -> None:
