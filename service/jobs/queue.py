@@ -70,13 +70,14 @@ class DbosQueue:
         self._enqueue(store, fit, f"{fit.id}.{secrets.token_hex(6)}")
 
     def withdraw(self, fit: str) -> None:
-        """Delete the entries of a cancelled fit, which workers would have to take one by one.
+        """Delete the entry of a cancelled fit, which a worker would have to take in vain.
 
         In a transaction of its own, and without complaint: an entry that is left over does no harm.
+        Those of fits that were put back are, because finding them takes a look at all entries.
         """
         with suppress(SQLAlchemyError):
             found = self._client.list_workflows(
-                status="ENQUEUED", workflow_id_prefix=fit, load_input=False, load_output=False
+                status="ENQUEUED", workflow_ids=[fit], load_input=False, load_output=False
             )
             self.forget([one.workflow_id for one in found])
 

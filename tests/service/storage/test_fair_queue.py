@@ -42,8 +42,6 @@ def test_an_entry_belongs_to_its_workspace(place: Place) -> None:
 def test_a_cancelled_fit_leaves_the_queue(place: Place) -> None:
     dataset = place.dataset()
     fit, other = (place.order(dataset, ("temperature", {})) for _ in range(2))
-    with place.database.write() as store:
-        place.queue.enqueue_again(store, fit)
     found = fits.cancel(place.database, place.queue, caller(place), fit.id)
     assert found.status is FitStatus.CANCELLED
     assert [id for id, *_ in entries(place)] == [other.id]
