@@ -27,12 +27,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+LONGEST_MESSAGE = 2000
+LONGEST_SHOWN = 80
+
+
+def shown(text: str) -> str:
+    """Return a caller's text in quotes for a message, cut if it is long.
+
+    >>> shown("temprature"), len(shown("x" * 1000))
+    ("'temprature'", 85)
+    """
+    return repr(text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}...")
+
 
 class CalibrationError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package; a message that repeats much of the input is cut."""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message[:LONGEST_MESSAGE])
         self.code = code
 
 

@@ -6,14 +6,14 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
 
 from calibrators import methods
 from calibrators.base import CalibrationMap, Calibrator
-from calibrators.errors import ParameterError
+from calibrators.errors import LONGEST_SHOWN, ParameterError, shown
 
 DEFAULT_METHOD = "auto"
 """What is fitted where nobody names a method: by SDK, command line, scikit-learn and service."""
@@ -57,9 +57,8 @@ def get_method(name: str) -> type[Calibrator]:
     found = all_methods()
     if name in found:
         return found[name]
-    close = difflib.get_close_matches(name, found, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known methods: {', '.join(sorted(found))}"
-    raise ParameterError("unknown_method", f"there is no method {name!r}; {hint}")
+    hint = _hint(name, found, f"known methods: {', '.join(sorted(found))}")
+    raise ParameterError("unknown_method", f"there is no method {shown(name)}; {hint}")
 
 
 def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Calibrator:
@@ -78,11 +77,9 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
     known = [field.name for field in fields(recipe)]
     for name in params:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            has = f"it has: {', '.join(known)}" if known else "it has none"
-            hint = f"did you mean {close[0]!r}?" if close else has
+            hint = _hint(name, known, f"it has: {', '.join(known)}" if known else "it has none")
             raise ParameterError(
-                "unknown_parameter", f"{method} has no parameter {name[:80]!r}; {hint}"
+                "unknown_parameter", f"{method} has no parameter {shown(name)}; {hint}"
             )
     given = {name: _frozen(value) for name, value in params.items()}
     if "seed" in known and given.setdefault("seed", seed) != seed and seed != 0:
@@ -90,6 +87,12 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
             "two_seeds", "the seed among the parameters is another than the fit's: give it once"
         )
     return recipe(**given)
+
+
+def _hint(name: str, known: Collection[str], otherwise: str) -> str:
+    """Return a guess at what was meant; comparing takes time with the length of the name."""
+    close = [] if len(name) > LONGEST_SHOWN else difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def _frozen(value: Any) -> Any:

@@ -28,11 +28,14 @@ from __future__ import annotations
 
 from typing import Any
 
+LONGEST_MESSAGE = 2000
+
 
 class ServiceError(Exception):
-    """Base of all errors that a client is told about."""
+    """Base of all errors that a client is told about; long messages are cut."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
+        message = message[:LONGEST_MESSAGE]
         super().__init__(message)
         self.code = code
         self.message = message

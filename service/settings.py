@@ -80,6 +80,8 @@ class Settings(BaseSettings):
     """Event streams and waiting requests of one key at once; more get 429."""
     max_connections_per_address: int = Field(2048, ge=16)
     """Open connections of one address; beyond it idle ones are closed. Raise it behind a proxy."""
+    max_open_fits: int = Field(100, ge=1)
+    """Most fits of a workspace that wait or run; more get 429."""
     fit_seconds: float = Field(3600.0, gt=0)
     """Time limit of a fit, from its first start."""
     fit_memory_bytes: int = Field(4096 * MEGABYTE, ge=MEGABYTE)

@@ -89,7 +89,7 @@ def test_candidates_can_be_named() -> None:
     fitted = Auto(candidates=("temperature",)).fit(data)
     tried = [one["method"] for one in fitted.fit_info["candidates"]]
     assert tried == ["additive", "temperature"]
-    with pytest.raises(ParameterError, match="no method twice"):
+    with pytest.raises(ParameterError, match="each method once"):
         Auto(candidates=("spline", "spline"))
     with pytest.raises(ParameterError, match="must not name 'auto'"):
         Auto(candidates=("auto",))

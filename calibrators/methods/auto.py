@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
-from calibrators.errors import OutOfTime, ParameterError, SmallSample
+from calibrators.errors import OutOfTime, ParameterError, SmallSample, shown
 from calibrators.methods._after_temperature import why_hopeless
 from calibrators.methods._contest import BASE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
@@ -139,7 +140,10 @@ class Auto(Calibrator):
         if self.name in self.candidates:
             raise ParameterError("bad_parameter", "Auto.candidates must not name 'auto' itself")
         if len(set(self.candidates)) < len(self.candidates):
-            raise ParameterError("bad_parameter", "Auto.candidates must name no method twice")
+            twice = next(one for one, count in Counter(self.candidates).items() if count > 1)
+            raise ParameterError(
+                "bad_parameter", f"Auto.candidates must name each method once, got {shown(twice)}"
+            )
         changing = [name for name in all_methods() if keeps_class(name) is False]
         for name in self.candidates:
             if name in changing and not self.allow_class_change:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calibrd.answers import document_of, records_of
 from calibrd.calls.base import Asking
 from calibrd.connection import given
 from calibrd.flows import Flow, call
@@ -17,10 +16,9 @@ class KeyCalls(Asking):
     """Calls about keys."""
 
     @call
-    def keys(self) -> Flow[list[Key]]:
-        """The keys of this workspace, also those that have ended."""
-        answer = yield from self.ask("GET", "keys")
-        return records_of(Key, document_of(answer))
+    def keys(self, *, limit: int | None = None) -> Flow[list[Key]]:
+        """The keys of this workspace, newest first, also those that have ended."""
+        return (yield from self.ask_for_all(Key, "keys", limit=limit))
 
     @call
     def create_key(

@@ -192,6 +192,18 @@ class TooManyWaits(Unavailable):
     """The key has too many event streams and waiting requests open."""
 
 
+class TooManyKeys(Conflict):
+    """The workspace has as many valid keys as it may have."""
+
+    hint = "client.keys() lists them; client.revoke_key ends one"
+
+
+class TooManyFits(Unavailable):
+    """The workspace has too many fits that wait or run."""
+
+    hint = "client.fits() lists them; wait for some to finish, or cancel some"
+
+
 class TooMuchInFlight(Unavailable):
     """Large calls hold all memory that the service sets aside for them."""
 

@@ -59,6 +59,12 @@ class TooManyValues(TooLarge):
     hint = "send arrays as npy, npz or safetensors, as the SDK does"
 
 
+class OrderTooLarge(TooLarge):
+    """The methods of a fit and their parameters are too long."""
+
+    hint = "name each candidate once, and order further methods with another fit"
+
+
 class TooManyColumns(TooLarge):
     """A CSV row of too many cells."""
 

@@ -53,6 +53,12 @@ class AliasHasMoved(Stale):
     hint = "client.get_alias and client.history say where it is now; give its revision as expected="
 
 
+class TooManyAliases(Conflict):
+    """The calibrator has as many aliases as it may have."""
+
+    hint = "move one that there is; name@3 names a version without an alias"
+
+
 class NothingToRollBack(Conflict):
     """The alias has no earlier version."""
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 
+from service.core.executors import Runner
 from service.core.landing import Landing
 
 BLOCK = 1 << 18
 
 
-async def land(request: Request, landing: Landing) -> None:
+async def land(request: Request, landing: Landing, run: Runner) -> None:
     """Write a request's body to disk in blocks, off the event loop, whatever its size."""
     pending = bytearray()
     async for piece in request.stream():
         pending += piece
         if len(pending) >= BLOCK:
-            await asyncio.to_thread(landing.write, bytes(pending))
+            await run(landing.write, bytes(pending))
             pending.clear()
     if pending:
-        await asyncio.to_thread(landing.write, bytes(pending))
+        await run(landing.write, bytes(pending))

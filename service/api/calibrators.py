@@ -15,7 +15,16 @@ from calibrators import all_methods
 from calibrators.registry import keeps_class
 from service.api import examples
 from service.api.conditions import is_known
-from service.api.paging import Cursor, Limit, Page, name_place, number_place, paged
+from service.api.paging import (
+    Cursor,
+    Limit,
+    Page,
+    affordable,
+    name_place,
+    number_place,
+    paged,
+    written,
+)
 from service.api.parts import Caller, Joined, Parts, needs
 from service.api.schemas import (
     CalibratorOut,
@@ -37,6 +46,7 @@ router = APIRouter(prefix="/v1", tags=["calibrators"], route_class=StrictRoute)
 
 # reports have 15,000 values and more; their own limits are in core/report_limits.py
 MOST_REGISTERED_COST = 400_000
+MOST_ALIASES = 2000  # of a page of calibrators
 _making_methods = threading.Lock()
 FOREVER = "private, max-age=31536000, immutable"
 
@@ -64,19 +74,23 @@ def _methods() -> list[MethodOut]:
     ]
 
 
-@router.get("/calibrators", summary="List calibrators by name")
+@router.get("/calibrators", summary="List calibrators by name", response_model=Page[CalibratorOut])
 def list_calibrators(
     joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor = None
-) -> Page[CalibratorOut]:
+) -> Response:
     """Calibrators of the caller's workspace, with their aliases."""
     with joined.database.read() as store:
         found = store.calibrators.page(caller.workspace, limit + 1, name_place(cursor))
-        return paged(
-            found,
-            limit,
-            lambda one: CalibratorOut.of(one, store.aliases.all_of(one.id)),
-            lambda one: one.name,
-        )
+        counts = store.aliases.counts([one.id for one in found])
+        shown = min(limit, affordable((counts.get(one.id, 0) for one in found), MOST_ALIASES))
+        aliases = store.aliases.by_calibrator([one.id for one in found[:shown]])
+    listed = paged(
+        found[: shown + 1],
+        shown,
+        lambda one: CalibratorOut.of(one, aliases.get(one.id, [])),
+        lambda one: one.name,
+    )
+    return written(listed)
 
 
 @router.get("/calibrators/{name}", summary="A calibrator and its aliases")
@@ -87,19 +101,26 @@ def get_calibrator(joined: Joined, caller: Caller, name: examples.Name) -> Calib
         return CalibratorOut.of(found, store.aliases.all_of(found.id))
 
 
-@router.get("/calibrators/{name}/versions", summary="List versions, newest first")
+@router.get(
+    "/calibrators/{name}/versions",
+    summary="List versions, newest first",
+    response_model=Page[VersionOut],
+)
 def list_versions(
     joined: Joined,
     caller: Caller,
     name: examples.Name,
     limit: Limit = 50,
     cursor: Cursor = None,
-) -> Page[VersionOut]:
+) -> Response:
     """Versions of a calibrator."""
+    before = number_place(cursor)
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
-        found = store.calibrators.versions(calibrator.id, limit + 1, number_place(cursor))
-    return paged(found, limit, lambda one: VersionOut.of(name, one), lambda one: one.number)
+        shown = store.calibrators.affordable_versions(calibrator.id, limit, before)
+        found = store.calibrators.versions(calibrator.id, shown + 1, before)
+    listed = paged(found, shown, lambda one: VersionOut.of(name, one), lambda one: one.number)
+    return written(listed)
 
 
 @router.post(

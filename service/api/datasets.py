@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -17,7 +16,7 @@ from service.api.dataset_schemas import (
     PartUrlsOut,
     part_out,
 )
-from service.api.paging import Cursor, Limit, Page, paged, time_place
+from service.api.paging import Cursor, Limit, Page, paged, time_place, written
 from service.api.parts import Caller, Joined, needs
 from service.api.schemas import KindName
 from service.api.strict_route import StrictRoute
@@ -77,11 +76,13 @@ async def create_dataset(
         async for piece in request.stream():
             if piece:
                 raise Invalid("no_body_yet", "an upload in parts is opened without a body")
-        opened = await asyncio.to_thread(joined.part_uploads.open, caller, kind, keeping)
+        opened = await joined.executors.query.run(
+            caller.workspace, joined.part_uploads.open, caller, kind, keeping
+        )
         response.headers["Location"] = f"/v1/datasets/{opened.id}"
         return DatasetOut.of(opened, parts=[])
     with landing(joined.uploads) as arrived:
-        await land(request, arrived)
+        await land(request, arrived, joined.executors.store.of(caller.workspace))
         content_type = request.headers.get("content-type")
         added = await joined.executors.inspect.run(
             caller.workspace,
@@ -107,15 +108,14 @@ def list_datasets(
     return paged(found, limit, DatasetOut.of, _place)
 
 
-@router.get("/{id}", summary="A dataset, by its id or by sha256:{hash}")
-def get_dataset(joined: Joined, caller: Caller, id: examples.DatasetId) -> DatasetOut:
+@router.get("/{id}", summary="A dataset, by its id or by sha256:{hash}", response_model=DatasetOut)
+def get_dataset(joined: Joined, caller: Caller, id: examples.DatasetId) -> Response:
     """While it is uploaded in parts, this says which parts have arrived."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
         parts = store.datasets.parts_of(found.id)
-    return DatasetOut.of(
-        found, None if found.is_ready else joined.part_uploads.arrived(found, parts)
-    )
+    arrived = None if found.is_ready else joined.part_uploads.arrived(found, parts)
+    return written(DatasetOut.of(found, arrived))
 
 
 @router.head("/{id}", summary="Whether a dataset is there", response_class=Response)
@@ -146,7 +146,7 @@ async def put_part(
 ) -> PartOut:
     """Parts come in any order and may be sent again; their bytes are joined by number."""
     with landing(joined.uploads) as arrived:
-        await land(request, arrived)
+        await land(request, arrived, joined.executors.store.of(caller.workspace))
         part = await joined.executors.store.run(
             caller.workspace, joined.part_uploads.put, caller, id, number, arrived
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from service.api.arriving import land
 from service.api.parts import parse
 from service.api.schemas import FitIn
 from service.api.strict_route import MOST_BODY_COST
+from service.core.executors import Runner
 from service.core.fits import FitOrder, FitRequest, MethodOrder
 from service.core.formats import documents
 from service.core.landing import Landing
@@ -38,27 +38,35 @@ class SentFit:
     arrays_type: str | None
 
 
-async def read_fit(request: Request, arrived: Landing, name: str) -> SentFit:
-    """What is asked, checked before arrays are taken; these are in ``arrived`` then."""
+async def read_fit(request: Request, arrived: Landing, name: str, run: Runner) -> SentFit:
+    """What is asked, checked before arrays are taken; these are in ``arrived`` then.
+
+    ``run`` is where bodies are parsed and orders checked: a caller chooses how long that takes.
+    """
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != JSON:
-        asked = _request(_checked(_from_query(request), "query"), name)
-        await land(request, arrived)
+        asked = await run(lambda: _request(_checked(_from_query(request), "query"), name))
+        await land(request, arrived, run)
         return SentFit(replace(asked, dataset=arrived.sha256), content_type)
     for field in request.query_params:
         if field not in OF_THE_ARRAYS:
             raise Invalid("invalid_request", f"query.{field[:40]}: belongs into the JSON body")
-    document, arrays = await parse(request, _split, await request.body())
-    checked = _checked(document, "body")
+    asked, arrays = await parse(request, _from_body, await request.body(), name)
     if arrays is None:
-        if checked.dataset is None:
-            raise Invalid("no_dataset", "name a dataset, or send logits and labels in this call")
-        return SentFit(_request(checked, name), None)
-    if checked.dataset is not None:
-        raise Invalid("two_datasets", "name a dataset or send logits and labels, not both")
-    asked = _request(checked, name)
-    await asyncio.to_thread(arrived.write, arrays)
+        return SentFit(asked, None)
+    await run(arrived.write, arrays)
     return SentFit(replace(asked, dataset=arrived.sha256), JSON)
+
+
+def _from_body(body: bytes, name: str) -> tuple[FitRequest, bytes | None]:
+    """What a JSON body asks, and its arrays if it has any."""
+    document, arrays = _split(body)
+    checked = _checked(document, "body")
+    if arrays is None and checked.dataset is None:
+        raise Invalid("no_dataset", "name a dataset, or send logits and labels in this call")
+    if arrays is not None and checked.dataset is not None:
+        raise Invalid("two_datasets", "name a dataset or send logits and labels, not both")
+    return _request(checked, name), arrays
 
 
 def _split(body: bytes) -> tuple[dict[str, Any], bytes | None]:

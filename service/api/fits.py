@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from service.api import examples
 from service.api.fit_requests import SentFit, read_fit
-from service.api.paging import Cursor, Limit, Page, paged, time_place
+from service.api.paging import Cursor, Limit, Page, paged, time_place, written
 from service.api.parts import Caller, Joined, Parts, needs
 from service.api.request_limits import WaitingResponse, waiting
 from service.api.schemas import FitOut, KindName
@@ -67,12 +67,11 @@ async def create_fit(
     key = check_key(idempotency_key)
     keeping = Keeping(delete_after_fit, joined.settings.dataset_days or None)
     with landing(joined.uploads) as arrived:
-        sent = await read_fit(request, arrived, name)
+        sent = await read_fit(request, arrived, name, joined.executors.store.of(caller.workspace))
         ask = functools.partial(_ask, joined, caller, sent, arrived, kind, keeping, key)
-        if sent.arrays_type is None:
-            fit, is_known = await asyncio.to_thread(ask)
-        else:
-            fit, is_known = await joined.executors.inspect.run(caller.workspace, ask)
+        executors = joined.executors
+        executor = executors.query if sent.arrays_type is None else executors.inspect
+        fit, is_known = await executor.run(caller.workspace, ask)
     fit, wait = await _finished(request, joined, caller, fit, prefer)
     headers = {"Location": f"/v1/fits/{fit.id}"}
     if is_known:
@@ -85,7 +84,7 @@ async def create_fit(
 create_fit.reads_its_query = True  # type: ignore[attr-defined]
 
 
-@router.get("/fits", summary="List fits, newest first")
+@router.get("/fits", summary="List fits, newest first", response_model=Page[FitOut])
 def list_fits(
     joined: Joined,
     caller: Caller,
@@ -93,14 +92,13 @@ def list_fits(
     cursor: Cursor = None,
     calibrator: Annotated[str | None, Query(pattern=examples.NAME_PATTERN)] = None,
     status: FitStatus | None = None,
-) -> Page[FitOut]:
+) -> Response:
     """Fits of the caller's workspace, of one calibrator or one status if named."""
-    after = time_place(cursor)
+    after, workspace = time_place(cursor), caller.workspace
     with joined.database.read() as store:
-        found = store.fits.page(
-            caller.workspace, limit + 1, after, calibrator=calibrator, status=status
-        )
-    return paged(found, limit, FitOut.of, lambda fit: (fit.created_at, fit.id))
+        shown = store.fits.affordable(workspace, limit, after, calibrator=calibrator, status=status)
+        found = store.fits.page(workspace, shown + 1, after, calibrator=calibrator, status=status)
+    return written(paged(found, shown, FitOut.of, lambda fit: (fit.created_at, fit.id)))
 
 
 @router.get("/fits/{id}", response_model=FitOut, summary="A fit and its progress")
@@ -112,7 +110,7 @@ async def get_fit(
     prefer: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
     """With `Prefer: wait=10` the answer comes when the fit is finished, or after 10 seconds."""
-    fit = await asyncio.to_thread(_find, joined, caller, id)
+    fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     fit, wait = await _finished(request, joined, caller, fit, prefer)
     return _answer(fit, 200, {"Preference-Applied": f"wait={wait}"} if wait else {})
 
@@ -128,7 +126,7 @@ async def fit_events(joined: Joined, caller: Caller, id: examples.FitId) -> Resp
 
     The stream ends with the fit, and when its key is revoked.
     """
-    fit = await asyncio.to_thread(_find, joined, caller, id)
+    fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     return WaitingResponse(
         joined.settings.max_waits_per_key,
         _events(joined, caller, fit),
@@ -139,8 +137,7 @@ async def fit_events(joined: Joined, caller: Caller, id: examples.FitId) -> Resp
 @router.delete("/fits/{id}", summary="Cancel a fit")
 def cancel_fit(joined: Joined, caller: Caller, id: examples.FitId) -> FitOut:
     """A waiting fit is cancelled at once, a running one within seconds; 409 if it is finished."""
-    with joined.database.write() as store:
-        return FitOut.of(fits.cancel(store, caller, id))
+    return FitOut.of(fits.cancel(joined.database, joined.queue, caller, id))
 
 
 def _ask(
@@ -170,6 +167,7 @@ def _ask(
             dataset=dataset,
             key=key,
             memory_limit=joined.settings.fit_memory_bytes,
+            most_open=joined.settings.max_open_fits,
         )
     return fit, False
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from service.api import examples
 from service.api.key_schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
+from service.api.paging import Cursor, Limit, Page, paged, time_place, written
 from service.api.parts import Caller, Joined, needs
 from service.api.strict_route import StrictRoute
 from service.core import keys
@@ -16,11 +17,13 @@ router = APIRouter(
 )
 
 
-@router.get("", summary="List the keys of this workspace")
-def list_keys(joined: Joined, caller: Caller) -> list[KeyOut]:
+@router.get("", summary="List keys, newest first", response_model=Page[KeyOut])
+def list_keys(joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor = None) -> Response:
     """Also those that were revoked or have expired; never their secrets."""
+    after = time_place(cursor)
     with joined.database.read() as store:
-        return [KeyOut.of(key) for key in store.keys.all_of(caller.workspace)]
+        found = store.keys.page(caller.workspace, limit + 1, after)
+    return written(paged(found, limit, KeyOut.of, lambda key: (key.created_at, key.id)))
 
 
 @router.post("", status_code=201, summary="Make a key")

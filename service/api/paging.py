@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from math import isfinite
 from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import Query
+from fastapi import Query, Response
 from pydantic import BaseModel
 
 from service.errors import Invalid
@@ -38,6 +39,20 @@ def paged(
     more = len(found) > limit
     kept = found[:limit]
     return Page(items=[shape(one) for one in kept], next=_cursor(place(kept[-1])) if more else None)
+
+
+def affordable(costs: Iterable[int], most: int) -> int:
+    """Return how many items of a page, at least one, cost no more than ``most`` together.
+
+    >>> affordable([2, 2, 2], most=5), affordable([9, 1], most=5)
+    (2, 1)
+    """
+    return max(1, sum(total <= most for total in accumulate(costs)))
+
+
+def written(answer: BaseModel) -> Response:
+    """Return a large answer as JSON, written on the caller's thread and not on the event loop."""
+    return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
 
 def _cursor(place: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib import metadata
 from typing import Any
 
@@ -95,7 +94,9 @@ async def _drawn(
     format: Format,
 ) -> Response:
     """Return a report as a drawing, unless the caller has it."""
-    version = await asyncio.to_thread(_version, joined, caller, name, number)
+    version = await joined.executors.query.run(
+        caller.workspace, _version, joined, caller, name, number
+    )
     tag = f"{version.calibrator}-{number}-{metadata.version('calibrd')}"
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
     if is_known(if_none_match, tag):

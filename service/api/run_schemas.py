@@ -17,7 +17,7 @@ from service.storage.run_steps import Shown
 
 SESSION_PATTERN = "^[A-Za-z0-9._-]{1,100}$"
 MOST_STEPS = 2**31 - 1
-MOST_RANKS = 10_000
+MOST_RANKS = 4096
 LONGEST_STATISTICS = 1_000_000
 
 SessionId = Annotated[str, Field(pattern=SESSION_PATTERN, description="chosen by the caller")]

@@ -10,7 +10,16 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from calibrators.adafocal import BinStatistics
 from service.api import examples
-from service.api.paging import Cursor, Limit, Page, number_place, paged, time_place
+from service.api.paging import (
+    Cursor,
+    Limit,
+    Page,
+    affordable,
+    number_place,
+    paged,
+    time_place,
+    written,
+)
 from service.api.parts import Caller, Joined, Parts, needs
 from service.api.request_limits import waiting
 from service.api.run_schemas import (
@@ -81,19 +90,19 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     return OpenedRunOut.opened(opened, last)
 
 
-@router.get("", summary="List runs, newest activity first")
+@router.get("", summary="List runs, newest activity first", response_model=Page[RunOut])
 def list_runs(
     joined: Joined,
     caller: Caller,
     limit: Limit = 50,
     cursor: Cursor = None,
     archived: Annotated[bool, Query(description="those that are archived, and no others")] = False,
-) -> Page[RunOut]:
+) -> Response:
     """Runs of the caller's workspace, with the metrics of their last steps."""
     after = time_place(cursor)
     with joined.database.read() as store:
         found = store.runs.page(caller.workspace, limit + 1, after, archived=archived)
-        return paged(found, limit, lambda run: _shown(store, run), _place)
+        return written(paged(found, limit, lambda run: _shown(store, run), _place))
 
 
 @router.get("/{run}", summary="A run and its sessions")
@@ -124,7 +133,7 @@ def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -
     summary="Post a rank's statistics of a step",
     dependencies=needs(Scope.FIT),
 )
-def post_statistics(
+async def post_statistics(
     joined: Joined, caller: Caller, run: RunName, step: Step, body: StatisticsIn
 ) -> StepDecisionOut:
     """Once for each step and rank; the same again is answered alike, other numbers with 409.
@@ -132,14 +141,22 @@ def post_statistics(
     A step is decided when it is complete and the one before is decided; steps may come in any
     order. A rank that comes after the decision is `late`: it is noted, and not merged.
     """
-    sent = run_steps.Sent(
-        body.session,
-        step,
-        body.rank,
-        BinStatistics.from_bytes(_decoded(body.statistics)),
-        None if body.state is None else body.state.read(),
-    )
-    posted = run_steps.post(joined.database, caller, run, sent)
+
+    def recorded() -> run_steps.Recorded:
+        sent = run_steps.Sent(
+            body.session,
+            step,
+            body.rank,
+            BinStatistics.from_bytes(_decoded(body.statistics)),
+            None if body.state is None else body.state.read(),
+        )
+        return run_steps.record(joined.database, caller, run, sent)
+
+    executors, workspace = joined.executors, caller.workspace
+    made = await executors.query.run(workspace, recorded)
+    if made.is_due:
+        await executors.merge.run(workspace, step_decisions.decide, joined.database, made.key)
+    posted = await executors.query.run(workspace, run_steps.outcome, joined.database, made)
     return decision_of(step, body.session, *posted)
 
 
@@ -158,13 +175,15 @@ async def run_state(
     if after is None or answer.step > after or not wait:
         return answer
     with waiting(request.scope, joined.settings.max_waits_per_key):
-        await joined.run_watcher.beyond(key, answer.step, after, wait)
+        await joined.run_watcher.beyond(key, caller.workspace, answer.step, after, wait)
     joined.keys.check(caller)
     _, answer = await _read_state(joined, caller, run, answer.session)
     return answer
 
 
-@router.get("/{run}/history", summary="The steps of a run, oldest first")
+@router.get(
+    "/{run}/history", summary="The steps of a run, oldest first", response_model=Page[RunStepOut]
+)
 def run_history(
     joined: Joined,
     caller: Caller,
@@ -175,7 +194,7 @@ def run_history(
         str | None, Query(pattern=SESSION_PATTERN, description="only its steps, done again or not")
     ] = None,
     after: AfterStep = None,
-) -> Page[RunStepOut]:
+) -> Response:
     """Those that count: steps that were done again from an older state are left out."""
     place = number_place(cursor)
     known = [step for step in (place, after) if step is not None]
@@ -183,40 +202,42 @@ def run_history(
         found = runs.run_named(store, caller, run)
         chosen = None if session is None else runs.session_of(store, found, session)
         steps = store.run_steps.page(found.id, limit + 1, max(known, default=None), chosen)
-    shown = min(limit, _affordable(steps))
-    return paged(steps[: shown + 1], shown, RunStepOut.of, lambda shown: shown.step.step)
+    shown = min(limit, affordable(map(_numbers, steps), MOST_NUMBERS))
+    return written(paged(steps[: shown + 1], shown, RunStepOut.of, lambda one: one.step.step))
 
 
-def _affordable(steps: list[Shown]) -> int:
-    """Return how many steps a page may show: at least one, and few if they have many bins."""
-    numbers = 0
-    for count, one in enumerate(steps):
-        bins = one.step.bins
-        numbers += 0 if bins is None else NUMBERS_OF_A_BIN * len(bins["count"])
-        if numbers > MOST_NUMBERS and count:
-            return count
-    return max(1, len(steps))
+def _numbers(shown: Shown) -> int:
+    bins = shown.step.bins
+    return 0 if bins is None else NUMBERS_OF_A_BIN * len(bins["count"])
 
 
 async def _read_state(
     joined: Parts, caller: Principal, name: str, session: str | None
 ) -> tuple[SessionKey, RunStateOut]:
-    """Return where a session is; merging what is due may take seconds."""
-    run = joined.executors.store.run
-    return await run(caller.workspace, _state, joined, caller, name, session)
+    """Return where a session is, after what was due is decided; merging may take seconds."""
+    executors, workspace = joined.executors, caller.workspace
+    key, answer, is_due = await executors.query.run(
+        workspace, _state, joined, caller, name, session
+    )
+    if is_due:
+        decide_due = step_decisions.decide_due
+        await executors.merge.run(workspace, decide_due, joined.database, [key])
+        key, answer, _ = await executors.query.run(
+            workspace, _state, joined, caller, name, answer.session
+        )
+    return key, answer
 
 
 def _state(
     joined: Parts, caller: Principal, name: str, session: str | None
-) -> tuple[SessionKey, RunStateOut]:
-    """Where a session is, after what was due is decided."""
+) -> tuple[SessionKey, RunStateOut, bool]:
+    """Return where a session is, and whether its next step can be decided."""
     with joined.database.read() as store:
         run = runs.run_named(store, caller, name)
         found = runs.session_of(store, run, session)
-    key = SessionKey(run.id, found.number)
-    step_decisions.decide_due(joined.database, [key])
-    with joined.database.read() as store:
-        return key, RunStateOut.of(name, found, runs.head_of(store, found))
+        key = SessionKey(run.id, found.number)
+        answer = RunStateOut.of(name, found, runs.head_of(store, found))
+        return key, answer, bool(store.run_steps.due([key], 1))
 
 
 def _shown(store: Store, run: records.Run) -> RunOut:

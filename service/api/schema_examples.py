@@ -152,6 +152,7 @@ EXAMPLES: dict[str, Any] = {
     "Page_CalibratorOut_": page(CALIBRATOR),
     "Page_DatasetOut_": page(DATASET),
     "Page_FitOut_": page(FIT),
+    "Page_KeyOut_": page(KEY),
     "Page_MoveOut_": page(MOVE),
     "Page_VersionOut_": page(VERSION),
     "PartIn": PART,

@@ -45,6 +45,8 @@ def _created(
     try:
         return keys.create(store, workspace, name=asked.name, scopes=scopes, days=asked.days)
     except Conflict as error:
+        if error.code != "first_key_needs_admin":
+            raise
         command = command_to_paste(asked, "keys create --scopes admin --name first")
         raise Conflict(error.code, f"{error.message}: {command}") from error
 
@@ -55,7 +57,7 @@ def _show_new(new: keys.NewKey) -> None:
 
 
 def _list(store: Store, workspace: str, asked: argparse.Namespace) -> None:
-    found = store.keys.all_of(workspace)
+    found = store.keys.page(workspace, 2 * keys.MOST_KEYS, None)[::-1]
     for key in found:
         say(_line(key))
     if not found:

@@ -17,6 +17,7 @@ from service.storage.records import Alias, AliasMove, Version
 from service.storage.store import Store
 
 HISTORY = 1000
+MOST_ALIASES = 100  # of a calibrator
 LONGEST_REASON = 1000
 
 
@@ -85,6 +86,8 @@ def move(
     if there is not None and there.version == version:
         moved = there  # a repeated call is no move: it must not hide the one before from a rollback
     else:
+        if there is None:
+            _check_count(store, chosen, name)
         moved = _move(store, principal, chosen, there, alias, reason, forced=refused is not None)
     warning = None
     if chosen.verdict == Verdict.TRADE_OFF:
@@ -193,6 +196,17 @@ def check_reason(reason: str) -> str:
             f"and no other control characters, got {len(reason)} characters",
         )
     return reason
+
+
+def _check_count(store: Store, version: Version, name: str) -> None:
+    """Raise Conflict if a calibrator has as many aliases as it may."""
+    if store.aliases.count(version.calibrator) >= MOST_ALIASES:
+        raise Conflict(
+            "too_many_aliases",
+            f"{name} has {MOST_ALIASES} aliases, and no more are taken: move one of them, or name "
+            "a version by its number",
+            limit=MOST_ALIASES,
+        )
 
 
 def _check_expected(there: Alias | None, expected: int | None, alias: str) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from service.errors import TooMany, Unavailable
 
@@ -51,6 +51,10 @@ class FairExecutor:
             raise
         return await asyncio.wrap_future(self._submit(owner, mine, partial(call, *args, **kwargs)))
 
+    def of(self, owner: str) -> Runner:
+        """Return what runs calls of one owner."""
+        return partial(self.run, owner)
+
     def close(self) -> None:
         """Start nothing more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -87,13 +91,21 @@ class _Owner:
     calls: int = 0
 
 
+class Runner(Protocol):
+    """Run a call on a thread of an executor."""
+
+    async def __call__(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the call returns."""
+
+
 @dataclass(frozen=True)
 class Executors:
     """The pools of an API process.
 
     ``inspect`` checks uploads and maps, ``parse`` reads JSON and forms, ``store`` writes parts of
-    uploads, ``load`` reads maps for predict, ``apply`` decodes and calibrates large bodies. Short
-    database calls stay on the framework's own threads.
+    uploads, ``load`` reads maps for predict, ``apply`` decodes and calibrates large bodies,
+    ``query`` makes the database calls of coroutines, ``merge`` decides steps of runs, which takes
+    up to a minute. The database calls of plain functions stay on the framework's own threads.
     """
 
     inspect: FairExecutor = field(default_factory=lambda: FairExecutor("inspect", 2))
@@ -101,8 +113,10 @@ class Executors:
     store: FairExecutor = field(default_factory=lambda: FairExecutor("store", 4, most_waiting=256))
     load: FairExecutor = field(default_factory=lambda: FairExecutor("load", 4, most_waiting=256))
     apply: FairExecutor = field(default_factory=lambda: FairExecutor("apply", 2, most_waiting=256))
+    query: FairExecutor = field(default_factory=lambda: FairExecutor("query", 4, most_waiting=256))
+    merge: FairExecutor = field(default_factory=lambda: FairExecutor("merge", 3, most_waiting=256))
 
     def close(self) -> None:
         """Start nothing more."""
-        for one in (self.inspect, self.parse, self.store, self.load, self.apply):
+        for one in vars(self).values():
             one.close()

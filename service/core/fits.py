@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from calibrators import Calibrator
@@ -14,12 +15,15 @@ from service.core.access import Principal
 from service.core.datasets import find_ready
 from service.core.names import check_name
 from service.core.versions import calibrator_for, check_model, check_notes
-from service.errors import Conflict, Invalid, NotFound, TooLarge
-from service.storage.records import Dataset, Fit
+from service.errors import Conflict, Invalid, NotFound, TooLarge, TooMany
+from service.storage.database import Database
+from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.store import Store
 
 QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
 MOST_METHODS = 20
+LONGEST_ORDER = 16_384
+NUMBER_LENGTH = 8
 WORKER_IS_ALIVE = 6.0
 GIGABYTE = 1 << 30
 
@@ -29,8 +33,11 @@ Device = Literal["auto", "cpu", "gpu"]
 class Queue(Protocol):
     """Where fits wait for a worker."""
 
-    def enqueue(self, store: Store, fit: str, queue: str) -> None:
-        """Put a fit on a queue, inside the store's transaction."""
+    def enqueue(self, store: Store, fit: Fit) -> None:
+        """Put a fit on its queue, inside the store's transaction."""
+
+    def withdraw(self, fit: str) -> None:
+        """Take a cancelled fit from its queue, in a transaction of its own."""
 
     def close(self) -> None:
         """Let go of what it holds."""
@@ -55,6 +62,11 @@ class FitOrder:
     tags: dict[str, str] = field(default_factory=dict)
     description: str = ""
 
+    @cached_property
+    def recipes(self) -> list[Calibrator]:
+        """The recipes of the methods; making those of many candidates takes a while."""
+        return [make_recipe(one.method, one.params, seed=self.seed) for one in self.methods]
+
     def check(self) -> None:
         """Raise if a worker would refuse it."""
         if not 1 <= len(self.methods) <= MOST_METHODS:
@@ -62,10 +74,21 @@ class FitOrder:
                 "bad_methods",
                 f"a fit takes 1 to {MOST_METHODS} methods, got {len(self.methods)}",
             )
-        for one in self.methods:
-            make_recipe(one.method, one.params, seed=self.seed)
+        self._check_size()
+        _ = self.recipes
         check_model(self.model)
         check_notes(self.tags, self.description)
+
+    def _check_size(self) -> None:
+        """Raise TooLarge if the methods are long: they are stored, and part of many answers."""
+        length = sum(len(one.method) + _length(one.params) for one in self.methods)
+        if length > LONGEST_ORDER:
+            raise TooLarge(
+                "order_too_large",
+                f"the methods of a fit and their parameters take at most {LONGEST_ORDER} "
+                f"characters, got about {length}",
+                limit=LONGEST_ORDER,
+            )
 
 
 @dataclass(frozen=True)
@@ -106,19 +129,21 @@ def submit(
     dataset: str,
     key: str | None = None,
     memory_limit: int | None = None,
+    most_open: int | None = None,
 ) -> Fit:
     """Order a fit on a dataset; the row and the queue's entry are in the same transaction.
 
-    ``memory_limit`` is how many bytes a fit may need by its estimate; None for any number.
+    ``memory_limit`` is how many bytes a fit may need by its estimate, ``most_open`` how many fits
+    of a workspace may wait or run; None for any number.
     """
+    _check_open(store, principal, most_open)
     data = find_ready(store, principal, dataset)
     other = None
     if request.evaluation is not None:
         other = find_ready(store, principal, request.evaluation)
         _check_alike(data, other)
     _check_groups(request.order, data, other)
-    for one in request.order.methods:
-        recipe = make_recipe(one.method, one.params, seed=request.order.seed)
+    for recipe in request.order.recipes:
         check_memory(recipe, data.rows or 0, data.classes or 0, memory_limit)
     name = request.calibrator
     fit = store.fits.add(
@@ -131,7 +156,7 @@ def submit(
         queue=_queue_for(store, request.device),
         created_by=principal.actor,
     )
-    queue.enqueue(store, fit.id, fit.queue)
+    queue.enqueue(store, fit)
     idempotency.keep(store, principal, key, asdict(request), {"fit": fit.id})
     return fit
 
@@ -144,13 +169,42 @@ def find(store: Store, principal: Principal, id: str) -> Fit:
     return found
 
 
-def cancel(store: Store, principal: Principal, id: str) -> Fit:
+def cancel(database: Database, queue: Queue, principal: Principal, id: str) -> Fit:
     """Stop a fit: at once if it waits, within seconds if it runs; again is no error."""
-    found = find(store, principal, id)
-    changed = store.fits.cancel(id)
+    with database.write() as store:
+        found = find(store, principal, id)
+        changed = store.fits.cancel(id)
     if changed is None and not found.cancel_requested:
         raise Conflict("fit_is_final", f"this fit has {found.status}: there is nothing to cancel")
+    if changed is not None and changed.status is FitStatus.CANCELLED:
+        queue.withdraw(id)
     return changed or found
+
+
+def _check_open(store: Store, principal: Principal, most: int | None) -> None:
+    """Raise TooMany if a workspace has as many fits waiting or running as it may."""
+    if most is None:
+        return
+    count = store.fits.count_open(principal.workspace)
+    if count >= most:
+        raise TooMany(
+            "too_many_fits",
+            f"{count} fits of this workspace wait or run already, and more than {most} are not "
+            "taken: wait for some to finish, or cancel some",
+            limit=most,
+        )
+
+
+def _length(value: Any) -> int:
+    """Return about how many characters a value has as JSON, without writing it."""
+    match value:
+        case str():
+            return len(value) + 2
+        case dict():
+            return 2 + sum(_length(name) + _length(one) + 4 for name, one in value.items())
+        case list() | tuple():
+            return 2 + sum(_length(one) + 2 for one in value)
+    return NUMBER_LENGTH
 
 
 def _check_alike(data: Dataset, evaluation: Dataset) -> None:
@@ -185,8 +239,8 @@ def check_memory(recipe: Calibrator, rows: int, classes: int, limit: int | None)
 
 def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
     """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
-    for one in order.methods:
-        method = make_recipe(one.method, one.params, seed=order.seed).method_needing_groups
+    for recipe in order.recipes:
+        method = recipe.method_needing_groups
         if method is None:
             continue
         for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):

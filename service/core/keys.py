@@ -8,6 +8,7 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Collection
 from typing import NamedTuple
 
 from service.core.access import Principal, Scope
@@ -24,6 +25,7 @@ DEFAULT_SCOPE = Scope.PREDICT
 MOST_DAYS = 36500
 MOST_GRACE_HOURS = 8760
 LONGEST_NAME = 100
+MOST_KEYS = 1000  # of a workspace that are valid; and as many that have ended are kept
 
 
 class NewKey(NamedTuple):
@@ -64,6 +66,7 @@ def create(
             "the first key needs the scope admin: it ends access without keys, and nobody could "
             "make another one",
         )
+    _make_room(store, workspace)
     id, secret = secrets.token_hex(6), secrets.token_hex(24)
     key = store.keys.add(
         id=id,
@@ -74,6 +77,18 @@ def create(
         expires_at=None if days is None else time.time() + days * DAY,
     )
     return NewKey(key, f"cal_{id}_{secret}")
+
+
+def _make_room(store: Store, workspace: str) -> None:
+    """Forget keys that ended long ago; raise Conflict if too many others are there."""
+    store.keys.forget_ended(workspace, MOST_KEYS)
+    if store.keys.count_live(workspace) >= MOST_KEYS:
+        raise Conflict(
+            "too_many_keys",
+            f"this workspace has {MOST_KEYS} valid keys, and no more are made: revoke some that "
+            "are not used",
+            limit=MOST_KEYS,
+        )
 
 
 def find(store: Store, workspace: str, id: str) -> Key:
@@ -103,12 +118,7 @@ def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) ->
 
 def is_last_admin(store: Store, workspace: str, id: str) -> bool:
     """Return whether no other valid key of the workspace has the scope admin, and this one has."""
-    now = time.time()
-    admins = [
-        key.id
-        for key in store.keys.all_of(workspace)
-        if Scope.ADMIN in key.scopes and is_valid(key, now)
-    ]
+    admins = [key.id for key in store.keys.live(workspace) if Scope.ADMIN in key.scopes]
     return admins == [id]
 
 
@@ -139,23 +149,38 @@ class KeyRing:
         self._keys: dict[str, Key] = {}
         self._principals: dict[str, Principal] = {}
         self._used: dict[str, float] = {}
+        self._states: dict[str, tuple[object, ...]] = {}
         self._anyone: Principal | None = None
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Read the keys again, and note which were used."""
+        """Read the keys of workspaces that have changed, and note which were used."""
         with self._lock:
             with self._database.read() as store:
-                keys = {key.id: key for key in store.keys.everything()}
+                states = store.keys.states()
+                changed = {id for id, state in states.items() if state != self._states.get(id)}
+                read = store.keys.of_workspaces(changed) if changed else []
                 if self._anyone is None:
                     default = workspace_named(store, DEFAULT_WORKSPACE).id
                     self._anyone = Principal(default, "anonymous", frozenset(Scope))
-            self._principals = {id: _principal(key) for id, key in keys.items()}
-            self._keys = keys
+            if changed or self._states.keys() != states.keys():
+                self._take(read, changed, states.keys())
+                self._states = states
             used, self._used = self._used, {}
             if used:
                 with self._database.write() as store:
                     store.keys.used(dict(used))
+
+    def _take(self, read: list[Key], changed: Collection[str], known: Collection[str]) -> None:
+        """Take the keys of workspaces that have changed, and those of the others as they are."""
+        keys = {
+            key.id: key
+            for key in self._keys.values()
+            if key.workspace in known and key.workspace not in changed
+        }
+        keys |= {key.id: key for key in read}
+        self._principals = {id: _principal(key) for id, key in keys.items()}
+        self._keys = keys
 
     @property
     def is_empty(self) -> bool:

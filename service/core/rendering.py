@@ -52,6 +52,7 @@ class Renderer:
         self._folder = folder
         self._seconds = seconds
         self._executor = FairExecutor("render", PROCESSES)
+        self._files = FairExecutor("drawings", 2, most_waiting=256)
         self._processes: list[TaskProcess] = []
         self._mine = threading.local()
         self._drawing: dict[Drawing, asyncio.Task[bytes]] = {}
@@ -61,7 +62,7 @@ class Renderer:
         self, drawing: Drawing, load: Callable[[], dict[str, Any]], title: str
     ) -> bytes:
         """Return a drawing, from disk if it was made before; ``load`` reads the report."""
-        kept = await asyncio.to_thread(self._kept, drawing)
+        kept = await self._files.run(drawing.workspace, self._kept, drawing)
         if kept is not None:
             return kept
         if self._failed.get(drawing, 0.0) > time.monotonic():
@@ -76,13 +77,14 @@ class Renderer:
     def close(self) -> None:
         """End the processes."""
         self._executor.close()
+        self._files.close()
         for process in self._processes:
             process.end()
 
     async def _draw(
         self, drawing: Drawing, load: Callable[[], dict[str, Any]], title: str
     ) -> bytes:
-        report = await asyncio.to_thread(load)
+        report = await self._files.run(drawing.workspace, load)
         request = {"format": drawing.format, "title": title, "report": report}
         try:
             return await self._executor.run(drawing.workspace, self._drawn, drawing, request)

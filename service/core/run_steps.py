@@ -50,25 +50,57 @@ class Posted(NamedTuple):
     decided: RunStep | None
 
 
+class Recorded(NamedTuple):
+    """Statistics that were recorded, and whether the next step of their session can be decided."""
+
+    session: RunSession
+    step: int
+    late: bool
+    is_due: bool
+
+    @property
+    def key(self) -> SessionKey:
+        """Return the session that they belong to."""
+        return SessionKey(self.session.run, self.session.number)
+
+
 def post(database: Database, principal: Principal, name: str, sent: Sent) -> Posted:
     """Record a rank's statistics, then decide what is due.
 
     Both are transactions of their own: statistics that were recorded stay so, whatever becomes of
     the decision, and the same post again is answered alike.
     """
+    recorded = record(database, principal, name, sent)
+    if recorded.is_due:
+        decide(database, recorded.key)
+    return outcome(database, recorded)
+
+
+def record(database: Database, principal: Principal, name: str, sent: Sent) -> Recorded:
+    """Record a rank's statistics.
+
+    Only what the rank itself has posted is read under the write lock: there may be thousands of
+    others.
+    """
     with database.write() as store:
         run = store.runs.lock(run_named(store, principal, name).id)
         session = session_of(store, run, sent.session)
         _check(run, session, sent)
         head = head_of(store, session)
-        posted = {one.rank: one for one in store.run_steps.posted(session, sent.step)}
-        mine = _recorded(store, run, session, head, sent, posted.get(sent.rank))
-        is_decidable = is_due(session, store.run_steps.standing(session, head.step + 1))
-    if is_decidable:
-        decide(database, SessionKey(run.id, session.number))
+        known = store.run_steps.posted(session, sent.step, sent.rank)
+        mine = _recorded(store, run, session, head, sent, known)
     with database.read() as store:
-        decided = store.run_steps.get(session, sent.step)
-    return Posted(sorted({*posted, sent.rank}), mine.late, decided)
+        step = head_of(store, session).step + 1
+        standing = store.run_steps.standing(session, step)
+    return Recorded(session, sent.step, mine.late, is_due(session, standing))
+
+
+def outcome(database: Database, recorded: Recorded) -> Posted:
+    """Return how a step stands after a post."""
+    session, step = recorded.session, recorded.step
+    with database.read() as store:
+        ranks = store.run_steps.ranks(session, step)
+        return Posted(ranks, recorded.late, store.run_steps.get(session, step))
 
 
 def _recorded(

@@ -30,6 +30,7 @@ def order_sample(
     *,
     uploads: Path,
     keeping: Keeping,
+    most_open: int,
 ) -> Fit:
     """Order fits on one part of the sample, judged on the other."""
 
@@ -43,7 +44,7 @@ def order_sample(
     request = FitRequest(CALIBRATOR, order, dataset, evaluation)
     request.check()
     with database.write() as store:
-        return fits.submit(store, queue, principal, request, dataset=dataset)
+        return fits.submit(store, queue, principal, request, dataset=dataset, most_open=most_open)
 
 
 def _npz(part: Literal["cal", "test"]) -> bytes:

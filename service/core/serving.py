@@ -6,11 +6,13 @@ every second or so; while the database is down the last known answer is served.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import structlog
 
 from calibrators import CalibrationError, CalibrationMap, archive
@@ -24,7 +26,8 @@ from service.storage.database import Database
 from service.storage.records import Alias, Version
 from service.storage.store import Store
 
-MAP_OVERHEAD = 4096  # what a small map takes beside its arrays
+MAP_OVERHEAD = 2048  # of a small map, beside its arrays and names
+PLACE_OVERHEAD = 1024  # of a name under which a map is found
 
 _log = structlog.get_logger("calibrd.serving")
 
@@ -63,6 +66,7 @@ class Maps:
         self._served: OrderedDict[Place, Served] = OrderedDict()
         self._versions: dict[str, Served] = {}
         self._places: Counter[str] = Counter()
+        self._bytes = 0
         self._aliases: dict[Place, Alias] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
@@ -72,8 +76,8 @@ class Maps:
 
     @property
     def bytes(self) -> int:
-        """Return how many bytes the maps in memory take."""
-        return sum(one.bytes for one in self._versions.copy().values())
+        """Return how many bytes the maps in memory take, and the names they are found under."""
+        return self._bytes
 
     def find(self, principal: Principal, name: str, ref: str) -> Served | None:
         """A map that is in memory already."""
@@ -96,8 +100,8 @@ class Maps:
         with self._refreshing:
             known = dict(self._aliases)
             with self._database.read() as store:
-                ids = sorted({alias.calibrator for alias in known.values()})
-                now = {(one.calibrator, one.name): one for one in store.aliases.of_calibrators(ids)}
+                used = sorted({(alias.calibrator, alias.name) for alias in known.values()})
+                now = {(one.calibrator, one.name): one for one in store.aliases.several(used)}
             for place, alias in known.items():
                 there = now.get((alias.calibrator, alias.name))
                 if there is not None and there.revision != alias.revision:
@@ -117,7 +121,10 @@ class Maps:
         with self._lock:
             self._drop(place)
             self._served[place] = served
-            self._versions[served.id] = served
+            self._bytes += PLACE_OVERHEAD
+            if served.id not in self._versions:
+                self._versions[served.id] = served
+                self._bytes += served.bytes
             self._places[served.id] += 1
             if alias is not None:
                 self._aliases[place] = alias
@@ -130,8 +137,10 @@ class Maps:
         gone = self._served.pop(place, None)
         if gone is None:
             return
+        self._bytes -= PLACE_OVERHEAD
         self._places[gone.id] -= 1
         if not self._places[gone.id]:
+            self._bytes -= self._versions[gone.id].bytes
             del self._places[gone.id], self._versions[gone.id]
 
     def _read(self, place: Place, version: Version) -> Served:
@@ -142,7 +151,7 @@ class Maps:
             return known
         key = map_key(place.workspace, version.id, version.map_sha256)
         content = self._blobs.get(key, version.map_sha256)
-        fitted = archive.load(content)
+        fitted = _without_info(archive.load(content))
         return Served(
             place.name,
             version.number,
@@ -150,8 +159,33 @@ class Maps:
             version.map_sha256,
             version.model,
             id,
-            len(content) + MAP_OVERHEAD,
+            MAP_OVERHEAD + size_of(fitted),
         )
+
+
+def _without_info(fitted: CalibrationMap) -> CalibrationMap:
+    """Return a map without what is known of its fit, which no prediction needs."""
+    inner: dict[str, Any] = {
+        name: _without_info(value)
+        for name, value in vars(fitted).items()
+        if isinstance(value, CalibrationMap)
+    }
+    return replace(fitted, fit_info={}, **inner)
+
+
+def size_of(value: Any) -> int:
+    """Return about how many bytes a map, or something that it holds, takes in memory."""
+    size = sys.getsizeof(value)
+    match value:
+        case np.ndarray():
+            return size if value.base is None else size + value.nbytes
+        case CalibrationMap():
+            return size + size_of(vars(value))
+        case dict():
+            return size + sum(size_of(one) for pair in value.items() for one in pair)
+        case list() | tuple() | set() | frozenset():
+            return size + sum(map(size_of, value))
+    return size
 
 
 def _resolve(

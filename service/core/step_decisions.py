@@ -21,8 +21,9 @@ from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrators.adafocal.statistics import WIDTHS
 from calibrators.metrics import BinTable
 from service.core.runs import Head, State, head_of
+from service.errors import Unavailable
 from service.storage.database import AWAY, Database
-from service.storage.records import RunSession, RunStatistics
+from service.storage.records import RunSession
 from service.storage.run_steps import AT_ONCE, SessionKey, Standing
 from service.storage.store import Store
 
@@ -40,7 +41,7 @@ class _Pending(NamedTuple):
 
     session: RunSession
     head: Head
-    posted: list[RunStatistics]
+    ranks: list[int]
     standing: Standing
     claimed: State
 
@@ -98,7 +99,7 @@ def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -
             if is_mine:
                 advance(database, key)
             return is_mine
-    except AWAY:
+    except (*AWAY, Unavailable):
         raise
     except Exception as error:  # noqa: BLE001
         facts = {"run": key.run, "session": key.number, "error": type(error).__name__}
@@ -149,7 +150,7 @@ class _Merge:
 
     def add(self, database: Database, pending: _Pending) -> bool:
         """Merge the ranks that are missing; return False if their bytes are gone."""
-        missing = [one.rank for one in pending.posted if one.rank not in self.ranks]
+        missing = [rank for rank in pending.ranks if rank not in self.ranks]
         for some in _batches(missing, AT_ONCE):
             with database.read() as store:
                 found = store.run_steps.contents(pending.session, self.step, some)
@@ -195,7 +196,7 @@ def _pending(store: Store, key: SessionKey) -> _Pending:
     return _Pending(
         session,
         head,
-        store.run_steps.posted(session, step),
+        store.run_steps.ranks(session, step),
         store.run_steps.standing(session, step),
         store.run_steps.claimed(session, step),
     )
@@ -208,7 +209,7 @@ def _write(
     store.runs.lock(key.run)
     if head_of(store, pending.session).step != pending.head.step:
         return False
-    ranks = [one.rank for one in store.run_steps.posted(pending.session, merge.step)]
+    ranks = store.run_steps.ranks(pending.session, merge.step)
     if set(ranks) != merge.ranks:
         return False
     store.run_steps.add(pending.session, merge.step, ranks=ranks, **decision)
@@ -234,7 +235,7 @@ def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
     session = pending.session
     return {
         "state": None if after is None else after.to_dict(),
-        "partial": session.decides == "service" and len(pending.posted) < session.world_size,
+        "partial": session.decides == "service" and len(pending.ranks) < session.world_size,
         "verified": verified,
         "metrics": _metrics(merged),
         "bins": _equal_mass(merged, bins) if merged.rows else None,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from typing import Generic, TypeVar
 
 import structlog
 
-from service.core.step_decisions import decide_due
-from service.storage.database import Database
+from service.core.step_decisions import decide
+from service.errors import ServiceError
+from service.storage.database import AWAY, Database
 from service.storage.records import Fit
 from service.storage.run_steps import SessionKey
 
 POLL_SECONDS = 0.2
+MERGE_THREADS = 3
+MOST_DUE = 100
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
@@ -30,6 +34,7 @@ class Watcher(Generic[Key, Item]):
         self._read = read
         self._waiting: dict[Key, set[asyncio.Queue[Item | None]]] = {}
         self._poller: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"watch-{what}")
         self._is_stopped = False
 
     async def changes(
@@ -71,6 +76,7 @@ class Watcher(Generic[Key, Item]):
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
     def _listening(self, key: Key) -> Iterator[asyncio.Queue[Item | None]]:
@@ -87,10 +93,11 @@ class Watcher(Generic[Key, Item]):
                 del self._waiting[key]
 
     async def _poll(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._waiting:
             found: Mapping[Key, Item] = {}
             try:
-                found = await asyncio.to_thread(self._read, list(self._waiting))
+                found = await loop.run_in_executor(self._thread, self._read, list(self._waiting))
             except Exception as error:  # noqa: BLE001 - the database may be away for a while
                 _log.warning(f"{self._what}_not_read", error=type(error).__name__)
             for key, item in found.items():
@@ -119,19 +126,53 @@ class FitWatcher(Watcher[str, Fit]):
 
 
 class RunWatcher(Watcher[SessionKey, int]):
-    """Tells how many steps of runs are decided, and sees that those that are due will be."""
+    """Tells how many steps of runs are decided, and sees that those that are due will be.
+
+    Merging takes up to a minute, so the poller leaves it to other threads: one for each workspace
+    at a time.
+    """
 
     def __init__(self, database: Database) -> None:
-        def read(keys: list[SessionKey]) -> dict[SessionKey, int]:
-            decide_due(database, keys)
-            with database.read() as store:
-                return store.run_steps.last_numbers(keys)
+        super().__init__("runs", self._look)
+        self._database = database
+        self._workspaces: dict[SessionKey, str] = {}
+        self._merging: set[str] = set()
+        self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
 
-        super().__init__("runs", read)
-
-    async def beyond(self, key: SessionKey, step: int, after: int, seconds: float) -> int:
+    async def beyond(
+        self, key: SessionKey, workspace: str, step: int, after: int, seconds: float
+    ) -> int:
         """The last decided step of a session when it is beyond another, or after a while."""
-        return await self.until(key, step, lambda current: current > after, seconds)
+        self._workspaces[key] = workspace
+        try:
+            return await self.until(key, step, lambda current: current > after, seconds)
+        finally:
+            if key not in self._waiting:
+                self._workspaces.pop(key, None)
+
+    async def close(self) -> None:
+        """Stop polling and merging."""
+        await super().close()
+        self._merges.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, keys: list[SessionKey]) -> dict[SessionKey, int]:
+        with self._database.read() as store:
+            due = store.run_steps.due(keys, MOST_DUE)
+            found = store.run_steps.last_numbers(keys)
+        for key in due:
+            workspace = self._workspaces.get(key)
+            if workspace is not None and workspace not in self._merging:
+                self._merging.add(workspace)
+                self._merges.submit(self._merge, key, workspace)
+        return found
+
+    def _merge(self, key: SessionKey, workspace: str) -> None:
+        try:
+            decide(self._database, key, wait=0.0)
+        except (*AWAY, ServiceError) as error:
+            _log.warning("step_not_merged", error=type(error).__name__)
+        finally:
+            self._merging.discard(workspace)
 
 
 def _is_final(fit: Fit) -> bool:

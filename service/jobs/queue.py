@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from dbos import DBOSClient, DBOSPortableJSONSerializer
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.core.fits import QUEUES
 from service.storage.database import Database
+from service.storage.records import Fit
 from service.storage.store import Store
 
 APPLICATION = "calibrd"
@@ -32,6 +35,9 @@ class Entry(NamedTuple):
 class DbosQueue:
     """Where fits wait. A fit may have several entries; whoever comes after the first does nothing.
 
+    Each workspace is a partition of its queue, and DBOS looks at partitions in random order: a
+    workspace with many fits delays the first fit of another by no more than one of its own.
+
     So a fit that has to wait again gets a new entry in the transaction that says so, rather than
     its old entry back in a second step that might not happen.
     """
@@ -49,23 +55,45 @@ class DbosQueue:
         """Make the queues known; a worker takes one entry at a time from each of its queues."""
         for name in QUEUES:
             self._client.register_queue(
-                name, worker_concurrency=1, polling_interval_sec=POLL_SECONDS
+                name,
+                worker_concurrency=1,
+                partition_worker_concurrency=1,
+                polling_interval_sec=POLL_SECONDS,
             )
 
-    def enqueue(self, store: Store, fit: str, queue: str) -> None:
-        """Put a fit on a queue, inside the store's transaction."""
-        self._enqueue(store, Entry(fit, fit), queue)
+    def enqueue(self, store: Store, fit: Fit) -> None:
+        """Put a fit on its queue, inside the store's transaction."""
+        self._enqueue(store, fit, fit.id)
 
-    def enqueue_again(self, store: Store, fit: str, queue: str) -> None:
-        """Put a fit that was taken from a queue back on it, inside the store's transaction."""
-        self._enqueue(store, Entry(f"{fit}.{secrets.token_hex(6)}", fit), queue)
+    def enqueue_again(self, store: Store, fit: Fit) -> None:
+        """Put a fit that was taken from its queue back on it, inside the store's transaction."""
+        self._enqueue(store, fit, f"{fit.id}.{secrets.token_hex(6)}")
+
+    def withdraw(self, fit: str) -> None:
+        """Delete the entry of a cancelled fit, which a worker would have to take in vain.
+
+        In a transaction of its own, and without complaint: an entry that is left over does no harm.
+        Those of fits that were put back are, because finding them takes a look at all entries.
+        """
+        with suppress(SQLAlchemyError):
+            found = self._client.list_workflows(
+                status="ENQUEUED", workflow_ids=[fit], load_input=False, load_output=False
+            )
+            self.forget([one.workflow_id for one in found])
+
+    def without_workspace(self) -> list[Entry]:
+        """Return entries of releases before partitions, which no worker would take."""
+        found = self._client.list_workflows(
+            status="ENQUEUED", queue_name=list(QUEUES), load_input=False, load_output=False
+        )
+        return [_entry(one.workflow_id) for one in found if one.queue_partition_key is None]
 
     def taken_by(self, worker: str) -> list[Entry]:
         """The entries that a worker has taken and not finished."""
         found = self._client.list_workflows(
             status="PENDING", executor_id=worker, load_input=False, load_output=False
         )
-        return [Entry(one.workflow_id, one.workflow_id.partition(".")[0]) for one in found]
+        return [_entry(one.workflow_id) for one in found]
 
     def takers(self) -> set[str]:
         """The workers that have taken entries and not finished them."""
@@ -100,15 +128,20 @@ class DbosQueue:
         """Let go of the database; its connections are not ours to close."""
         self._client.destroy()
 
-    def _enqueue(self, store: Store, entry: Entry, queue: str) -> None:
+    def _enqueue(self, store: Store, fit: Fit, id: str) -> None:
         self._client.enqueue_in_transaction(
             store.session,
             {
                 "workflow_name": WORKFLOW,
-                "workflow_id": entry.id,
-                "queue_name": queue,
+                "workflow_id": id,
+                "queue_name": fit.queue,
+                "queue_partition_key": fit.workspace,
                 "app_version": VERSION,
                 "application_name": APPLICATION,
             },
-            entry.fit,
+            fit.id,
         )
+
+
+def _entry(id: str) -> Entry:
+    return Entry(id, id.partition(".")[0])

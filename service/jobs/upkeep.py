@@ -115,7 +115,7 @@ class Upkeep:
             self._put_back(store, entries)
             for fit in store.fits.running_on(self._worker):
                 if store.fits.hand_back(fit.id, fit.attempt):
-                    self._queue.enqueue_again(store, fit.id, fit.queue)
+                    self._queue.enqueue_again(store, fit)
             store.workers.remove(self._worker)
         self._queue.forget([entry.id for entry in entries])
 
@@ -132,6 +132,7 @@ class Upkeep:
         self._delete_all(lambda store: store.web_sessions.forget_expired())
         with self._database.write() as store:
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
+        with self._database.read() as store:  # looking may take long, and nobody may wait for it
             old = store.datasets.expired() + store.fits.spent_datasets()
         for dataset in old:
             if self._ended.is_set():
@@ -140,9 +141,11 @@ class Upkeep:
         self._queue.forget_done()
         at_work = self._at_work()
         taken = {one for one in self._queue.taken_by(self._worker) if one.fit not in at_work}
-        with self._database.write() as store:
-            self._put_back(store, taken & self._stray)
-        self._queue.forget([entry.id for entry in taken & self._stray])
+        lost = taken & self._stray | set(self._queue.without_workspace())
+        if lost:
+            with self._database.write() as store:
+                self._put_back(store, lost)
+            self._queue.forget([entry.id for entry in lost])
         self._stray = taken - self._stray
         self._look_for_strangers()
         if sweeps:
@@ -209,10 +212,10 @@ class Upkeep:
                 )
                 store.fits.finish(fit.id, fit.attempt, FitStatus.FAILED, error=ending.error)
             elif store.fits.requeue(fit.id, fit.attempt):
-                self._queue.enqueue_again(store, fit.id, fit.queue)
+                self._queue.enqueue_again(store, fit)
 
     def _put_back(self, store: Store, entries: Collection[Entry]) -> None:
         """Entries that a worker took without starting their fits."""
         for fit in store.fits.several({entry.fit for entry in entries}):
             if fit.status is FitStatus.QUEUED:
-                self._queue.enqueue_again(store, fit.id, fit.queue)
+                self._queue.enqueue_again(store, fit)

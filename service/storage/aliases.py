@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, tuple_, update
 
 from service.storage.news import announce
 from service.storage.records import Alias, AliasMove
@@ -90,10 +90,30 @@ class Aliases(Repository):
             found.setdefault(one.alias, []).append(one)
         return found
 
-    def of_calibrators(self, ids: Sequence[str]) -> list[Alias]:
-        """All aliases of these calibrators."""
+    def count(self, calibrator: str) -> int:
+        """Return how many aliases a calibrator has."""
+        return self.counts([calibrator]).get(calibrator, 0)
+
+    def counts(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return how many aliases each of these calibrators has, if any."""
+        mine = aliases.c.calibrator.in_(ids)
+        chosen = select(aliases.c.calibrator, func.count()).where(mine)
+        rows = self.session.execute(chosen.group_by(aliases.c.calibrator))
+        return {row[0]: row[1] for row in rows}
+
+    def by_calibrator(self, ids: Sequence[str]) -> dict[str, list[Alias]]:
+        """Return the aliases of these calibrators, by name, for each that has any."""
+        chosen = select(aliases).where(aliases.c.calibrator.in_(ids)).order_by(aliases.c.name)
+        found: dict[str, list[Alias]] = {}
+        for one in self._all(Alias, chosen):
+            found.setdefault(one.calibrator, []).append(one)
+        return found
+
+    def several(self, places: Sequence[tuple[str, str]]) -> list[Alias]:
+        """Return aliases by the ids of their calibrators and their names."""
         found: list[Alias] = []
-        for start in range(0, len(ids), MOST_IDS):
-            some = ids[start : start + MOST_IDS]
-            found += self._all(Alias, select(aliases).where(aliases.c.calibrator.in_(some)))
+        key = tuple_(aliases.c.calibrator, aliases.c.name)
+        for start in range(0, len(places), MOST_IDS):
+            some = places[start : start + MOST_IDS]
+            found += self._all(Alias, select(aliases).where(key.in_(some)))
         return found

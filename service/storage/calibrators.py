@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Select, insert, select, update
 
 from service.storage.records import CalibratorRow, Version
 from service.storage.rows import Repository, new_id, now
@@ -95,10 +95,25 @@ class Calibrators(Repository):
 
     def versions(self, calibrator: str, limit: int, before: int | None) -> list[Version]:
         """A page of versions, newest first."""
+        return self._all(Version, self._newest(calibrator, before).limit(limit))
+
+    def affordable_versions(self, calibrator: str, limit: int, before: int | None) -> int:
+        """Return how many versions of a page of at most ``limit`` are not too large together."""
+        found = versions.c
+        free = (found.params, found.fit_info, found.libraries, found.tags, found.description)
+        return self._affordable(self._newest(calibrator, before).limit(limit), *free)
+
+    @staticmethod
+    def _newest(calibrator: str, before: int | None) -> Select[Any]:
         chosen = select(versions).where(versions.c.calibrator == calibrator)
         if before is not None:
             chosen = chosen.where(versions.c.number < before)
-        return self._all(Version, chosen.order_by(versions.c.number.desc()).limit(limit))
+        return chosen.order_by(versions.c.number.desc())
+
+    def numbers(self, calibrator: str, limit: int) -> list[int]:
+        """Return the numbers of the newest versions."""
+        chosen = self._newest(calibrator, None).with_only_columns(versions.c.number)
+        return list(self.session.scalars(chosen.limit(limit)))
 
     def report(self, calibrator: str, number: int) -> dict[str, Any] | None:
         """The report of a version as plain JSON."""

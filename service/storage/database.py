@@ -20,7 +20,7 @@ from service.storage.store import Store
 AWAY = (OperationalError, InternalError, InterfaceError, TimeoutError)
 # the errors of a full disk, and of what took too long, by the databases' own names
 FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100")
-SLOW = ("57014", "55P03", "25P03")
+SLOW = ("57014", "55P03", "25P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT", "SQLITE_LOCKED")
 BUSY_SECONDS = 10
 # at most this many connections of an API replica or a worker, and those beyond the first
 # ten only while they are needed
@@ -98,6 +98,8 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
+        if self._deadlines is not None:
+            self._deadlines.close()
         self.engine.dispose()
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from service.settings import DAY
-from service.storage.records import OPEN, Dataset, Kind, Part
+from service.storage.records import OPEN, Dataset, FitStatus, Kind, Part
 from service.storage.rows import After, Repository, now
 from service.storage.tables import datasets, fits, parts, workspaces
 
@@ -108,21 +108,13 @@ class Datasets(Repository):
 
     def is_in_use(self, id: str) -> bool:
         """Whether a fit that is not finished needs it."""
-        needs = or_(fits.c.dataset == id, fits.c.evaluation == id)
-        return (
-            self.session.scalar(select(fits.c.id).where(needs, fits.c.status.in_(OPEN)).limit(1))
-            is not None
-        )
+        return bool(self.session.scalar(select(needed_by_fits(id, OPEN))))
 
     def expired(self, limit: int = 100) -> list[Dataset]:
         """Datasets whose time is over and that no unfinished fit needs; uploads given up, too."""
-        open_fits = select(fits.c.id).where(
-            or_(fits.c.dataset == datasets.c.id, fits.c.evaluation == datasets.c.id),
-            fits.c.status.in_(OPEN),
-        )
         given_up = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
         over = (datasets.c.expires_at < now()) | given_up
-        chosen = select(datasets).where(over, ~open_fits.exists())
+        chosen = select(datasets).where(over, ~needed_by_fits(datasets.c.id, OPEN))
         return self._all(Dataset, chosen.limit(limit))
 
     def lock_uploads(self, workspace: str) -> None:
@@ -137,13 +129,13 @@ class Datasets(Repository):
 
     def open_bytes(self, workspace: str) -> int:
         """Return the bytes of all parts of uploads that are not committed."""
-        its_parts = select(func.coalesce(func.sum(parts.c.bytes), 0)).join(datasets)
-        return int(self.session.scalar(its_parts.where(_is_open(workspace))) or 0)
+        total = select(func.sum(datasets.c.part_bytes)).where(_is_open(workspace))
+        return int(self.session.scalar(total) or 0)
 
     def bytes_of_parts(self, id: str) -> int:
         """Return the bytes of all parts of an upload."""
-        mine = parts.c.dataset == id
-        return int(self.session.scalar(select(func.sum(parts.c.bytes)).where(mine)) or 0)
+        total = select(datasets.c.part_bytes).where(datasets.c.id == id)
+        return int(self.session.scalar(total) or 0)
 
     def part(self, id: str, number: int) -> Part | None:
         """Return a part that has arrived or was promised."""
@@ -155,11 +147,28 @@ class Datasets(Repository):
         same = (parts.c.dataset == id) & parts.c.number.in_([part.number for part in new])
         replaced = self._all(Part, delete(parts).where(same).returning(*parts.c))
         self._changed(insert(parts).values([vars(part) for part in new]))
+        more = sum(part.bytes for part in new) - sum(old.bytes for old in replaced)
+        grown = update(datasets).where(datasets.c.id == id)
+        self._changed(grown.values(part_bytes=datasets.c.part_bytes + more))
         return replaced
 
     def parts_of(self, id: str) -> list[Part]:
         """The parts that have arrived or were promised, in order."""
         return self._all(Part, select(parts).where(parts.c.dataset == id).order_by(parts.c.number))
+
+
+def needed_by_fits(
+    dataset: Any, statuses: Collection[FitStatus] | None = None
+) -> ColumnElement[bool]:
+    """Return whether fits, of some statuses if named, have a dataset; one index for each column."""
+
+    def has(column: ColumnElement[str | None]) -> ColumnElement[bool]:
+        chosen = select(fits.c.id).where(column == dataset)
+        if statuses is not None:
+            chosen = chosen.where(fits.c.status.in_(statuses))
+        return chosen.correlate(datasets).exists()
+
+    return or_(has(fits.c.dataset), has(fits.c.evaluation))
 
 
 def _is_open(workspace: str) -> ColumnElement[bool]:

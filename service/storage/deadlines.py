@@ -11,15 +11,14 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError, TimeoutError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, TimeoutError
 
-# after a missed deadline one caller tries again, and the others wait so long for what it finds
-TRIAL_SECONDS = 0.5
+PROBE_PAUSE = 0.05  # between two looks for a database that is away and refuses at once
 LEAST_CONNECT_SECONDS = 2  # psycopg waits no less
 TICK = 0.1
 
@@ -54,31 +53,41 @@ class LimitedConnection(psycopg.Connection[Any]):
 class Deadlines:
     """The deadline of every transaction on an engine: so many seconds of waiting in all.
 
-    What the caller does between two statements does not count. After a missed deadline one caller
-    at a time tries the database, so that threads do not pile up while it is away.
+    What the caller does between two statements does not count. After a missed deadline callers are
+    refused at once, whatever their number, until a thread of its own finds that the database
+    answers again.
     """
 
     def __init__(self, engine: Engine, seconds: float) -> None:
         self.seconds = seconds
+        self._engine = engine
         self._checkout = threading.local()
         self._is_away = False
-        self._trial = threading.Lock()
+        self._ended = threading.Event()
+        self._starting = threading.Lock()
         event.listen(engine, "do_connect", self._connect)
+
+    def close(self) -> None:
+        """Look no more whether the database is back."""
+        self._ended.set()
 
     @contextmanager
     def connected(self, engine: Engine, seconds: float | None = None) -> Iterator[Connection]:
         """Yield a connection for one transaction; waiting for it counts."""
-        seconds = seconds or self.seconds
-        if self._is_away:  # if it is back, it answers at once
-            seconds = min(seconds, LEAST_CONNECT_SECONDS)
+        if self._is_away:
+            raise TimeoutError("the database did not answer others a moment ago")
+        with self._noting(), self._connected(engine, seconds or self.seconds) as connection:
+            yield connection
+
+    @contextmanager
+    def _connected(self, engine: Engine, seconds: float) -> Iterator[Connection]:
         began = time.monotonic()
-        with self._noting(), self._admitted(), self._until(began + seconds):
+        with self._until(began + seconds):
             connection = engine.connect()
-            self._is_away = False
         line = connection.connection.driver_connection
         assert isinstance(line, LimitedConnection)  # noqa: S101
         line.left = seconds - (time.monotonic() - began)
-        with connection, self._noting():
+        with connection:
             try:
                 yield connection
             finally:
@@ -112,27 +121,29 @@ class Deadlines:
             del self._checkout.deadline
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Let one caller at a time through while the database is away."""
-        if not self._is_away:
-            yield
-            return
-        if not self._trial.acquire(timeout=TRIAL_SECONDS):
-            raise TimeoutError("the database did not answer others a moment ago")
-        try:
-            yield
-        finally:
-            self._trial.release()
-
-    @contextmanager
     def _noting(self) -> Iterator[None]:
         """Note that the database is away when a deadline was missed, or none could connect."""
         try:
             yield
-        except TimeoutError:
-            self._is_away = True
-            raise
         except DBAPIError as error:
             if isinstance(error.orig, DeadlineMissed | psycopg.errors.ConnectionTimeout):
-                self._is_away = True
+                self._note_away()
             raise
+
+    def _note_away(self) -> None:
+        with self._starting:
+            if self._is_away or self._ended.is_set():
+                return
+            self._is_away = True
+            threading.Thread(target=self._probe, name="database-probe", daemon=True).start()
+
+    def _probe(self) -> None:
+        """Try the database until it answers."""
+        while not self._ended.wait(PROBE_PAUSE):
+            with (
+                suppress(SQLAlchemyError),
+                self._connected(self._engine, LEAST_CONNECT_SECONDS) as connection,
+            ):
+                connection.exec_driver_sql("SELECT 1")
+                self._is_away = False
+                return

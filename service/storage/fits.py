@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import Select, delete, func, insert, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
+from service.storage.datasets import needed_by_fits
 from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.rows import After, Repository, new_id, now
 from service.storage.tables import datasets, fits, workers
@@ -53,6 +54,26 @@ class Fits(Repository):
         status: FitStatus | None = None,
     ) -> list[Fit]:
         """A page of fits, newest first."""
+        chosen = self._newest(workspace, after, calibrator, status)
+        return self._fits(chosen.limit(limit))
+
+    def affordable(
+        self,
+        workspace: str,
+        limit: int,
+        after: After | None,
+        *,
+        calibrator: str | None = None,
+        status: FitStatus | None = None,
+    ) -> int:
+        """Return how many fits of a page of at most ``limit`` are not too large together."""
+        chosen = self._newest(workspace, after, calibrator, status)
+        return self._affordable(chosen.limit(limit), fits.c.order, fits.c.progress, fits.c.error)
+
+    @staticmethod
+    def _newest(
+        workspace: str, after: After | None, calibrator: str | None, status: FitStatus | None
+    ) -> Select[Any]:
         chosen = select(fits).where(fits.c.workspace == workspace)
         if calibrator is not None:
             chosen = chosen.where(fits.c.calibrator_name == calibrator)
@@ -60,8 +81,7 @@ class Fits(Repository):
             chosen = chosen.where(fits.c.status == status)
         if after is not None:
             chosen = chosen.where(tuple_(fits.c.created_at, fits.c.id) < tuple_(*after))
-        order = (fits.c.created_at.desc(), fits.c.id.desc())
-        return self._fits(chosen.order_by(*order).limit(limit))
+        return chosen.order_by(fits.c.created_at.desc(), fits.c.id.desc())
 
     def start(self, id: str, *, worker: str, device: str) -> Fit | None:
         """Take a waiting fit for its next attempt; None if it does not wait (any more)."""
@@ -124,6 +144,11 @@ class Fits(Repository):
         runs = (fits.c.id == id) & (fits.c.status == FitStatus.RUNNING)
         return self._fit(update(fits).where(runs).values(cancel_requested=True).returning(*fits.c))
 
+    def count_open(self, workspace: str) -> int:
+        """Return how many fits of a workspace wait or run."""
+        is_open = (fits.c.workspace == workspace) & fits.c.status.in_(OPEN)
+        return self.session.scalar(select(func.count()).select_from(fits).where(is_open)) or 0
+
     def running_on(self, worker: str) -> list[Fit]:
         """The fits that a worker has taken."""
         mine = (fits.c.worker == worker) & (fits.c.status == FitStatus.RUNNING)
@@ -131,12 +156,10 @@ class Fits(Repository):
 
     def spent_datasets(self, limit: int = 100) -> list[Dataset]:
         """Datasets sent for fits only, whose fits are all final."""
-        needs = or_(fits.c.dataset == datasets.c.id, fits.c.evaluation == datasets.c.id)
-        is_open = fits.c.status.in_(OPEN)
         chosen = select(datasets).where(
             datasets.c.delete_after_fit,
-            select(fits.c.id).where(needs).exists(),
-            ~select(fits.c.id).where(needs, is_open).exists(),
+            needed_by_fits(datasets.c.id),
+            ~needed_by_fits(datasets.c.id, OPEN),
         )
         return self._all(Dataset, chosen.limit(limit))
 

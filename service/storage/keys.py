@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import and_, delete, func, insert, select, tuple_, update
+from sqlalchemy.sql import ColumnElement
 
 from service.storage.news import announce
 from service.storage.records import Key, Workspace
-from service.storage.rows import Repository, new_id, now
-from service.storage.tables import keys, workspaces
+from service.storage.rows import AT_ONCE, After, Repository, new_id, now
+from service.storage.tables import keys, web_sessions, workspaces
 
 
 class Keys(Repository):
@@ -59,14 +60,47 @@ class Keys(Repository):
         """A key of the workspace."""
         return self._one(Key, select(keys).where(keys.c.id == id, keys.c.workspace == workspace))
 
-    def all_of(self, workspace: str) -> list[Key]:
-        """The keys of the workspace, oldest first."""
+    def page(self, workspace: str, limit: int, after: After | None) -> list[Key]:
+        """A page of the keys of a workspace, newest first; also of those that have ended."""
         chosen = select(keys).where(keys.c.workspace == workspace)
+        if after is not None:
+            chosen = chosen.where(tuple_(keys.c.created_at, keys.c.id) < tuple_(*after))
+        order = (keys.c.created_at.desc(), keys.c.id.desc())
+        return self._all(Key, chosen.order_by(*order).limit(limit))
+
+    def of_workspaces(self, ids: Collection[str]) -> list[Key]:
+        """The keys of some workspaces."""
+        return self._all(Key, select(keys).where(keys.c.workspace.in_(ids)))
+
+    def live(self, workspace: str) -> list[Key]:
+        """The keys of a workspace that have not ended, oldest first."""
+        chosen = select(keys).where(keys.c.workspace == workspace, _is_live())
         return self._all(Key, chosen.order_by(keys.c.created_at, keys.c.id))
 
-    def everything(self) -> list[Key]:
-        """The keys of all workspaces."""
-        return self._all(Key, select(keys))
+    def count_live(self, workspace: str) -> int:
+        """Return how many keys of a workspace have not ended."""
+        mine = (keys.c.workspace == workspace) & _is_live()
+        return self.session.scalar(select(func.count()).select_from(keys).where(mine)) or 0
+
+    def forget_ended(self, workspace: str, kept: int) -> None:
+        """Delete the keys of a workspace that have ended, but for the newest of them."""
+        mine = (keys.c.workspace == workspace) & ~_is_live()
+        oldest = select(keys.c.id).where(mine).order_by(keys.c.created_at.desc())
+        gone = list(self.session.scalars(oldest.offset(kept).limit(AT_ONCE)))
+        if gone:
+            self._changed(delete(web_sessions).where(web_sessions.c.key.in_(gone)))
+            self._changed(delete(keys).where(keys.c.id.in_(gone)))
+
+    def states(self) -> dict[str, tuple[object, ...]]:
+        """Return, by workspace, what changes whenever one of its keys is made, ended or deleted."""
+        facts = (
+            func.count(),
+            func.count(keys.c.revoked_at),
+            func.coalesce(func.sum(keys.c.expires_at), 0.0),
+            func.max(keys.c.created_at),
+        )
+        chosen = select(keys.c.workspace, *facts).group_by(keys.c.workspace)
+        return {row[0]: tuple(row[1:]) for row in self.session.execute(chosen)}
 
     def count(self) -> int:
         """How many keys there are, valid or not."""
@@ -89,3 +123,8 @@ class Keys(Repository):
         """Note when keys were last used."""
         for id, at in times.items():
             self._changed(update(keys).where(keys.c.id == id).values(last_used_at=at))
+
+
+def _is_live() -> ColumnElement[bool]:
+    lasts = keys.c.expires_at.is_(None) | (keys.c.expires_at > now())
+    return and_(keys.c.revoked_at.is_(None), lasts)

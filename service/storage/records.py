@@ -58,7 +58,8 @@ class Key:
 class Dataset:
     """Logits or probabilities with labels; without ``sha256`` while its parts are uploaded.
 
-    ``groups`` is how many segments its rows are of, None if nothing names them.
+    ``groups`` is how many segments its rows are of, None if nothing names them, ``part_bytes`` the
+    bytes of all parts that were noted.
     """
 
     id: str
@@ -73,6 +74,7 @@ class Dataset:
     delete_after_fit: bool
     expires_at: float | None
     created_at: float
+    part_bytes: int = 0
 
     @property
     def is_ready(self) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
+from functools import reduce
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Executable, Float
+from sqlalchemy import ColumnElement, Executable, Float, Select, Text, cast, func
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
@@ -13,6 +16,8 @@ from sqlalchemy.sql.functions import FunctionElement
 
 Record = TypeVar("Record")
 
+# JSON of one page: as objects of Python it may take twenty times as much
+PAGE_BYTES = 1 << 19
 AT_ONCE = 1000  # old rows that one transaction deletes: others wait for it to write
 REPEATS_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 REPEATS_POSTGRESQL = "23505"
@@ -55,6 +60,14 @@ class Repository:
     def _all(self, record: type[Record], statement: Executable) -> list[Record]:
         rows = self.session.execute(statement).mappings()
         return [record(**row) for row in rows]
+
+    def _affordable(self, page: Select[Any], *columns: ColumnElement[Any]) -> int:
+        """Return how many rows of a page, at least one, have PAGE_BYTES in these columns."""
+        sizes = (func.coalesce(func.length(cast(one, Text)), 0) for one in columns)
+        size = reduce(operator.add, sizes)
+        found = self.session.scalars(page.with_only_columns(size, maintain_column_froms=True))
+        fitting = [total for total in accumulate(found) if total <= PAGE_BYTES]
+        return max(1, len(fitting))
 
     def _unless_there(self, record: type[Record], statement: Executable) -> Record | None:
         """The row that a statement makes; None if it would repeat what must be unique."""

@@ -50,10 +50,15 @@ class RunSteps(Repository):
         assert made is not None  # noqa: S101
         return made
 
-    def posted(self, session: RunSession, step: int) -> list[RunStatistics]:
-        """Which ranks have sent statistics for a step, by rank."""
-        chosen = select(*POSTED).where(_of_step(session, step))
-        return self._all(RunStatistics, chosen.order_by(run_statistics.c.rank))
+    def posted(self, session: RunSession, step: int, rank: int) -> RunStatistics | None:
+        """Return that a rank has sent statistics for a step, if it has."""
+        mine = _of_step(session, step) & (run_statistics.c.rank == rank)
+        return self._one(RunStatistics, select(*POSTED).where(mine))
+
+    def ranks(self, session: RunSession, step: int) -> list[int]:
+        """Return which ranks have sent statistics for a step, in order; by an index alone."""
+        chosen = select(run_statistics.c.rank).where(_of_step(session, step))
+        return list(self.session.scalars(chosen.order_by(run_statistics.c.rank)))
 
     def standing(self, session: RunSession, step: int) -> Standing:
         """How far a step is that is not decided."""

@@ -58,6 +58,7 @@ keys = Table(
     Column("expires_at", Float),
     Column("revoked_at", Float),
     Column("last_used_at", Float),
+    Index(None, "workspace", "created_at"),
 )
 
 web_sessions = Table(
@@ -82,12 +83,20 @@ datasets = Table(
     Column("rows", BigInteger),
     Column("classes", Integer),
     Column("groups", Integer),
+    Column("part_bytes", BigInteger, nullable=False, server_default="0"),  # of all its parts
     Column("delete_after_fit", Boolean, nullable=False),
     Column("expires_at", Float),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("workspace", "sha256", "kind"),
     Index(None, "workspace", "created_at"),
     Index(None, "expires_at"),
+)
+
+Index(
+    "ix_datasets_open",
+    datasets.c.workspace,
+    sqlite_where=datasets.c.sha256.is_(None),
+    postgresql_where=datasets.c.sha256.is_(None),
 )
 
 parts = Table(
@@ -205,6 +214,8 @@ fits = Table(
     Index(None, "workspace", "created_at"),
     Index(None, "workspace", "status", "created_at"),
     Index(None, "status"),
+    Index(None, "dataset", "status"),
+    Index(None, "evaluation", "status"),
 )
 
 workers = Table(

@@ -61,6 +61,7 @@ def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
         caller,
         uploads=joined.uploads,
         keeping=Keeping(days=joined.settings.dataset_days or None),
+        most_open=joined.settings.max_open_fits,
     )
     return lead_to(request, f"/jobs/{fit.id}#ordered")
 

@@ -52,8 +52,9 @@ def jobs_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor =
     """Fits, newest first."""
     after = time_place(cursor or None)
     with joined.database.read() as store:
-        found = store.fits.page(caller.workspace, PAGE + 1, after)
-    listed = paged(found, PAGE, Job.of, lambda fit: (fit.created_at, fit.id))
+        shown = store.fits.affordable(caller.workspace, PAGE, after)
+        found = store.fits.page(caller.workspace, shown + 1, after)
+    listed = paged(found, shown, Job.of, lambda fit: (fit.created_at, fit.id))
     values = {"jobs": listed.items, "next": listed.next, "is_first_page": after is None}
     return page(request, "jobs.html", values)
 
@@ -61,8 +62,7 @@ def jobs_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor =
 @router.post("/jobs/{id}/cancel", dependencies=needs(Scope.FIT))
 def cancel_job(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
     """Stop a fit; who was on its page comes back to it."""
-    with joined.database.write() as store:
-        fits.cancel(store, caller, id)
+    fits.cancel(joined.database, joined.queue, caller, id)
     return lead_to(request, f"/jobs/{id}" if form.text("stay") else "/jobs")
 
 

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 
 from fastapi import Request, Response
 
+from service.api.paging import Cursor, paged, time_place
 from service.api.parts import Caller, Joined, Parts, needs
 from service.core import keys
 from service.core.access import Principal, Scope
 from service.core.keys import LONGEST_NAME, MOST_DAYS, MOST_GRACE_HOURS, NewKey, actor_of, is_valid
 from service.errors import Conflict, Invalid
 from service.storage.records import Key
+from service.storage.rows import After
 from service.storage.store import Store
 from service.web.forms import Form, Sent
 from service.web.layout import lead_to, page, pages
 
 router = pages()
 
+PAGE = 100
 GRACE_HOURS = 24.0
 LONGEST_ONCE = 64
 MEANINGS = {
@@ -49,9 +52,9 @@ class Listed:
 
 
 @router.api_route("/keys", methods=["GET", "HEAD"], dependencies=needs(Scope.ADMIN))
-def keys_page(request: Request, joined: Joined, caller: Caller) -> Response:
+def keys_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor = None) -> Response:
     """The keys of the caller's workspace."""
-    return _page(request, joined, caller)
+    return _page(request, joined, caller, after=time_place(cursor or None))
 
 
 @router.post("/keys", dependencies=needs(Scope.ADMIN))
@@ -114,12 +117,17 @@ def _page(
     made: NewKey | None = None,
     *,
     is_first: bool = False,
+    after: After | None = None,
 ) -> Response:
     with joined.database.read() as store:
-        found = store.keys.all_of(caller.workspace)
-    listed = [Listed.of(key, caller) for key in found]
+        found = store.keys.page(caller.workspace, PAGE + 1, after)
+    listed = paged(
+        found, PAGE, lambda key: Listed.of(key, caller), lambda key: (key.created_at, key.id)
+    )
     values = {
-        "keys": sorted(listed, key=lambda one: (not one.is_valid, -one.key.created_at)),
+        "keys": sorted(listed.items, key=lambda one: not one.is_valid),
+        "next": listed.next,
+        "is_first_page": after is None,
         "made": made,
         "once": secrets.token_urlsafe(16),
         "is_first": is_first,

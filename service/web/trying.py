@@ -172,7 +172,7 @@ def _references(store: Store, caller: Principal, name: str) -> list[Reference]:
     """Aliases, that of production first, then versions, newest first."""
     calibrator = versions.calibrator_named(store, caller, name)
     aliases = sorted(store.aliases.all_of(calibrator.id), key=lambda one: one.name != PRODUCTION)
-    numbers = [one.number for one in store.calibrators.versions(calibrator.id, VERSIONS, None)]
+    numbers = store.calibrators.numbers(calibrator.id, VERSIONS)
     return [
         *(Reference(one.name, one.version) for one in aliases),
         *(Reference(str(one), one) for one in numbers),

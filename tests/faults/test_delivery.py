@@ -20,7 +20,7 @@ def deliver_again(site: Site, *fits: Fit) -> None:
     """Put further entries for these fits on their queue, all at once."""
     with site.place.database.write() as store:
         for fit in fits:
-            site.place.queue.enqueue_again(store, fit.id, fit.queue)
+            site.place.queue.enqueue_again(store, fit)
 
 
 def check_once(site: Site, fit: Fit) -> Fit:
@@ -87,8 +87,8 @@ def test_a_cancelled_fit_delivered_again_stays_cancelled(site: Site) -> None:
             created_by="tests",
         )
         store.fits.cancel(fit.id)
-        site.place.queue.enqueue(store, fit.id, fit.queue)
-        site.place.queue.enqueue_again(store, fit.id, fit.queue)
+        site.place.queue.enqueue(store, fit)
+        site.place.queue.enqueue_again(store, fit)
     all_is_delivered(site)
     found = site.place.fit(fit.id)
     assert (found.status, found.attempt) == (FitStatus.CANCELLED, 0)

@@ -155,7 +155,7 @@ class Place:
                 queue=queue,
                 created_by="tests",
             )
-            self.queue.enqueue(store, fit.id, fit.queue)
+            self.queue.enqueue(store, fit)
         return fit
 
     def fit(self, id: str) -> Fit:

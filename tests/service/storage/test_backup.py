@@ -45,7 +45,7 @@ def test_a_restored_service_has_all_that_was_backed_up(kept: Kept, tmp_path: Pat
         upload = local.get(f"/v1/datasets/{kept.things.upload}").json()
         assert [part["number"] for part in upload["parts"]] == [1]
         assert local.get(f"/v1/fits/{kept.things.fit}").json()["status"] == "queued"
-        assert kept.things.key in [key["id"] for key in local.get("/v1/keys").json()]
+        assert kept.things.key in [key["id"] for key in local.get("/v1/keys").json()["items"]]
         blobs = {blob.key for blob in local.app.state.parts.blobs.list()}
     files = (path for path in (kept.folder / "blobs").rglob("*") if path.is_file())
     assert blobs == {str(path.relative_to(kept.folder / "blobs")) for path in files}

@@ -156,7 +156,7 @@ def healed_after(place: Patient) -> Iterator[Patient]:
         for table in TABLES:
             store.session.execute(insert(table), [dict(row) for row in rows[table]])
         if not stands:
-            place.queue.enqueue_again(store, place.waiting.id, place.waiting.queue)
+            place.queue.enqueue_again(store, place.waiting)
 
 
 @pytest.fixture(scope="module")

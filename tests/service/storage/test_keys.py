@@ -52,7 +52,7 @@ def test_expired_keys_end_and_use_is_noted(local):
     assert local.get("/v1/calibrators", headers=bearer(short.token)).status_code == 401
 
     def last_used():
-        listed = local.get("/v1/keys", headers=bearer(lasting.token)).json()
+        listed = local.get("/v1/keys", headers=bearer(lasting.token)).json()["items"]
         return {one["name"]: one["last_used_at"] for one in listed}
 
     wait_until(lambda: all(last_used().values()), 5)
@@ -80,7 +80,7 @@ def test_the_first_key_must_be_able_to_make_others(local):
     refused = local.post("/v1/keys", json={"name": "ci", "scopes": ["fit", "predict"]})
     assert refused.status_code == 409
     assert refused.json()["code"] == "first_key_needs_admin"
-    assert local.get("/v1/keys").json() == []  # nobody is locked out
+    assert local.get("/v1/keys").json()["items"] == []  # nobody is locked out
     root = local.post("/v1/keys", json={"name": "root", "scopes": ["admin"]})
     assert root.status_code == 201
     asked = {"json": {"name": "ci", "scopes": ["fit"]}, "headers": bearer(root.json()["token"])}

@@ -17,6 +17,7 @@ from sqlalchemy import event, insert, update
 from test_upkeep import upkeep
 
 from service.settings import DAY
+from service.storage.records import Part
 from service.storage.rows import AT_ONCE
 from service.storage.tables import datasets, idempotency
 
@@ -140,3 +141,16 @@ def test_many_old_rows_are_deleted_in_short_transactions(place: Place) -> None:
     upkeep(place, "alive", silence=60).keep_house()
     event.remove(place.database.engine, "after_cursor_execute", note)
     assert deleted == [AT_ONCE, AT_ONCE, 1]
+
+
+def test_the_bytes_of_parts_are_kept_as_a_sum(place: Place) -> None:
+    with place.database.write() as store:
+        for id in ("ds_a", "ds_b"):
+            store.datasets.add(place.workspace, id, delete_after_fit=False, keep_seconds=None)
+        store.datasets.put_parts("ds_a", [Part("ds_a", number, 10, "0" * 64) for number in (1, 2)])
+        store.datasets.put_parts("ds_a", [Part("ds_a", 2, 25, "1" * 64)])
+        store.datasets.put_parts("ds_b", [Part("ds_b", 1, 7, "2" * 64)])
+        assert store.datasets.bytes_of_parts("ds_a") == 35
+        assert store.datasets.open_bytes(place.workspace) == 42
+        store.datasets.remove("ds_a")
+        assert store.datasets.open_bytes(place.workspace) == 7

@@ -242,11 +242,10 @@ def test_a_worker_that_woke_took_a_fit_and_died_unknown_is_taken_over_from(
 
 
 def test_ordering_is_all_or_nothing(place: Place) -> None:
-    with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
-        place.queue.enqueue(store, "fit_1", "fit.cpu")
-        store.keys.add_workspace("default")
-    assert entries(place) == []
     fit = place.order(place.dataset(), ("temperature", {}))
+    with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
+        place.queue.enqueue_again(store, fit)
+        store.keys.add_workspace("default")
     assert entries(place) == [(fit.id, "ENQUEUED")]
 
 

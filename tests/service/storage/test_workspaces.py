@@ -108,7 +108,10 @@ def snapshot(client: httpx.Client, things: Things) -> list[Any]:
         f"/v1/calibrators/{CALIBRATOR}/aliases/{ALIAS}/history",
     )
     shown = [client.get(path).json() for path in paths]
-    return [*shown, [{**key, "last_used_at": None} for key in client.get("/v1/keys").json()]]
+    return [
+        *shown,
+        [{**key, "last_used_at": None} for key in client.get("/v1/keys").json()["items"]],
+    ]
 
 
 def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
@@ -153,7 +156,7 @@ def test_lists_of_b_are_empty(neighbours: Neighbours) -> None:
         assert neighbours.a.get(path).json()["items"]
         assert neighbours.b.get(path).json() == {"items": [], "next": None}
     assert neighbours.b.get(f"/v1/fits?calibrator={CALIBRATOR}").json()["items"] == []
-    assert [key["name"] for key in neighbours.b.get("/v1/keys").json()] == ["b"]
+    assert [key["name"] for key in neighbours.b.get("/v1/keys").json()["items"]] == ["b"]
 
 
 @pytest.mark.parametrize(
