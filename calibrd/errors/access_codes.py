@@ -188,6 +188,12 @@ class TooManyRequests(Unavailable):
     hint = "send fewer at the same time, or use several keys"
 
 
+class TooManyUnfinishedRequests(Unavailable):
+    """Too many requests of an address have not sent their headers yet."""
+
+    hint = "open fewer connections at the same time"
+
+
 class TooManyWaits(Unavailable):
     """The key has too many event streams and waiting requests open."""
 
