@@ -7,11 +7,12 @@ import sys
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from service import http_refusals as refusals
 from service.api.problems import problem_response
 from service.connections import Connections
+from service.http_deadlines import WriteDeadline
 from service.http_refusals import (
     MAX_COOKIE_BYTES,
     MAX_HEAD_BYTES,
@@ -28,10 +29,11 @@ HEADER_OVERHEAD = 200  # bytes of memory that a header takes beside its text
 LONG_TARGETS = b"/predict"
 UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 LINGER_SECONDS = 1.0
+LEFTOVER_PAUSE = 0.05
 LINGER_BYTES = 1 << 20
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(WriteDeadline):
     """One connection.
 
     The parser keeps headers, and trailers of a chunked body, until they end, at a cost that grows
@@ -39,7 +41,6 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     head_seconds = 10.0
-    write_seconds = 20.0
 
     open_connections = Connections(1 << 20)
 
@@ -55,7 +56,6 @@ class HttpProtocol(HttpToolsProtocol):
     _refusal: Exception | None = None
     _is_refused = False
     _clock: asyncio.TimerHandle | None = None
-    _write_clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the first request soon."""
@@ -70,7 +70,6 @@ class HttpProtocol(HttpToolsProtocol):
         self.open_connections.remove(self, self._address)
         self._hold_head(0)
         self._stop_clock()
-        self._stop_write_clock()
         self.pipeline.clear()
         super().connection_lost(exc)
 
@@ -86,30 +85,11 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._is_refused and not self._in_head:
             self._refuse(refusals.truncated())
 
-    def pause_writing(self) -> None:
-        """Wait for a client that reads slowly, but not for ever."""
-        super().pause_writing()
-        self._start_write_clock()
-
-    def resume_writing(self) -> None:
-        """Go on: the client has read most of what was waiting."""
-        self._stop_write_clock()
-        super().resume_writing()
-
     def on_response_complete(self) -> None:
-        """Do not let a client that never reads keep a connection that is being closed."""
+        """Note that the connection is idle, unless more requests wait on it."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.pipeline:
             self.open_connections.set_idle(self, self._address)
-        if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self._start_write_clock()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, with what its client has not read."""
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            super().timeout_keep_alive_handler()
 
     def data_received(self, data: bytes) -> None:
         """Parse it; refuse what gets too long."""
@@ -127,10 +107,22 @@ class HttpProtocol(HttpToolsProtocol):
             self._bytes_without_progress += len(data)
         if self._is_refused:
             return
+        cycle = self.cycle
+        if cycle is not None and cycle.response_complete and cycle.more_body:
+            self._pause_leftover()
         if self._bytes_without_progress > MAX_HEAD_BYTES:
             self._refuse(refusals.too_large())
         elif self._in_head:
             self._wait_for_head()
+
+    def _pause_leftover(self) -> None:
+        """Read the rest of a body that was answered already in no hurry, for the next request."""
+        self.transport.pause_reading()
+        self.loop.call_later(LEFTOVER_PAUSE, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _wait_for_head(self) -> None:
         """Count what an unfinished head takes, and for how long."""
@@ -293,15 +285,6 @@ class HttpProtocol(HttpToolsProtocol):
         )
         lines = [b"%b: %b\r\n" % header for header in headers]
         return b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)])
-
-    def _start_write_clock(self) -> None:
-        if self._write_clock is None:
-            self._write_clock = self.loop.call_later(self.write_seconds, self.transport.abort)
-
-    def _stop_write_clock(self) -> None:
-        if self._write_clock is not None:
-            self._write_clock.cancel()
-            self._write_clock = None
 
     def _start_clock(self) -> None:
         self._clock = self.loop.call_later(self.head_seconds, self._time_is_up)
