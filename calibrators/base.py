@@ -129,6 +129,10 @@ class CalibrationMap(ABC):
             raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
         return self._interval(self._logits_of(values), level)
 
+    def interval_of_set(self, data: CalibrationSet, level: float) -> tuple[Floats, Floats]:
+        """Return the band of a checked set of the map's kind and classes; the map must have one."""
+        return self._interval(self._logits_of_set(data), level)
+
     def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
         """Return the band of a map with ``has_interval``."""
         raise DataError("no_interval", f"{self.method!r} has no interval")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators.band import band_of
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.blocks import Floats
 from calibrators.context import FitContext, Progress
@@ -276,7 +277,11 @@ class _Job:
             said["warnings_while_judging"] = list(self._hushed.values())
         if self._seconds:
             said["seconds"] = {name: round(taken, 3) for name, taken in self._seconds.items()}
-        found = replace(found, temperatures=temperatures_of(fitted, rows, margin))
+        found = replace(
+            found,
+            temperatures=temperatures_of(fitted, rows, margin),
+            band=band_of(fitted, rows, margin),
+        )
         return found.with_fit(**said, **fitted.fit_info)
 
     def _advance(self, done: float, loss: float | None) -> None:

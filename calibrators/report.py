@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrators import charts, notebook, page, wording
+from calibrators.band import BandCell
 from calibrators.catalogue import METRICS, Metric
 from calibrators.caution import cautious, cautious_ece
 from calibrators.classes import ClassRow, by_class
@@ -62,8 +63,10 @@ class Report(Measurement):
     are None and empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
     tells of the classes that are calibrated worst (at most 50, worst first), ``by_group`` of the
     segments of the most rows (at most 100 of the ``groups`` there are, worst first),
-    ``temperatures`` what a map of temperature type does to the rows of each margin, ``conventions``
-    states in words how everything is counted, ``fit`` is plain JSON on the map that was judged.
+    ``temperatures`` what a map of temperature type does to the rows of each margin, ``band`` the
+    90 % credible band of a map that has one, by confidence and third of the margins,
+    ``conventions`` states in words how everything is counted, ``fit`` is plain JSON on the map that
+    was judged.
     """
 
     n: int
@@ -81,6 +84,7 @@ class Report(Measurement):
     groups: int = 0
     by_group: tuple[GroupRow, ...] = ()
     temperatures: tuple[TemperatureCell, ...] = ()
+    band: tuple[BandCell, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrators.base import CalibrationMap
-from calibrators.charts.reliability import bin_values, tooltip
+from calibrators.charts.reliability import band_layers, bin_values, tooltip
 from calibrators.charts.theme import (
     ACCENT,
     INK,
@@ -26,6 +26,7 @@ from calibrators.measurement import THIRDS
 from calibrators.temperatures import TemperatureCell, temperatures_at
 
 if TYPE_CHECKING:
+    from calibrators.band import BandCell
     from calibrators.measurement import MarginThird
     from calibrators.report import Report
 
@@ -44,7 +45,7 @@ def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
     >>> len(chart["hconcat"])
     3
     """
-    panels = [_third(one) for one in report.by_margin if one.name in thirds]
+    panels = [_third(one, report.band) for one in report.by_margin if one.name in thirds]
     return finished(
         {"hconcat": panels, "spacing": 24},
         f"Reliability of {report.n} rows by thirds of the logit margin",
@@ -104,7 +105,7 @@ def _temperatures(cells: Sequence[TemperatureCell], method: str, rows: int) -> S
     )
 
 
-def _third(third: MarginThird) -> Spec:
+def _third(third: MarginThird, band: Sequence[BandCell]) -> Spec:
     sides = {"before": third.before, "after": third.after}
     values = [
         {**one, "side": name}
@@ -126,7 +127,17 @@ def _third(third: MarginThird) -> Spec:
         "width": PANEL,
         "height": PANEL,
         "data": {"values": values},
-        "layer": [diagonal(lowest), _whiskers(lowest), _points(lowest)],
+        "layer": [
+            *band_layers(
+                [cell for cell in band if cell.confidence >= lowest],
+                third.name,
+                share("confidence", "confidence", lowest),
+                share("accuracy", "accuracy", lowest),
+            ),
+            diagonal(lowest),
+            _whiskers(lowest),
+            _points(lowest),
+        ],
     }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from calibrators.band import ALL
 from calibrators.charts.theme import (
+    ACCENT,
     INK,
     OVERCONFIDENT,
     UNDERCONFIDENT,
@@ -18,6 +20,7 @@ from calibrators.charts.theme import (
 )
 
 if TYPE_CHECKING:
+    from calibrators.band import BandCell
     from calibrators.measurement import Bin, Measurement
     from calibrators.report import Report
 
@@ -61,7 +64,7 @@ def panels(
     names = {"after": "reliability"} if report.before is None else {}
     names |= titles or {}
     return [
-        _panel(names.get(name, name), side, binning)
+        _panel(names.get(name, name), side, binning, report.band if name == "after" else ())
         for name, side in report.sides.items()
         if name in sides
     ]
@@ -106,29 +109,45 @@ def tooltip() -> list[Spec]:
     ]
 
 
-def _panel(title: str, side: Measurement, binning: Binning) -> Spec:
+def _panel(title: str, side: Measurement, binning: Binning, band: Sequence[BandCell]) -> Spec:
     subtitle = f"ECE {percent(side.metrics['ada_ece'] or 0.0)} (equal mass)"
     if binning == "equal_width":
         ece, floor = side.metrics["ece"] or 0.0, side.noise_floor.mean
         subtitle = f"ECE {percent(ece)}, noise floor {percent(floor)}"
-    return diagram(title, subtitle, bin_values(getattr(side, binning)))
+    return diagram(title, subtitle, bin_values(getattr(side, binning)), band=band)
 
 
-def diagram(title: str, subtitle: str, bins: list[Spec], size: int = SIZE) -> Spec:
-    """One diagram with its counts, from what ``bin_values`` gives."""
+def diagram(
+    title: str,
+    subtitle: str,
+    bins: list[Spec],
+    size: int = SIZE,
+    band: Sequence[BandCell] = (),
+) -> Spec:
+    """One diagram with its counts, from what ``bin_values`` gives; ``band`` is shaded."""
     below = (size, COUNTS * size // SIZE)
     return {
         "title": {"text": title, "subtitle": subtitle},
         "data": {"values": bins},
         "spacing": 8,
         "vconcat": [
-            _gaps(size),
+            _gaps(size, band),
             counts(below, share("lower", "confidence"), "count", tooltip()),
         ],
     }
 
 
-def _gaps(size: int) -> Spec:
+def band_layers(band: Sequence[BandCell], margin: str, x: Spec, y: Spec) -> list[Spec]:
+    """The credible band of the rows of a third of the margins, or of "all"; none if it is empty."""
+    values = [vars(cell) for cell in band if cell.margin == margin]
+    if len(values) < 2:
+        return []
+    mark = {"type": "area", "color": ACCENT, "opacity": 0.18}
+    encoding = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    return [{"data": {"values": values}, "mark": mark, "encoding": encoding}]
+
+
+def _gaps(size: int, band: Sequence[BandCell] = ()) -> Spec:
     x, y = share("confidence", None), share("accuracy", "accuracy")
     x["axis"] |= {"labels": False, "ticks": False}
     direction = {
@@ -150,6 +169,7 @@ def _gaps(size: int) -> Spec:
         "width": size,
         "height": size,
         "layer": [
+            *band_layers(band, ALL, x, y),
             {
                 "mark": {"type": "rect", "opacity": 0.85, "xOffset": 0.5, "x2Offset": -0.5},
                 "encoding": {**gap, "color": direction, "tooltip": tooltip()},

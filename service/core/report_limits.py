@@ -18,6 +18,7 @@ MOST_ITEMS = {
     "by_class": 50,
     "by_group": 100,
     "temperatures": 100,
+    "band": 100,
 }
 MOST_FIELDS = 50
 LONGEST_TEXT = 2000
