@@ -124,7 +124,7 @@ def test_clients_that_do_not_read_are_disconnected(attacked, close_at_end):
 
 @by_the_clock
 def test_event_streams_beyond_the_limit_are_refused_and_hold_up_nobody(attacked, close_at_end):
-    count = 3000 if IS_FULL else 600
+    count = 2000 if IS_FULL else 600
     head = f"GET /v1/fits/{attacked.things.fit}/events HTTP/1.1"
     clients = close_at_end
     with attacked.watched() as watched:
