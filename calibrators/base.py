@@ -119,6 +119,10 @@ class CalibrationMap(ABC):
         probability ``level``, as far as the fit rows can tell and if new rows are like them. Only
         maps with ``has_interval`` have one.
         """
+        self._check_interval(level)
+        return self._interval(self._logits_of(values), level)
+
+    def _check_interval(self, level: float) -> None:
         if not self.has_interval:
             raise DataError(
                 "no_interval",
@@ -127,7 +131,11 @@ class CalibrationMap(ABC):
             )
         if not 0 < level < 1:
             raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
-        return self._interval(self._logits_of(values), level)
+
+    def interval_of_logits(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
+        """Return the band of what ``read`` gave."""
+        self._check_interval(level)
+        return self._interval(logits, level)
 
     def interval_of_set(self, data: CalibrationSet, level: float) -> tuple[Floats, Floats]:
         """Return the band of a checked set of the map's kind and classes; the map must have one."""

@@ -66,7 +66,8 @@ def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, Judg
     if rows < LEAST_ROWS:
         raise DataError(
             "too_few_common_rows",
-            f"the two have {rows} judged rows in common, and at least {LEAST_ROWS} are needed",
+            f"the two have {rows} judged rows in common, and at least {LEAST_ROWS} are needed: "
+            "name a dataset that neither was fitted on",
         )
     return common
 

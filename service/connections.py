@@ -108,4 +108,5 @@ def files_left() -> int:
         opened = len(list(Path("/proc/self/fd").iterdir()))
     except OSError:
         opened = 64
-    return max(64, most - opened - RESERVED_FILES)
+    # an upload has a file beside its connection
+    return max(64, (most - opened - RESERVED_FILES) // 2)

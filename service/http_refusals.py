@@ -9,7 +9,7 @@ from service.errors import Malformed, TooSlow, Unavailable
 MAX_HEAD_BYTES = 1 << 16
 MAX_HEADERS = 100
 MAX_VALUE_BYTES = 1 << 13
-MAX_COOKIE_BYTES = 1 << 12
+MAX_COOKIE_BYTES = 1 << 14  # browsers send those of all ports of a host
 MAX_TARGET_BYTES = 1 << 13
 MAX_PATH_BYTES = 1024  # no name of ours comes near
 MAX_PARAMETERS = 200
@@ -51,7 +51,7 @@ def too_small_chunks() -> Malformed:
 
 def truncated() -> Malformed:
     """Return the error for a body that ends before its length."""
-    return Malformed("truncated_body", "the connection closed before the body ended")
+    return Malformed("truncated_body", "the connection closed before the body ended: send it again")
 
 
 def too_large() -> HTTPException:
@@ -64,7 +64,8 @@ def too_long_value(name: bytes) -> HTTPException:
     """Return the error for a header that is too long."""
     most = MAX_COOKIE_BYTES if name == b"cookie" else MAX_VALUE_BYTES
     shown = name[:40].decode("ascii", "replace")
-    return HTTPException(431, f"the header {shown} has more than {most} bytes; send less")
+    advice = "delete the cookies of this host" if name == b"cookie" else "send less"
+    return HTTPException(431, f"the header {shown} has more than {most} bytes; {advice}")
 
 
 def too_long_path() -> HTTPException:
@@ -77,13 +78,13 @@ def too_long_query() -> HTTPException:
     return HTTPException(
         414,
         f"a path with its query has at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS}"
-        " parameters here; only GET predict takes longer ones",
+        " parameters here; GET predict takes longer ones with as few parameters",
     )
 
 
 def unknown_coding() -> HTTPException:
     """Return the error for a Transfer-Encoding other than chunked."""
-    return HTTPException(501, "the only Transfer-Encoding that is read is chunked")
+    return HTTPException(501, "the only Transfer-Encoding that is read is chunked: send no other")
 
 
 def too_slow(seconds: float) -> TooSlow:

@@ -10,14 +10,16 @@ from service.core.memory_budget import MemoryBudget, MemoryHold
 FREE_BYTES = 1 << 16
 COPIES = 6  # a body in pieces and as a whole, what it is decoded to, and an answer in JSON
 HOLD = "memory_hold"
-UPLOADS = "/v1/datasets"  # written to disk as they come
+# bodies that are written to disk as they come; JSON and CSV of a fit are read whole
+UPLOADS, FITS = "/v1/datasets", "/fits"
+READ_WHOLE = (b"application/json", b"text/csv")
 
 
 class BodyMemory:
     """Raw ASGI middleware: let large bodies come as far as there is memory for them.
 
-    A request holds what has arrived, several times over, until its answer was sent. Routes that
-    unpack a body ask for more: ``scope["memory_hold"]``.
+    A request holds the length of its body while it arrives, and several times that from its end
+    until its answer was sent. Routes that unpack a body ask for more: ``scope["memory_hold"]``.
     """
 
     def __init__(self, app: ASGIApp, budget: MemoryBudget) -> None:
@@ -26,7 +28,7 @@ class BodyMemory:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app with a ``receive`` that counts; what is too much is raised there."""
-        if scope["type"] != "http" or scope["path"].startswith(UPLOADS):
+        if scope["type"] != "http" or _is_streamed(scope):
             await self.app(scope, receive, send)
             return
         principal = scope.get("principal")
@@ -41,13 +43,26 @@ class BodyMemory:
             if received > counted:
                 # all of it at once: of many bodies that grow together none would end
                 counted = max(2 * received, _stated_length(scope))
-                await hold.grow_to(COPIES * max(received, _stated_length(scope)))
+                await hold.grow_to(max(received, _stated_length(scope)))
+            if received > FREE_BYTES and not message.get("more_body", False):
+                await hold.grow_to(COPIES * received)
             return message
 
         try:
             await self.app(scope, counting_receive, send)
         finally:
             hold.release()
+
+
+def _is_streamed(scope: Scope) -> bool:
+    """Return whether a request's body goes to disk piece by piece."""
+    path = scope["path"]
+    if path.startswith(UPLOADS):
+        return True
+    if not path.endswith(FITS):
+        return False
+    kinds = (value for name, value in scope["headers"] if name == b"content-type")
+    return not next(kinds, b"").strip().lower().startswith(READ_WHOLE)
 
 
 def _stated_length(scope: Scope) -> int:

@@ -20,7 +20,7 @@ from service.errors import TooMany
 # requests of one caller that use the framework's 40 threads at the same time
 MOST_RUNNING = 8
 # they answer from memory, or take bodies for as long as these come, and have executors of their own
-OWN_EXECUTORS = re.compile(r".*/(predict|infer|datasets|fits|parts/\d+)")
+OWN_EXECUTORS = re.compile(r".*/(predict|infer|datasets|fits|stats|parts/\d+)")
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 SLOT = "slot"
 # no name of ours comes near; patterns of routes take time with the square of a path's length

@@ -59,9 +59,7 @@ def predict(
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
     try:
-        found = _applied(fitted, values, groups)
-        if level is not None:
-            found = found._replace(band=fitted.interval(values, level))
+        found = _applied(fitted, values, groups, level)
     except MapError as error:
         raise Unusable(
             "map_not_finite",
@@ -162,10 +160,13 @@ def _rows(values: Array, classes: int) -> Array:
     return values
 
 
-def _applied(fitted: CalibrationMap, values: Array, groups: Groups | None) -> Prediction:
+def _applied(
+    fitted: CalibrationMap, values: Array, groups: Groups | None, level: float | None
+) -> Prediction:
     """Apply a map, and say how probabilities were changed; Python's warnings reach nobody."""
     logits, clipped = fitted.read(values)
     warnings: tuple[str, ...] = ()
     if clipped is not None and (clipped.raised or clipped.normalised):
         warnings = (f"{ClippedProbabilities.code}; {clipped}",)
-    return Prediction(fitted.apply_logits(logits, groups), warnings)
+    band = None if level is None else fitted.interval_of_logits(logits, level)
+    return Prediction(fitted.apply_logits(logits, groups), warnings, band)

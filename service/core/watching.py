@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
@@ -19,6 +20,7 @@ from service.storage.run_steps import SessionKey
 POLL_SECONDS = 0.2
 MERGE_THREADS = 3
 MOST_DUE = 100
+RETRY_SECONDS = 5.0  # before a step that could not be merged is tried again
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
@@ -137,6 +139,7 @@ class RunWatcher(Watcher[SessionKey, int]):
         self._database = database
         self._workspaces: dict[SessionKey, str] = {}
         self._merging: set[str] = set()
+        self._tried: dict[SessionKey, float] = {}
         self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
 
     async def beyond(
@@ -159,9 +162,13 @@ class RunWatcher(Watcher[SessionKey, int]):
         with self._database.read() as store:
             due = store.run_steps.due(keys, MOST_DUE)
             found = store.run_steps.last_numbers(keys)
-        for key in due:
+        self._tried = {key: when for key, when in self._tried.items() if key in due}
+        now = time.monotonic()
+        for key in sorted(due, key=lambda key: self._tried.get(key, 0.0)):
             workspace = self._workspaces.get(key)
-            if workspace is not None and workspace not in self._merging:
+            is_new = now - self._tried.get(key, -RETRY_SECONDS) >= RETRY_SECONDS
+            if workspace is not None and workspace not in self._merging and is_new:
+                self._tried[key] = now
                 self._merging.add(workspace)
                 self._merges.submit(self._merge, key, workspace)
         return found

@@ -36,7 +36,7 @@ class DbosQueue:
     """Where fits wait. A fit may have several entries; whoever comes after the first does nothing.
 
     Each workspace is a partition of its queue, and DBOS looks at partitions in random order: a
-    workspace with many fits delays the first fit of another by no more than one of its own.
+    workspace with many fits delays the first fit of another by about one of its own in the mean.
 
     So a fit that has to wait again gets a new entry in the transaction that says so, rather than
     its old entry back in a second step that might not happen.

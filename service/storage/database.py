@@ -74,7 +74,8 @@ class Database:
         self._writing = self.engine.execution_options(writes=True)
         self._deadlines: Deadlines | None = None
         if seconds is not None and not self.is_sqlite:
-            self._deadlines = Deadlines(self.engine, seconds)
+            alone = _postgresql(self.url, limits, poolclass=NullPool)
+            self._deadlines = Deadlines(self.engine, alone, seconds)
 
     @contextmanager
     def read(self, seconds: float | None = None) -> Iterator[Store]:

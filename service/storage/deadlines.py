@@ -18,6 +18,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, TimeoutError
 
+PROBE_SECONDS = 0.5  # for the first look
 PROBE_PAUSE = 0.05  # between two looks for a database that is away and refuses at once
 LEAST_CONNECT_SECONDS = 2  # psycopg waits no less
 TICK = 0.1
@@ -53,19 +54,24 @@ class LimitedConnection(psycopg.Connection[Any]):
 class Deadlines:
     """The deadline of every transaction on an engine: so many seconds of waiting in all.
 
-    What the caller does between two statements does not count. After a missed deadline callers are
-    refused at once, whatever their number, until a thread of its own finds that the database
-    answers again.
+    What the caller does between two statements does not count. After a missed deadline a thread of
+    its own looks whether the database answers; if it does not, callers are refused at once,
+    whatever their number, until it does. The look has a connection of its own: a pool that slow
+    transactions have emptied says nothing of the database.
     """
 
-    def __init__(self, engine: Engine, seconds: float) -> None:
+    def __init__(self, engine: Engine, alone: Engine, seconds: float) -> None:
+        """Limit the transactions of ``engine``; ``alone`` has no pool and serves the look."""
         self.seconds = seconds
-        self._engine = engine
+        self._alone = alone
         self._checkout = threading.local()
         self._is_away = False
+        self._is_probing = False
+        self._looked = threading.Event()
         self._ended = threading.Event()
         self._starting = threading.Lock()
-        event.listen(engine, "do_connect", self._connect)
+        for one in (engine, alone):
+            event.listen(one, "do_connect", self._connect)
 
     def close(self) -> None:
         """Look no more whether the database is back."""
@@ -74,6 +80,8 @@ class Deadlines:
     @contextmanager
     def connected(self, engine: Engine, seconds: float | None = None) -> Iterator[Connection]:
         """Yield a connection for one transaction; waiting for it counts."""
+        if self._is_probing:
+            self._looked.wait(PROBE_SECONDS)
         if self._is_away:
             raise TimeoutError("the database did not answer others a moment ago")
         with self._noting(), self._connected(engine, seconds or self.seconds) as connection:
@@ -132,18 +140,22 @@ class Deadlines:
 
     def _note_away(self) -> None:
         with self._starting:
-            if self._is_away or self._ended.is_set():
+            if self._is_probing or self._ended.is_set():
                 return
-            self._is_away = True
+            self._is_probing = True
+            self._looked.clear()
             threading.Thread(target=self._probe, name="database-probe", daemon=True).start()
 
     def _probe(self) -> None:
-        """Try the database until it answers."""
-        while not self._ended.wait(PROBE_PAUSE):
-            with (
-                suppress(SQLAlchemyError),
-                self._connected(self._engine, LEAST_CONNECT_SECONDS) as connection,
-            ):
+        """Try the database until it answers; it is away once it did not within PROBE_SECONDS."""
+        seconds = PROBE_SECONDS
+        while not self._ended.is_set():
+            with suppress(SQLAlchemyError), self._connected(self._alone, seconds) as connection:
                 connection.exec_driver_sql("SELECT 1")
-                self._is_away = False
+                self._is_away = self._is_probing = False
+                self._looked.set()
                 return
+            self._is_away = True
+            self._looked.set()
+            seconds = LEAST_CONNECT_SECONDS
+            self._ended.wait(PROBE_PAUSE)
