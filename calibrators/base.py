@@ -127,7 +127,7 @@ class CalibrationMap(ABC):
             raise DataError(
                 "no_interval",
                 f"a map of the method {self.method!r} has no credible interval: fit 'additive', or "
-                "'auto', which uses it",
+                "'auto', which uses it from 20 rows on",
             )
         if not 0 < level < 1:
             raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")

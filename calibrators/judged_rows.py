@@ -135,7 +135,10 @@ class JudgedRows:
             {**header, "rows": self.n, "groups": names}, sort_keys=True, separators=(",", ":")
         ).encode()
         columns = self._columns()
-        packed = [np.asarray(columns[name], kind).tobytes() for name, kind in _kinds(names).items()]
+        with np.errstate(over="ignore"):  # a margin beyond float32 is infinite
+            packed = [
+                np.asarray(columns[name], kind).tobytes() for name, kind in _kinds(names).items()
+            ]
         body = struct.pack("<I", len(text)) + text + b"".join(packed)
         return MAGIC + bytes([FORMAT]) + hashlib.sha256(body).digest() + body
 

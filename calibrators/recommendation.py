@@ -66,7 +66,7 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
     able = [place for place in range(len(candidates)) if place not in left_out]
     others = ", ".join(f"{candidates[place].name} {why}" for place, why in left_out.items())
     if not able:
-        return Recommendation(None, f"none is better than the model itself: {others}")
+        return Recommendation(None, f"none can be recommended: {others}")
     best = min(able, key=lambda place: _nll(candidates[place]))
     tied = [place for place in able if place == best or _ties(candidates[best], candidates[place])]
     chosen = min(tied, key=lambda place: (_complexity(candidates[place]), place))

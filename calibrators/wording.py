@@ -148,6 +148,8 @@ def verdict_sentence(report: Report) -> str:
                 f"calibration is neither measurably better nor worse; possibly worse: {worse}, "
                 "not sure enough with five intervals looked at"
             )
+        case Verdict.NO_MEASURABLE_CHANGE if CALIBRATION in report.lost:
+            return "calibration is possibly worse, not sure enough with five intervals looked at"
         case None:
             return ""
         case found:

@@ -13,9 +13,11 @@ from scipy.special import expit, logsumexp
 from test_smart import two_regimes
 
 from calibrators import CalibrationSet, DataError, ParameterError, archive
+from calibrators.errors import FellBack
 from calibrators.methods import _additive_posterior as posterior
 from calibrators.methods._rest_temperature import fit_rest_temperature
 from calibrators.methods.additive import Additive, AdditiveMap
+from calibrators.methods.auto import Auto
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece, noise_floor
 
@@ -185,3 +187,26 @@ def test_impossible_maps_are_refused(name: str, value: object, message: str) -> 
     AdditiveMap(**given)
     with pytest.raises(ParameterError, match=message):
         AdditiveMap(**{**given, name: value})
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_rows_of_one_confidence_fall_back(k: int) -> None:
+    rng = np.random.default_rng(0)
+    top = rng.integers(k, size=300)
+    logits = 2.0 * np.eye(k)[top]
+    labels = np.where(rng.random(300) < 0.7, top, (top + 1) % k)
+    for recipe in (Additive(), Auto()):
+        with pytest.warns(FellBack, match="every row has the same confidence"):
+            fitted = recipe.fit(CalibrationSet(logits, labels))
+        assert fitted.apply(logits).max(axis=1) == pytest.approx(0.7, abs=0.05)
+
+
+def test_one_extreme_row_changes_little() -> None:
+    data = draw(3000, 4, temperature=2.0)
+    logits = data.logits.astype(np.float64)
+    logits[0] = [1e6, 0, 0, 0]
+    labels = np.array(data.labels)
+    labels[0] = 0
+    one = Additive().fit(data).apply(data.logits)
+    other = Additive().fit(CalibrationSet(logits, labels)).apply(data.logits)
+    assert np.abs(one - other).max() < 0.02

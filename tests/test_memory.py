@@ -20,7 +20,7 @@ from calibrators.methods.temperature import TemperatureScaling
 MEGABYTE = 1e6
 LEAST = 50 * MEGABYTE
 QUICK: dict[str, dict[str, Any]] = {
-    "auto": {"candidates": ("spline",), "folds": 2, "draws": 20},
+    "auto": {"candidates": ("spline",), "folds": 2},
     "beta": {"tolerance": 1e-2},
     "dirichlet": {"tolerance": 1e-2},
     "matrix": {"tolerance": 1e-2},

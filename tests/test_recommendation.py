@@ -76,7 +76,7 @@ def test_who_loses_accuracy_or_ranking_or_is_worse_is_left_out() -> None:
     found = recommend([worse, few])
     assert found.place is None
     assert found.reason == (
-        "none is better than the model itself: temperature was judged worse, "
+        "none can be recommended: temperature was judged worse, "
         "identity was judged insufficient data"
     )
 

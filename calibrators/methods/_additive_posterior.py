@@ -28,12 +28,14 @@ MOST_ITERATIONS = 50
 LARGEST_STEP = 2.0
 LEAST_DECREMENT = 1e-3
 LEAST_WEIGHT = 1e-5
+# log odds that no number of rows tells from certainty
+FAR = 20.0
 ROWS_AT_ONCE = 1 << 15
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a fit sees of n rows, or of n cells of rows.
+    """Design matrix, offsets and outcomes of n rows, or of n cells of rows.
 
     ``nodes`` (t, NODES) of the terms, the ``design`` (n, t NODES) that heights are multiplied by,
     offsets, hits and numbers of rows (n,). Designs and offsets of cells are means.
@@ -194,9 +196,15 @@ def _mode(
 
 
 def _nodes(term: Floats) -> Floats:
-    """Return nodes between the least and the largest value, denser where rows are."""
+    """Return nodes between the least and the largest value, denser where rows are.
+
+    Values beyond FAR say nothing more: the first and the last node hold for them.
+    """
     at = np.linspace(0, 1, NODES)
+    term = np.clip(term, -FAR, FAR)
     low, high = term.min(), term.max()
+    if low == high:
+        low, high = low - 1.0, high + 1.0
     even = low + (high - low) * at
     return np.asarray(QUANTILE_SHARE * np.quantile(term, at) + (1 - QUANTILE_SHARE) * even)
 

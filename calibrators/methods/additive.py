@@ -15,7 +15,7 @@ from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
 from calibrators.indicators import onnx_sorted_gaps, sorted_gaps
 from calibrators.methods._additive_posterior import NODES, Rows, basis, fit_posterior
-from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._after_temperature import AfterTemperature, fallen_back
 from calibrators.methods._lookup import check_rising, interpolated, onnx_interpolated, refuse
 from calibrators.methods._rest_temperature import fit_rest_temperature
 from calibrators.methods._top_label import (
@@ -199,11 +199,14 @@ class Additive(AfterTemperature):
 
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
-    ) -> AdditiveMap:
+    ) -> CalibrationMap:
         log_odds, correct = top_label(data, base)
         finite = np.isfinite(log_odds)
         terms = np.stack([log_odds, *gap_terms(data.logits, base.temperature)])[:, finite]
-        varied = np.ptp(terms, axis=1) > LEAST_RANGE
+        varied = np.array([np.ptp(term) > LEAST_RANGE if term.size else False for term in terms])
+        if not varied.any():
+            context.step(1, 1)
+            return fallen_back(self.name, base, "every row has the same confidence", context)
         rows = Rows.gathered(terms[varied], log_odds[finite], correct[finite])
         found = fit_posterior(rows, context.step)
         nodes = np.tile(np.arange(float(NODES)), (TERMS, 1))

@@ -16,12 +16,13 @@ from calibrators.errors import OutOfTime, ParameterError, SmallSample, shown
 from calibrators.methods._after_temperature import why_hopeless
 from calibrators.methods._contest import BASE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
-from calibrators.metrics import Interval, calibration_intervals, paired_intervals
+from calibrators.metrics import Interval, calibration_intervals, fold_factor, mean_interval
 from calibrators.solvers import mean_nll, minimise_on_grid
 
 FEW_ROWS = 20
 PRIOR_DEVIATION = 0.5
 TWO_DEVIATIONS = 0.9545
+DRAWS = 200
 SCORE = "nll"
 SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
 ADDITIVE = "its correction is as smooth and as small as the rows ask for: nothing is chosen"
@@ -36,10 +37,10 @@ class Auto(Calibrator):
 
     With ``allow_class_change`` the methods that may change the predicted class compete with
     ``additive``; with ``candidates`` those that are named. They are compared by their out-of-fold
-    NLL (``folds``, stratified): the best of those that beat ``additive`` by two standard deviations
-    of the paired bootstrap (``draws`` draws) is taken. The winner is fitted on all rows and
-    returned as its own kind of map; its ``fit_info`` holds every candidate with its out-of-fold
-    scores and 95 % intervals, its change against ``additive``, and ``why``.
+    NLL (``folds``, stratified): the best of those that beat ``additive`` by two standard errors of
+    the paired difference, widened because folds overlap, is taken. The winner is fitted on all
+    rows and returned as its own kind of map; its ``fit_info`` holds every candidate with its
+    out-of-fold scores and 95 % intervals, its change against ``additive``, and ``why``.
 
     ``budget``, in seconds, limits that cross-validation; the winner's fit on all rows comes after
     it. A candidate that would not end in time is left out: ``fit_info`` says which and why in
@@ -67,7 +68,6 @@ class Auto(Calibrator):
     allow_class_change: bool = False
     budget: Annotated[float, Gt(0), Le(1e6)] = 300.0
     folds: Annotated[int, Ge(2), Le(20)] = 4
-    draws: Annotated[int, Ge(20), Le(2000)] = 200
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,32 +156,32 @@ class Auto(Calibrator):
         known = dict.fromkeys([BASE, *names])
         return {name: make_recipe(name, {}, seed=self.seed) for name in known}
 
-    def _changes(self, trial: Trial, base: Trial, level: float) -> dict[str, Interval]:
-        return paired_intervals(
-            base.scores, trial.scores, draws=self.draws, level=level, seed=self.seed
-        )
+    def _change(self, trial: Trial, base: Trial, level: float) -> Interval:
+        """Return the change of the NLL against the base."""
+        found = mean_interval(trial.scores.nll - base.scores.nll, level)
+        return found.widened(fold_factor(self.folds))
 
     def _winner(self, trials: dict[str, Trial]) -> tuple[str, str]:
         """The lowest NLL of those that clearly beat the base, else the base; and why."""
         others = {name: trial for name, trial in trials.items() if name != BASE}
         changes = {
-            name: self._changes(trial, trials[BASE], TWO_DEVIATIONS)[SCORE]
+            name: self._change(trial, trials[BASE], TWO_DEVIATIONS)
             for name, trial in others.items()
         }
         better = {name: change.value for name, change in changes.items() if change.high < 0}
         if not better:
             return BASE, (
-                f"no out-of-fold NLL is below its own by two standard deviations: "
+                f"no out-of-fold NLL is below its own by two standard errors: "
                 f"compared were {', '.join(others) or 'none'}"
             )
         return min(better, key=lambda name: better[name]), (
-            f"its out-of-fold NLL is below that of {BASE} by more than two standard deviations"
+            f"its out-of-fold NLL is below that of {BASE} by more than two standard errors"
             + (", and the lowest" if len(better) > 1 else "")
         )
 
     def _describe(self, trial: Trial, base: Trial) -> dict[str, Any]:
-        scores = calibration_intervals(trial.scores, draws=self.draws, seed=self.seed)
-        change = None if trial is base else asdict(self._changes(trial, base, 0.95)[SCORE])
+        scores = calibration_intervals(trial.scores, draws=DRAWS, seed=self.seed)
+        change = None if trial is base else asdict(self._change(trial, base, 0.95))
         return {
             "method": trial.method,
             **{name: asdict(scores[name]) for name in SHOWN},

@@ -15,7 +15,13 @@ from calibrators.metrics.calibration import (
     mce,
 )
 from calibrators.metrics.classwise import ClassTable, class_table, classwise_ece, sce
-from calibrators.metrics.estimates import Interval, deviations, fold_factor, wilson
+from calibrators.metrics.estimates import (
+    Interval,
+    deviations,
+    fold_factor,
+    mean_interval,
+    wilson,
+)
 from calibrators.metrics.floor import NoiseFloor, noise_floor
 from calibrators.metrics.intervals import (
     Compared,
@@ -83,6 +89,7 @@ __all__ = [
     "kde_ece",
     "kernel_bias",
     "mce",
+    "mean_interval",
     "nll",
     "noise_floor",
     "ood_auroc",

@@ -158,7 +158,7 @@ class NoGroups(Invalid):
 class NoInterval(Invalid):
     """The map has no credible interval."""
 
-    hint = "fit the method 'additive', or 'auto', which uses it"
+    hint = "fit the method 'additive', or 'auto' on 20 rows or more"
 
 
 class NoSegments(Invalid):
