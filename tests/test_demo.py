@@ -47,7 +47,7 @@ def test_without_torch_and_charts_every_method_is_fitted(
     assert run(["demo", "--out", str(target)]) == 0
     printed = capsys.readouterr().out
     assert "left out, for want of segments in this sample: segmented" in printed
-    assert target.read_text(encoding="utf-8").count("<svg") == 6
+    assert target.read_text(encoding="utf-8").count("<svg") == 5
     assert run(["demo", "--json", "--out", str(target)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["left_out"] == ["segmented"]

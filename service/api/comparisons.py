@@ -72,7 +72,9 @@ async def compare_versions(
     no verdict on rows that a version was fitted on: `no_verdict` says so. A dataset needs the scope
     `fit`.
     """
-    pair, data = await asyncio.to_thread(_ground, joined, caller, name, (first, second), dataset)
+    pair, data = await joined.executors.query.run(
+        caller.workspace, _ground, joined, caller, name, (first, second), dataset
+    )
     asked = asyncio.wrap_future(joined.comparisons.ask(caller, pair, data))
     asked.add_done_callback(lambda one: one.cancelled() or one.exception())  # or asyncio logs it
     with waiting(request.scope, joined.settings.max_waits_per_key):

@@ -44,7 +44,7 @@ DeleteAfterFit = Annotated[
 ]
 Days = Annotated[
     float | None,
-    Query(ge=0.001, le=36500, description="days to keep it; by default as the service is set up"),
+    Query(ge=1e-9, le=36500, description="days to keep it; by default as the service is set up"),
 ]
 
 

@@ -19,7 +19,7 @@ class KeyIn(Asked):
 
     name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
     scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=4)]
-    days: Annotated[float, Field(ge=0.001, le=MOST_DAYS)] | None = None
+    days: Annotated[float, Field(ge=1e-9, le=MOST_DAYS)] | None = None
 
 
 class RotateIn(Asked):

@@ -18,7 +18,7 @@ import psycopg
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, TimeoutError
 
-PROBE_SECONDS = 0.5  # for the first look
+PROBE_SECONDS = 0.5  # that callers wait for the first look
 PROBE_PAUSE = 0.05  # between two looks for a database that is away and refuses at once
 LEAST_CONNECT_SECONDS = 2  # psycopg waits no less
 TICK = 0.1
@@ -80,8 +80,9 @@ class Deadlines:
     @contextmanager
     def connected(self, engine: Engine, seconds: float | None = None) -> Iterator[Connection]:
         """Yield a connection for one transaction; waiting for it counts."""
-        if self._is_probing:
-            self._looked.wait(PROBE_SECONDS)
+        if self._is_probing and not self._looked.wait(PROBE_SECONDS):
+            self._is_away = True
+            self._looked.set()
         if self._is_away:
             raise TimeoutError("the database did not answer others a moment ago")
         with self._noting(), self._connected(engine, seconds or self.seconds) as connection:
@@ -147,15 +148,16 @@ class Deadlines:
             threading.Thread(target=self._probe, name="database-probe", daemon=True).start()
 
     def _probe(self) -> None:
-        """Try the database until it answers; it is away once it did not within PROBE_SECONDS."""
-        seconds = PROBE_SECONDS
+        """Try the database until it answers."""
         while not self._ended.is_set():
-            with suppress(SQLAlchemyError), self._connected(self._alone, seconds) as connection:
+            with (
+                suppress(SQLAlchemyError),
+                self._connected(self._alone, LEAST_CONNECT_SECONDS) as connection,
+            ):
                 connection.exec_driver_sql("SELECT 1")
                 self._is_away = self._is_probing = False
                 self._looked.set()
                 return
             self._is_away = True
             self._looked.set()
-            seconds = LEAST_CONNECT_SECONDS
             self._ended.wait(PROBE_PAUSE)

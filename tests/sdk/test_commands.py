@@ -186,7 +186,7 @@ def test_what_auto_chose_and_left_out_is_said(
 ) -> None:
     fitting = ("fit", val, "--method", "auto", "--param", "budget=1e-9")
     fitting += ("--param", 'candidates=["spline"]')
-    told = "auto chose temperature: .*\nleft out spline: .*\n"
+    told = "auto chose additive: .*\nleft out spline: .*\n"
     for where in (("--name", "cli-auto"), ("--out", tmp_path / "auto.calibrd")):
         done = calibrd(*fitting, *where)
         assert done.code == 0, done.err

@@ -89,4 +89,4 @@ def test_an_order_is_checked_and_written_on_threads_that_are_shared_fairly(
     dataset = tenant.post("/v1/datasets", content=npz(**logits_and_labels(60)), headers=headers)
     body = {"dataset": dataset.json()["id"], "method": "temperature"}
     assert tenant.post("/v1/calibrators/a/fits", json=body).status_code == 202
-    assert [name.partition("_")[0] for name in threads] == ["store", "query"]
+    assert [name.partition("_")[0] for name in threads] == ["parse", "query"]

@@ -114,6 +114,15 @@ def snapshot(client: httpx.Client, things: Things) -> list[Any]:
     ]
 
 
+def query(call: Call, things: Things) -> dict[str, object] | None:
+    """What a call needs in its query."""
+    if call.path.endswith("/predict") and call.method == "GET":
+        return {"logits": "1,2,3,4,5"}
+    if call.path.startswith("/v1/") and call.path.endswith("/compare"):
+        return {"first": 1, "second": 2, "dataset": things.dataset}
+    return None
+
+
 def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
     a, b, things = neighbours.a, neighbours.b, neighbours.things
     before = snapshot(a, things)
@@ -124,7 +133,9 @@ def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
             continue
         for values in places(call, things):
             body = (BODIES | REFUSED).get(str(call))
-            answer = b.request(call.method, call.url(**values), json=body)
+            answer = b.request(
+                call.method, call.url(**values), json=body, params=query(call, things)
+            )
             assert answer.status_code == 404, (str(call), answer.status_code, answer.text)
             tried.add(str(call))
     assert set(BODIES | REFUSED) <= tried
@@ -142,8 +153,7 @@ def test_what_b_is_denied_a_may_do(neighbours: Neighbours) -> None:
         is_reading = call.method == "GET" and not call.path.endswith(("/events", "/onnx"))
         for values in places(call, things):
             if is_reading:
-                params = {"logits": "1,2,3,4,5"} if call.path.endswith("/predict") else None
-                answer = a.get(call.url(**values), params=params)
+                answer = a.get(call.url(**values), params=query(call, things))
             elif str(call) in BODIES:
                 answer = a.request(call.method, call.url(**values), json=BODIES[str(call)])
             else:
