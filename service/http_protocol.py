@@ -53,7 +53,6 @@ class HttpProtocol(WriteDeadline):
     _header_bytes = 0
     _held_head = 0
     _bytes_without_progress = 0
-    _leftover_bytes = 0
     _refusal: Exception | None = None
     _is_refused = False
     _clock: asyncio.TimerHandle | None = None
@@ -110,20 +109,14 @@ class HttpProtocol(WriteDeadline):
             return
         cycle = self.cycle
         if cycle is not None and cycle.response_complete and cycle.more_body:
-            self._leave(len(data))
+            self._pause_leftover()
         if self._bytes_without_progress > MAX_HEAD_BYTES:
             self._refuse(refusals.too_large())
         elif self._in_head:
             self._wait_for_head()
 
-    def _leave(self, size: int) -> None:
-        """Read a little of a body that was answered already, in no hurry; then hang up."""
-        self._leftover_bytes += size
-        if self._leftover_bytes > LINGER_BYTES:
-            self.transport.close()
-            return
-        if self._clock is None:
-            self._clock = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+    def _pause_leftover(self) -> None:
+        """Read the rest of a body that was answered already in no hurry, for the next request."""
         self.transport.pause_reading()
         self.loop.call_later(LEFTOVER_PAUSE, self._read_on)
 
@@ -150,7 +143,6 @@ class HttpProtocol(WriteDeadline):
         super().on_message_begin()
         self._in_head = True
         self._header_bytes = 0
-        self._leftover_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request's target, refused before anything of it is decoded."""

@@ -18,8 +18,8 @@ READ_WHOLE = (b"application/json", b"text/csv")
 class BodyMemory:
     """Raw ASGI middleware: let large bodies come as far as there is memory for them.
 
-    A request holds the length of its body while it arrives, and several times that from its end
-    until its answer was sent. Routes that unpack a body ask for more: ``scope["memory_hold"]``.
+    A request holds the length of its body, several times over, until its answer was sent. Routes
+    that unpack a body ask for more: ``scope["memory_hold"]``.
     """
 
     def __init__(self, app: ASGIApp, budget: MemoryBudget) -> None:
@@ -43,9 +43,7 @@ class BodyMemory:
             if received > counted:
                 # all of it at once: of many bodies that grow together none would end
                 counted = max(2 * received, _stated_length(scope))
-                await hold.grow_to(max(received, _stated_length(scope)))
-            if received > FREE_BYTES and not message.get("more_body", False):
-                await hold.grow_to(COPIES * received)
+                await hold.grow_to(COPIES * max(received, _stated_length(scope)))
             return message
 
         try:
