@@ -41,7 +41,7 @@ class Curve(Protocol):
 
 @dataclass(frozen=True)
 class Samples:
-    """What a temperature-type objective knows of its samples.
+    """Inputs of a temperature-type objective.
 
     Each stands for ``weight`` rows of the ``n`` in all. ``mean_gap`` is None unless asked for.
     """

@@ -110,8 +110,8 @@ def render(report: Report, *, title: str = "Calibration report", draw: Draw = ch
 def header(report: Report) -> str:
     """Which rows were judged, and the verdict."""
     said = f'<p class="muted">{escape(wording.heading(report))}</p>'
-    if told := fallback_sentence(report.fit):
-        said += f"<p><strong>{escape(told)}</strong></p>"
+    if fallback := fallback_sentence(report.fit):
+        said += f"<p><strong>{escape(fallback)}</strong></p>"
     if report.verdict is None:
         return said
     name = report.verdict.value

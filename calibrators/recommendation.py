@@ -80,7 +80,7 @@ def _objection(report: Report) -> str:
         return "has no verdict"
     if report.verdict in REFUSED:
         return f"was judged {report.verdict.value.replace('_', ' ')}"
-    return " and ".join(told for name, told in LOSSES.items() if name in report.lost)
+    return " and ".join(phrase for name, phrase in LOSSES.items() if name in report.lost)
 
 
 def _nll(candidate: Candidate) -> float:

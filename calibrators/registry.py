@@ -16,7 +16,7 @@ from calibrators.base import CalibrationMap, Calibrator
 from calibrators.errors import LONGEST_SHOWN, ParameterError, shown
 
 DEFAULT_METHOD = "auto"
-"""What is fitted where nobody names a method: by SDK, command line, scikit-learn and service."""
+"""The method fitted when none is named, by SDK, command line, scikit-learn and service."""
 
 Parent = TypeVar("Parent")
 

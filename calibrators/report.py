@@ -129,7 +129,7 @@ class Report(Measurement):
 
     @property
     def verdict_sentence(self) -> str:
-        """What the verdict means for these rows: what got worse, and by how much.
+        """Return the verdict in words, with what got worse and by how much.
 
         Lower case and without a full stop, to follow the verdict; empty if there is none.
         """

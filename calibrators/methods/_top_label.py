@@ -114,7 +114,7 @@ def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> Onnx
     others = graph.add("Where", is_top, graph.constant(-np.inf), scaled)
     second = graph.add("ReduceMax", others, axis, keepdims=1)
     alone = graph.add("IsInf", second)
-    # of a row with a single finite logit nothing is asked: the others stay at -inf
+    # in a row with a single finite logit the others stay at -inf
     reach = graph.add("Where", alone, graph.constant(0.0), second)
     wide = graph.add("Cast", graph.add("Sub", others, reach), to=DOUBLE)
     total = graph.add("ReduceSum", graph.add("Exp", wide), axis, keepdims=1)
