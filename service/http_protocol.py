@@ -12,7 +12,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from service import http_refusals as refusals
 from service.api.problems import problem_response
 from service.connections import Connections
-from service.http_deadlines import WriteDeadline
 from service.http_refusals import (
     MAX_COOKIE_BYTES,
     MAX_HEAD_BYTES,
@@ -23,17 +22,17 @@ from service.http_refusals import (
     MAX_VALUE_BYTES,
     MOST_PIPELINED,
 )
+from service.read_turns import ReadTurns, TurnReader
 
-MOST_PIECES = 2500  # of one read, which has at most 256 kB
+MOST_PIECES = 1000  # of one read, which has at most 256 kB
 HEADER_OVERHEAD = 200  # bytes of memory that a header takes beside its text
 LONG_TARGETS = b"/predict"
 UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 LINGER_SECONDS = 1.0
-LEFTOVER_PAUSE = 0.05
 LINGER_BYTES = 1 << 20
 
 
-class HttpProtocol(WriteDeadline):
+class HttpProtocol(TurnReader):
     """One connection.
 
     The parser keeps headers, and trailers of a chunked body, until they end, at a cost that grows
@@ -91,7 +90,7 @@ class HttpProtocol(WriteDeadline):
         if self.cycle.response_complete and not self.pipeline:
             self.open_connections.set_idle(self, self._address)
 
-    def data_received(self, data: bytes) -> None:
+    def parse(self, data: bytes) -> None:
         """Parse it; refuse what gets too long."""
         if self._is_refused:
             self._drop(data)
@@ -99,7 +98,7 @@ class HttpProtocol(WriteDeadline):
         self._got_further = False
         self._pieces = 0
         self._data = data
-        super().data_received(data)
+        super().parse(data)
         self._data = b""
         if self._got_further:
             self._bytes_without_progress = 0
@@ -109,20 +108,11 @@ class HttpProtocol(WriteDeadline):
             return
         cycle = self.cycle
         if cycle is not None and cycle.response_complete and cycle.more_body:
-            self._pause_leftover()
+            self.slow_down()  # the rest of a body that was answered already
         if self._bytes_without_progress > MAX_HEAD_BYTES:
             self._refuse(refusals.too_large())
         elif self._in_head:
             self._wait_for_head()
-
-    def _pause_leftover(self) -> None:
-        """Read the rest of a body that was answered already in no hurry, for the next request."""
-        self.transport.pause_reading()
-        self.loop.call_later(LEFTOVER_PAUSE, self._read_on)
-
-    def _read_on(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
 
     def _wait_for_head(self) -> None:
         """Count what an unfinished head takes, and for how long."""
@@ -241,7 +231,7 @@ class HttpProtocol(WriteDeadline):
             lines.append(b"connection: close")
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        super().data_received(b"\r\n".join([*lines, b"", self._data[parsed:]]))
+        super().parse(b"\r\n".join([*lines, b"", self._data[parsed:]]))
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser did not take."""
@@ -309,6 +299,9 @@ def protocol_with(write_seconds: float, most_of_one_address: int) -> type[HttpPr
     ``write_seconds`` is a time-out for clients that do not read their answers, and
     ``most_of_one_address`` how many connections an address may have.
     """
-    connections = Connections(most_of_one_address)
-    shared = {"write_seconds": write_seconds, "open_connections": connections}
+    shared = {
+        "write_seconds": write_seconds,
+        "open_connections": Connections(most_of_one_address),
+        "read_turns": ReadTurns(),
+    }
     return type("HttpProtocol", (HttpProtocol,), shared)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from service import read_turns
 from service.http_protocol import HttpProtocol
 from service.http_refusals import MAX_HEAD_BYTES, MAX_HEADERS, MAX_VALUE_BYTES
 
@@ -273,3 +274,24 @@ def test_a_body_that_ends_too_early_is_answered(line: socket.socket) -> None:
 def test_trailers_are_no_headers(line: socket.socket) -> None:
     line.sendall(CHUNKED + b"1\r\na\r\n0\r\n" + b"X: y\r\n" * 200 + b"\r\n")
     assert line.recv(12) == b"HTTP/1.1 200"
+
+
+def test_bodies_that_wait_for_their_turn_arrive_whole(address, monkeypatch):
+    monkeypatch.setattr(read_turns, "TURN_SECONDS", 0.0)  # no time left in any pass
+    body = b"a" * 3_000_000
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with contextlib.ExitStack() as opened:
+        lines = [
+            opened.enter_context(socket.create_connection(address, timeout=20)) for _ in range(4)
+        ]
+        senders = [threading.Thread(target=one.sendall, args=((head + body) * 2,)) for one in lines]
+        for one in senders:
+            one.start()
+        for one in lines:
+            answers = b""
+            while answers.count(b"3000000") < 2:
+                piece = one.recv(4096)
+                assert piece, answers
+                answers += piece
+        for one in senders:
+            one.join()

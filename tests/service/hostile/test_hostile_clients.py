@@ -305,6 +305,21 @@ def test_bodies_in_chunks_of_one_byte_are_refused(attacked, close_at_end):
     watched.check()
 
 
+@by_the_clock
+def test_many_bodies_in_small_chunks_are_parsed_in_turn(attacked, close_at_end):
+    head = "POST /v1/calibrators/fashion@production/predict HTTP/1.1\r\nTransfer-Encoding: chunked"
+    chunks = (b"78\r\n" + b"a" * 120 + b"\r\n") * 1900
+    with attacked.watched() as watched:
+        for _ in range(200):
+            made = open_request(attacked, "predict", head)
+            close_at_end.append(made)
+            made.setblocking(False)
+            with contextlib.suppress(OSError):
+                made.send(chunks)
+        time.sleep(1)
+    watched.check()
+
+
 def test_slow_forms_without_a_key_keep_nobody_from_the_pages(attacked, close_at_end):
     head = b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\na"
     for _ in range(20):
