@@ -13,7 +13,7 @@ from benchmarks.output import Row, Target, Topic
 from benchmarks.timing import Contender, Measured, alternate, milliseconds
 from calibrators import Report, get_threads, set_threads
 from calibrators.metrics import RowScores, row_scores
-from calibrators.softmax import margins
+from calibrators.numerics.softmax import margins
 
 SECONDS = 2.0
 SAME_BOUNDS = 0.1

@@ -27,7 +27,7 @@ def serve(port: int) -> None:
 
     from service import logs
     from service.app import create_app
-    from service.http_protocol import HttpProtocol
+    from service.http.server.protocol import HttpProtocol
     from service.settings import Settings
 
     async def empty(_request: Request) -> Response:

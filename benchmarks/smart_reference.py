@@ -29,7 +29,7 @@ def fit(sample: Sample, seed: int = 0) -> Any:
     from calibrators import CalibrationSet
     from calibrators.methods.smart import SmartMap
     from calibrators.methods.temperature import TemperatureScaling
-    from calibrators.softmax import margins
+    from calibrators.numerics.softmax import margins
 
     data = CalibrationSet(sample.logits, sample.labels)
     base = TemperatureScaling().fit(data).temperature
@@ -152,7 +152,7 @@ def _tabulated(logits: np.ndarray, scale: float) -> Curve:
     """Quintic Hermite interpolation of r(beta); logits are finite here."""
     import torch
 
-    from calibrators.blocks import Scratch, map_blocks
+    from calibrators.numerics.parallel import Scratch, map_blocks
 
     nodes = (OCTAVES_DOWN + OCTAVES_UP) * NODES_PER_OCTAVE + 1
     n, k = logits.shape

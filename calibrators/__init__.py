@@ -8,7 +8,6 @@
 """
 
 from calibrators.base import CalibrationMap, Calibrator
-from calibrators.blocks import get_threads, set_threads
 from calibrators.data import CalibrationSet
 from calibrators.errors import (
     ArchiveError,
@@ -20,9 +19,10 @@ from calibrators.errors import (
     FitError,
     ParameterError,
 )
-from calibrators.judging import fit_and_judge
+from calibrators.fitting.evaluation import fit_and_judge
+from calibrators.numerics.parallel import get_threads, set_threads
 from calibrators.registry import all_methods, get_method
-from calibrators.report import Report, evaluate
+from calibrators.report.report import Report, evaluate
 
 __all__ = [
     "ArchiveError",

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap
-from calibrators.constraints import broken_rule, field_hints
 from calibrators.errors import ArchiveError, CalibrationError
+from calibrators.fitting.parameters import broken_rule, field_hints
 from calibrators.registry import all_maps
 
 MAGIC = b"calibrd"

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrators.blocks import Floats, scratch_bytes
-from calibrators.constraints import check_fields
-from calibrators.context import FitContext, Progress
 from calibrators.data import (
     CalibrationSet,
     Clipped,
@@ -37,12 +34,15 @@ from calibrators.errors import (
     MapError,
     ParameterError,
 )
-from calibrators.groups import Groups
+from calibrators.fitting.context import FitContext, Progress
+from calibrators.fitting.parameters import check_fields
+from calibrators.numerics.parallel import Floats, scratch_bytes
+from calibrators.numerics.softmax import scaled_logits, softmax
 from calibrators.rounding import Zeros
-from calibrators.softmax import scaled_logits, softmax
+from calibrators.segments import Groups
 
 if TYPE_CHECKING:
-    from calibrators.onnx import Builder
+    from calibrators.export.onnx import Builder
 
 FALLBACK = "temperature"
 

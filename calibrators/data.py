@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrators.blocks import Floats, Scratch, map_blocks, oriented
-from calibrators.checks import Labels, as_floats, as_labels, reject_rows
+from calibrators.arrays import Labels, as_floats, as_labels, reject_rows
 from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
-from calibrators.groups import Groups
+from calibrators.numerics.parallel import Floats, Scratch, map_blocks, oriented
 from calibrators.rounding import Zeros, step_of
+from calibrators.segments import Groups
 
 Kind = Literal["logits", "probabilities"]
 

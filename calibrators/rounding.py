@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrators.blocks import Floats, row_blocks
+from calibrators.numerics.parallel import Floats, row_blocks
 
 # a float type, and the most decimals at which rounding of its values can be detected
 TYPES: tuple[tuple[Any, int], ...] = ((np.float16, 2), (np.float32, 6), (np.float64, 12))

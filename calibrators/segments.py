@@ -1,85 +1,208 @@
-"""The rows of a report that tell segments apart: which of them are calibrated worst."""
+"""Segments of a sample: a name for each row, such as its country, scanner or sales channel."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from calibrators.groups import Groups
-from calibrators.measurement import FLOOR_DRAWS
-from calibrators.metrics import NoiseFloor, TopLabel, noise_floor
-from calibrators.plain import rounded
+from calibrators.errors import DataError
 
-MOST_SEGMENTS = 100
+MOST_GROUPS = 1000
+LONGEST_NAME = 200
+BLOCK_BYTES = 1 << 20
+SHOWN_NAME = 60
+NO_VALUES = ("NAType", "NaTType")  # of pandas, which is not loaded for it
+NAME_RULE = f"the name of a group must be 1 to {LONGEST_NAME} printable characters, not all spaces"
 
 
-@dataclass(frozen=True)
-class GroupSide:
-    """One side of a segment: accuracy, mean confidence, ECE (equal width) and its noise floor."""
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The segment of every row: its place in ``names``, which are in order and all in use.
 
-    accuracy: float
-    confidence: float
-    ece: float
-    noise_floor: NoiseFloor
+    >>> groups = Groups.of(["web", "app", "web"])
+    >>> groups.names, groups.codes.tolist()
+    (('app', 'web'), [1, 0, 1])
+    """
+
+    names: tuple[str, ...]
+    codes: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, values: ArrayLike | Groups, *, rows: int | None = None, most: int | None = MOST_GROUPS
+    ) -> Groups:
+        """Checked groups (n,) from names, or from integers, whose names are their digits.
+
+        ``most`` is how many names there may be; to apply a map there may be any number.
+        """
+        array = values.codes if isinstance(values, Groups) else _as_column(values)
+        if rows is not None:
+            check_length(len(array), rows)
+        if isinstance(values, Groups):
+            return values
+        if array.dtype.kind == "O":
+            names, codes = _numbered_cells(array.tolist(), most)
+        else:
+            names, codes = _numbered(array, most)
+        for place, name in enumerate(names):
+            _check_name(name, place, codes)
+        return cls._made(names, codes)
+
+    @classmethod
+    def _made(cls, names: tuple[str, ...], codes: NDArray[np.intp]) -> Groups:
+        fixed = codes.astype(np.int64, copy=False)
+        fixed.flags.writeable = False
+        return cls(names, fixed)
 
     @property
-    def excess(self) -> float:
-        """How far the ECE lies above the 95 % quantile of its noise floor.
+    def counts(self) -> NDArray[np.intp]:
+        """Rows of each segment, in the order of ``names``."""
+        return np.bincount(self.codes, minlength=len(self.names))
 
-        Above the mean alone a segment of one row is by chance: its ECE is never near it.
-        """
-        return self.ece - self.noise_floor.quantile95
+    def rows(self, place: int) -> NDArray[np.intp]:
+        """The rows of one segment."""
+        return np.flatnonzero(self.codes == place)
 
-
-@dataclass(frozen=True)
-class GroupRow:
-    """A segment: its name and the judged rows that belong to it."""
-
-    name: str
-    rows: int
-    after: GroupSide
-    before: GroupSide | None
+    def take(self, rows: NDArray[np.intp]) -> Groups:
+        """The groups of the chosen rows; segments without any of them are gone."""
+        used, codes = np.unique(self.codes[rows], return_inverse=True)
+        return Groups._made(tuple(self.names[place] for place in used), codes)
 
 
-def by_group(
-    groups: Groups, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
-) -> tuple[GroupRow, ...]:
-    """The segments of the most rows, at most 100, the worst of them first.
+def check_length(groups: int, rows: int) -> None:
+    """Raise unless there are as many groups as rows."""
+    if groups != rows:
+        raise DataError("groups_length", f"there are {rows} rows but groups have {groups}")
 
-    That is the one whose ECE lies farthest above the 95 % quantile of its noise floor. The order is
-    that of the after side; ``options`` are bins and seed among others.
 
-    >>> top = TopLabel([0.9, 0.9, 0.6, 0.6], [False, False, True, False])
-    >>> groups = Groups.of(["web", "web", "app", "app"])
-    >>> found = by_group(groups, top, None, {"bins": 15, "seed": 0})
-    >>> [(row.name, row.rows, row.after.accuracy, row.after.ece) for row in found]
-    [('web', 2, 0.0, 0.9), ('app', 2, 0.5, 0.1)]
+def check_cells(cells: Sequence[Any], name: str = "groups") -> type[str] | type[int]:
+    """Raise unless all cells are text, or all are integers; which of the two they are.
+
+    >>> check_cells(["web", "app"]), check_cells([3, 12])
+    (<class 'str'>, <class 'int'>)
     """
-    largest = np.argsort(-groups.counts, kind="stable")[:MOST_SEGMENTS]
-    found = []
-    for place in largest:
-        rows = groups.rows(place)
-        found.append(
-            GroupRow(
-                name=groups.names[place],
-                rows=len(rows),
-                after=_side(after, rows, options),
-                before=None if before is None else _side(before, rows, options),
-            )
-        )
-    return tuple(sorted(found, key=lambda row: -row.after.excess))
-
-
-def _side(top: TopLabel, rows: Any, options: dict[str, Any]) -> GroupSide:
-    part = TopLabel.trusted(top.confidence[rows], top.correct[rows])
-    floor = noise_floor(
-        part.confidence, bins=options["bins"], draws=FLOOR_DRAWS, seed=options["seed"]
+    kinds = set(map(type, cells))
+    texts = {kind for kind in kinds if issubclass(kind, str)}
+    whole = {kind for kind in kinds if issubclass(kind, int | np.integer) and kind is not bool}
+    if texts == kinds:
+        return str
+    if whole == kinds:
+        return int
+    rule = f"{name} must be text, or all integers"
+    wrong = np.array([_is_missing(one) for one in cells], dtype=bool)
+    others = {type(one) for one, is_missing in zip(cells, wrong, strict=True) if not is_missing}
+    if wrong.any() and (others <= texts or others <= whole):
+        rule += ", with a name such as 'other' for rows that have no segment"
+    else:
+        wrong = np.array([type(one) not in (texts or whole) for one in cells], dtype=bool)
+    raise DataError(
+        "bad_groups",
+        rule,
+        rows=int(wrong.sum()),
+        first=int(wrong.argmax()),
     )
-    return GroupSide(
-        accuracy=rounded(part.accuracy),
-        confidence=rounded(part.confidence.mean()),
-        ece=rounded(part.equal_width(options["bins"]).ece()),
-        noise_floor=NoiseFloor(rounded(floor.mean), rounded(floor.quantile95)),
+
+
+def _is_missing(cell: Any) -> bool:
+    """Whether a cell is None, NaN, or what pandas puts in their place."""
+    if isinstance(cell, float | np.floating):
+        return bool(np.isnan(cell))
+    return cell is None or type(cell).__name__ in NO_VALUES
+
+
+def _as_column(values: ArrayLike) -> NDArray[Any]:
+    """Return names or integers (n,) as they were given."""
+    try:
+        # numpy would make text of a list with anything beside text in it
+        array = np.asanyarray(values, None if hasattr(values, "__array__") else object)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError("bad_groups", f"groups cannot be read as an array: {error}") from error
+    if np.ma.is_masked(array):
+        raise DataError("masked", "groups must not be masked: drop those rows first")
+    array = np.asarray(array)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise DataError("bad_groups", f"groups must have shape (n,), got {array.shape}")
+    if array.dtype.kind == "T":
+        return array.astype(object)
+    if array.dtype.kind not in "OUiu":
+        raise DataError("bad_groups", f"groups must be text or integers, got {array.dtype}")
+    return array
+
+
+def _numbered_cells(
+    cells: list[Any], most: int | None
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the different names of Python objects in order, and the place of each row's."""
+    if check_cells(cells) is str:
+        # numpy's text would drop a NUL at the end, and an enum's str() is not its text
+        cells = [str.__str__(one) for one in cells]
+    distinct = set(cells)
+    _check_count(len(distinct), most)
+    text = {one: one if type(one) is str else str(int(one)) for one in distinct}
+    names = tuple(sorted(set(text.values())))
+    places = {name: place for place, name in enumerate(names)}
+    found = {one: places[name] for one, name in text.items()}
+    return names, np.fromiter(map(found.__getitem__, cells), np.int64, len(cells))
+
+
+def _numbered(array: NDArray[Any], most: int | None) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the different names of numpy's text or integers in order, and the place of each row's.
+
+    Only different values become Python's text, and only a block of rows is sorted at a time.
+    """
+    step = max(1, BLOCK_BYTES // max(1, array.dtype.itemsize))
+    distinct = array[:0]
+    for start in range(0, len(array), step):
+        distinct = np.union1d(distinct, array[start : start + step])
+        _check_count(len(distinct), most)
+    names = np.array([str(one) for one in distinct.tolist()], dtype=object)
+    order = np.argsort(names)  # integers are in the order of their digits
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    codes = np.empty(len(array), np.int64)
+    for start in range(0, len(array), step):
+        block = array[start : start + step]
+        codes[start : start + step] = places[np.searchsorted(distinct, block)]
+    return tuple(names[order].tolist()), codes
+
+
+def _check_count(found: int, most: int | None) -> None:
+    if most is not None and found > most:
+        raise DataError(
+            "too_many_groups",
+            f"groups must name at most {most} segments, got at least {found}: "
+            "is this a column of identifiers?",
+        )
+
+
+def is_name(name: str) -> bool:
+    """Whether a group may be called so."""
+    return bool(name.strip()) and name.isprintable() and len(name) <= LONGEST_NAME
+
+
+def name_rule(name: str) -> str:
+    """What the name of a group must be, and this one that is not so, with all of it visible.
+
+    >>> name_rule("web\\n").partition(", got ")[2]
+    "'web\\\\n'"
+    """
+    more = f"... of {len(name)} characters" if len(name) > SHOWN_NAME else ""
+    return f"{NAME_RULE}, got {name[:SHOWN_NAME]!r}{more}"
+
+
+def _check_name(name: str, place: int, codes: NDArray[np.int64]) -> None:
+    if is_name(name):
+        return
+    broken = codes == place
+    raise DataError(
+        "bad_group_name",
+        name_rule(name),
+        rows=int(broken.sum()),
+        first=int(broken.argmax()),
     )

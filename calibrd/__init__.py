@@ -8,10 +8,10 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from calibrd.client import AsyncClient, Client
-from calibrd.fitting import fingerprint, fit_local
-from calibrd.local_map import LocalMap
-from calibrd.results import Alias, Comparison, Dataset, Fit, Move, Version
-from calibrd.run_results import Run, RunSession, RunState, RunStep, StepDecision
+from calibrd.maps.local_fit import fingerprint, fit_local
+from calibrd.maps.local_map import LocalMap
+from calibrd.models import Alias, Comparison, Dataset, Fit, Move, Version
+from calibrd.run_models import Run, RunSession, RunState, RunStep, StepDecision
 
 __all__ = [
     "Alias",

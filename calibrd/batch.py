@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import CalibrationMap, DataError
-from calibrators.groups import Groups
 from calibrators.methods.segmented import SegmentedMap
-from calibrd.arrays import as_array
-from calibrd.files import groups_among
-from calibrd.local_map import LocalMap
-from calibrd.progress import Progress
-from calibrd.sets import as_groups
-from calibrd.streams import (
+from calibrators.segments import Groups
+from calibrd.io.arrays import as_array
+from calibrd.io.calibration_sets import as_groups
+from calibrd.io.dataset_files import groups_among
+from calibrd.io.parquet_files import errors_of, named_once
+from calibrd.io.row_blocks import (
     check_ending,
     check_folder,
     open_source,
@@ -32,7 +31,8 @@ from calibrd.streams import (
     refuse_taken,
     written_whole,
 )
-from calibrd.tables import errors_of, named_once
+from calibrd.maps.local_map import LocalMap
+from calibrd.progress import Progress
 
 Array = NDArray[Any]
 Applies = CalibrationMap | LocalMap

@@ -10,12 +10,23 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import httpx
 
-from calibrd.bodies import Body
-from calibrd.calls import Calls
-from calibrd.connection import PART_BYTES, Connection
-from calibrd.flows import Answer, Awaiting, Blocking, Flow, Pause, R, Send, Step, Together, Work
-from calibrd.following import begin_anew_after_fork
-from calibrd.signed_urls import keep_out_of_logs, unlogged
+from calibrd.api import Calls
+from calibrd.maps.refresh import begin_anew_after_fork
+from calibrd.transport.connection import PART_BYTES, Connection
+from calibrd.transport.flows import (
+    Answer,
+    Awaiting,
+    Blocking,
+    Flow,
+    Pause,
+    R,
+    Send,
+    Step,
+    Together,
+    Work,
+)
+from calibrd.transport.log_redaction import keep_out_of_logs, unlogged
+from calibrd.transport.response_bodies import Body
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from calibrd.results import Fit
+from calibrd.models import Fit
 from calibrd.terminal import printable
 
 

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from calibrators import CalibrationMap
 from calibrators.data import Kind
-from calibrd.local_map import LocalMap
+from calibrd.maps.local_map import LocalMap
+from calibrd.maps.torch_graph import MapModule
 from calibrd.progress import Progress
-from calibrd.torch_graph import MapModule
 
 __all__ = ["CalibratedModule", "MapModule", "collect_logits", "fingerprint"]
 

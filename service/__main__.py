@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what it writes is for its own user alone."""
     os.umask(0o077)
     # the imports take a second, in which Ctrl-C must already end the command without a word
-    from service.command_line import run
+    from service.cli.arguments import run
 
     return run(arguments)
 

@@ -14,56 +14,53 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Scope
 
-from service.api import (
-    aliases,
-    calibrators,
-    comparisons,
-    datasets,
-    fits,
-    inference_protocol,
-    keys,
-    operations,
-    predict,
-    reports,
-    runs,
-)
-from service.api.applying import LargeCalls
-from service.api.body_guard import BodyGuard
-from service.api.body_memory import BodyMemory
-from service.api.guard import Guard
-from service.api.metrics import Metrics
-from service.api.observed import Observed
-from service.api.openapi import complete_document
-from service.api.origins import is_page
-from service.api.paced_responses import PacedResponses
-from service.api.parts import Parts
-from service.api.probe import OK, Probe
-from service.api.problems import LastResort, install_problems
-from service.api.request_limits import RequestLimits, ThreadLimits
-from service.core.access import Principal
-from service.core.comparing import Comparisons
-from service.core.damage import log_damage
-from service.core.datasets import Datasets
-from service.core.executors import Executors
-from service.core.formats import Limits
-from service.core.keys import KeyRing
-from service.core.landing import remove_left_behind
-from service.core.memory_budget import MemoryBudget
-from service.core.part_uploads import PartUploads, UploadLimits
-from service.core.rendering import Renderer
-from service.core.serving import Maps, Served
-from service.core.sessions import Sessions
-from service.core.watching import FitWatcher, RunWatcher
+from service.access import routes as keys
+from service.access.keys import KeyRing
+from service.access.permissions import Principal
+from service.access.sessions import Sessions
+from service.comparisons import routes as comparisons
+from service.comparisons.service import Comparisons
+from service.concurrency.long_poll import FitWatcher, RunWatcher
+from service.concurrency.memory_budget import MemoryBudget
+from service.concurrency.thread_pools import Executors
+from service.datasets import routes as datasets
+from service.datasets.formats import Limits
+from service.datasets.part_uploads import PartUploads, UploadLimits
+from service.datasets.service import Datasets
+from service.datasets.spool import remove_left_behind
+from service.dependencies import Parts
 from service.errors import BlobMissing, Damaged
-from service.jobs.prepare import prepare_database
-from service.jobs.queue import DbosQueue
-from service.jobs.supervisor import Workers
+from service.fits import routes as fits
+from service.fits.queue import DbosQueue
+from service.http.metrics import Metrics
+from service.http.middleware.auth import Guard
+from service.http.middleware.body_limits import BodyGuard
+from service.http.middleware.body_memory import BodyMemory
+from service.http.middleware.csrf import is_page
+from service.http.middleware.paced_responses import PacedResponses
+from service.http.middleware.request_limits import RequestLimits, ThreadLimits
+from service.http.middleware.request_log import Observed
+from service.http.problems import LastResort, install_problems
+from service.maintenance import routes as operations
+from service.maintenance.readiness import OK, Probe
+from service.openapi import complete_document
+from service.registry import routes as calibrators
+from service.registry.aliases import routes as aliases
+from service.registry.reports import routes as reports
+from service.registry.reports.renderer import Renderer
+from service.runs import routes as runs
+from service.serving import inference_protocol, predict
+from service.serving.common import LargeCalls
+from service.serving.map_cache import Maps, Served
 from service.settings import Settings
 from service.storage.blobs import Blobs
+from service.storage.damage_log import log_damage
 from service.storage.database import Database
-from service.storage.news import Listener
+from service.storage.notifications import Listener
 from service.web import ROUTERS as PAGES
-from service.web.layout import refuse_as_page
+from service.web.components.layout import refuse_as_page
+from service.worker.startup import prepare_database
+from service.worker.supervisor import Workers
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
 MAX_FORM_BYTES = 1 << 16

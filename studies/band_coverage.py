@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from calibrators import CalibrationSet
 from calibrators.methods.additive import Additive, AdditiveMap
-from calibrators.softmax import margins, softmax
+from calibrators.numerics.softmax import margins, softmax
 
 Floats = NDArray[np.float64]
 BINS = 10

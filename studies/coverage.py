@@ -26,7 +26,7 @@ from verdicts import Floats, truth
 from benchmarks import row_bootstrap
 from calibrators import evaluate, set_threads
 from calibrators.metrics import row_scores
-from calibrators.softmax import softmax
+from calibrators.numerics.softmax import softmax
 
 CLASSES = 10
 OVERCONFIDENT, NOISE = 1.5, 0.5

@@ -19,10 +19,10 @@ from calibrators import metrics as m
 from calibrators.adafocal import BinStatistics
 from calibrators.charts.reliability import bin_values
 from calibrators.losses import AdaFocalLoss, Loss, make_loss
-from calibrators.measurement import reliability_bins
 from calibrators.methods.identity import Identity
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling
+from calibrators.report.measurement import reliability_bins
 
 BALANCED, TAIL = "balanced", "long tail"
 IMBALANCE = 100

@@ -24,9 +24,9 @@ from kept import put_between
 from numpy.typing import NDArray
 
 from calibrators import CalibrationSet, CalibrationWarning, evaluate, fit_and_judge, set_threads
+from calibrators.numerics.softmax import softmax
 from calibrators.registry import make_recipe
-from calibrators.softmax import softmax
-from calibrators.verdict import Verdict
+from calibrators.report.verdict import Verdict
 
 Floats = NDArray[np.float64]
 SCALE = 3.0

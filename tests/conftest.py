@@ -13,7 +13,7 @@ import pytest
 from samples import draw
 
 from calibrators import CalibrationSet
-from calibrators.devices import available_devices
+from calibrators.fitting.devices import available_devices
 
 sys.path.insert(0, str(Path(__file__).parent / "service"))  # helpers that tests of faults use too
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from calibrators.adam import Adam
+from calibrators.numerics.adam import Adam
 
 
 def test_takes_the_steps_that_torch_takes() -> None:

@@ -17,14 +17,14 @@ from calibrators import (
     ParameterError,
     fit_and_judge,
 )
-from calibrators.context import FitContext
 from calibrators.errors import OutOfTime, SmallSample
-from calibrators.methods._contest import Contest
+from calibrators.fitting.context import FitContext
+from calibrators.methods._cross_validation import Contest
 from calibrators.methods.additive import Additive, AdditiveMap
 from calibrators.methods.auto import Auto
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import ece
-from calibrators.softmax import softmax
+from calibrators.numerics.softmax import softmax
 
 
 def test_is_additive_and_says_so() -> None:

@@ -11,7 +11,7 @@ from samples import draw
 from calibrators import Report, charts, fit_and_judge
 from calibrators.methods.additive import Additive
 from calibrators.methods.temperature import TemperatureScaling
-from service.core.report_limits import check_limits
+from service.registry.reports.limits import check_limits
 
 
 @pytest.fixture(scope="module")

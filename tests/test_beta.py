@@ -13,9 +13,10 @@ from samples import draw, sample
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, logit, softmax
 
-from calibrators import CalibrationSet, ParameterError, onnx
+from calibrators import CalibrationSet, ParameterError
 from calibrators.errors import NotConverged
-from calibrators.methods import _three_weights
+from calibrators.export import onnx
+from calibrators.methods import _logistic3
 from calibrators.methods.beta import Beta, BetaMap
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import nll
@@ -148,8 +149,8 @@ def test_both_bends_may_vanish() -> None:
     rng = np.random.default_rng(0)
     first, second = -rng.exponential(size=(2, 1, 500))
     label = (rng.random((1, 500)) < expit(-first + second)).astype(np.float64)
-    problem = _three_weights.Problem(first, -second, label, None, 1e-6)
-    found = _three_weights.minimum(problem, 1e-9)
+    problem = _logistic3.Problem(first, -second, label, None, 1e-6)
+    found = _logistic3.minimum(problem, 1e-9)
     assert found.weights[0, :2].tolist() == [0, 0]
     assert expit(found.weights[0, 2]) == pytest.approx(label.mean(), abs=1e-6)
 
@@ -159,16 +160,14 @@ def test_rows_that_do_not_count_are_as_if_they_were_not_there() -> None:
     first, second = -rng.exponential(size=(2, 3, 400))
     label = (rng.random((3, 400)) < 0.4).astype(np.float64)
     counts = (rng.random((3, 400)) < 0.7).astype(np.float64)
-    masked = _three_weights.Problem(
-        first * counts, -second * counts, label * counts, counts, prior=0.5
-    )
-    found = _three_weights.minimum(masked, 1e-10)
+    masked = _logistic3.Problem(first * counts, -second * counts, label * counts, counts, prior=0.5)
+    found = _logistic3.minimum(masked, 1e-10)
     for j in range(3):
         kept = counts[j] == 1
-        alone = _three_weights.Problem(
+        alone = _logistic3.Problem(
             first[j : j + 1, kept], -second[j : j + 1, kept], label[j : j + 1, kept], None, 0.5
         )
-        expected = _three_weights.minimum(alone, 1e-10)
+        expected = _logistic3.minimum(alone, 1e-10)
         np.testing.assert_allclose(found.weights[j], expected.weights[0], atol=1e-8)
         assert found.value[j] == pytest.approx(expected.value[0], abs=1e-12)
 
@@ -206,7 +205,7 @@ def test_better_on_the_real_sample() -> None:
 
 
 def test_says_when_it_did_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_three_weights, "STEPS", 1)
+    monkeypatch.setattr(_logistic3, "STEPS", 1)
     with pytest.warns(NotConverged, match="was left, more than the tolerance 1e-08"):
         fitted = Beta().fit(bent(2000, 0.3, 2.5, 1.0))
     assert fitted.fit_info["gradient"] > 1e-8

@@ -9,10 +9,10 @@ import pytest
 from samples import draw
 
 from calibrators import CalibrationSet
-from calibrators.cells import MOST_CELLS, cells, observe_cells
-from calibrators.curves import correctness, observe
-from calibrators.objectives import ObjectiveName, make_objective
-from calibrators.softmax import margins
+from calibrators.numerics.cells import MOST_CELLS, cells, observe_cells
+from calibrators.numerics.confidence_curves import correctness, observe
+from calibrators.numerics.objectives import ObjectiveName, make_objective
+from calibrators.numerics.softmax import margins
 
 MERGED = sorted(set(get_args(ObjectiveName)) - {"brier"})
 

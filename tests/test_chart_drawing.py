@@ -14,13 +14,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from calibrators import charts, page
+from calibrators import charts
 from calibrators.charts import subset, theme
 from calibrators.charts.scales import nice, number, tick_labels, ticks
 from calibrators.data import CalibrationSet
-from calibrators.judging import fit_and_judge
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
-from calibrators.report import Report
+from calibrators.report import html_page
+from calibrators.report.report import Report
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(1500, 4)) * 2
@@ -100,7 +101,7 @@ def test_a_screen_reader_is_told_what_is_drawn(report: Report) -> None:
 
 
 def test_every_colour_of_the_page_has_a_dark_form(report: Report) -> None:
-    html = page.render(report)
+    html = html_page.render(report)
     used = set(re.findall(r'<[^>]*\b(?:fill|stroke)="(#[0-9a-f]{6})"', html))
     style = html.partition("</style>")[0]
     recoloured = set(re.findall(r'svg \[(?:fill|stroke)="(#[0-9a-f]{6})"\]', style))

@@ -11,17 +11,18 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from calibrators import charts, page
+from calibrators import charts
 from calibrators.base import CalibrationMap
-from calibrators.blocks import Floats
-from calibrators.catalogue import METRICS
 from calibrators.data import CalibrationSet
 from calibrators.errors import DataError, ExportError, ParameterError
-from calibrators.judging import fit_and_judge
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.identity import IdentityMap
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
-from calibrators.report import Report, evaluate
-from calibrators.softmax import softmax
+from calibrators.numerics.parallel import Floats
+from calibrators.numerics.softmax import softmax
+from calibrators.report import html_page
+from calibrators.report.metric_catalogue import METRICS
+from calibrators.report.report import Report, evaluate
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(1500, 4)) * 2
@@ -126,11 +127,11 @@ def test_a_report_draws_the_same_curve_as_its_map() -> None:
     data = CalibrationSet(3 * LOGITS, LABELS)
     fitted, report = fit_and_judge(TemperatureScaling(), data, evaluation=data)
     assert charts.temperatures(report) == charts.temperature_curve(fitted, data.logits)
-    assert "Temperature by margin" in page.render(report)
+    assert "Temperature by margin" in html_page.render(report)
 
 
 def test_a_report_without_temperatures_has_no_curve(report: Report) -> None:
-    assert "Temperature by margin" not in page.render(report)
+    assert "Temperature by margin" not in html_page.render(report)
     with pytest.raises(DataError, match="temperatures"):
         charts.temperatures(report)
 
@@ -237,7 +238,7 @@ def test_the_page_is_well_formed_self_contained_and_escaped(report: Report) -> N
     evil = "<script>alert('x')</script> & \"co\""
     report = Report.from_dict({**report.to_dict(), "judged_on": evil})
     report = report.with_fit(**{evil: evil}, nested=[{evil: evil}], deep={"a": {evil: None}})
-    html = page.render(report, title=evil)
+    html = html_page.render(report, title=evil)
     checker = Checker()
     checker.feed(html)
     checker.close()

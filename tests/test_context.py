@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from calibrators.context import FitContext
 from calibrators.errors import FitCancelled, FitError, SmallSample
+from calibrators.fitting.context import FitContext
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ from calibrators import (
     all_methods,
     archive,
     get_threads,
-    onnx,
     set_threads,
 )
 from calibrators.base import TemperatureTypeMap
-from calibrators.constraints import field_hints
-from calibrators.softmax import softmax
+from calibrators.export import onnx
+from calibrators.fitting.parameters import field_hints
+from calibrators.numerics.softmax import softmax
 
 METHODS = sorted(all_methods())
 pytestmark = pytest.mark.parametrize("name", METHODS)

@@ -10,7 +10,7 @@ from calibrators import CalibrationSet
 from calibrators.methods.cts import OCTAVES, POINTS_PER_OCTAVE, ClassTemperature
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece
-from calibrators.softmax import softmax
+from calibrators.numerics.softmax import softmax
 
 
 def grid() -> np.ndarray:

@@ -9,7 +9,7 @@ from samples import draw
 from scipy.special import logsumexp
 
 from calibrators import CalibrationSet
-from calibrators.curves import ExactCurve, TabulatedCurve, observe
+from calibrators.numerics.confidence_curves import ExactCurve, TabulatedCurve, observe
 
 
 def direct(data: CalibrationSet, scale: float, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,11 +10,11 @@ import pytest
 import calibrd
 from calibrators import all_methods
 from calibrators.registry import DEFAULT_METHOD
-from calibrd.command_line import command_parser
-from calibrd.commands.fit import _wanted
-from service.api.fit_requests import _methods
-from service.api.schemas import FitIn
-from service.web.new_fit import choices
+from calibrd.cli.arguments import command_parser
+from calibrd.cli.fit import _wanted
+from service.fits.requests import _methods
+from service.http.schemas import FitIn
+from service.web.pages.new_fit import choices
 
 
 def default(function: Any, name: str) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from calibrators import all_methods
-from calibrd.command_line import run
-from calibrd.commands import demo
+from calibrd.cli import demo
+from calibrd.cli.arguments import run
 
 FEW = ("auto", "identity", "segmented", "smart", "temperature")
 

@@ -17,7 +17,7 @@ from dockerfiles import Stage, commands, is_ignored, stages
 from obstore.store import S3Store
 from packaging.requirements import Requirement
 
-from service.command_line import command_parser
+from service.cli.arguments import command_parser
 from service.settings import MEGABYTE, PREFIX, Settings
 
 ROOT = Path(__file__).parent.parent

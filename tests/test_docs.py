@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from calibrators import all_methods
-from calibrators.catalogue import METRICS
 from calibrators.registry import all_maps
-from calibrators.report import Report
-from calibrators.verdict import Verdict
+from calibrators.report.metric_catalogue import METRICS
+from calibrators.report.report import Report
+from calibrators.report.verdict import Verdict
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

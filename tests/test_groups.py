@@ -13,7 +13,7 @@ import pytest
 from samples import draw
 
 from calibrators import CalibrationSet, DataError
-from calibrators.groups import LONGEST_NAME, MOST_GROUPS, Groups
+from calibrators.segments import LONGEST_NAME, MOST_GROUPS, Groups
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from samples import confidence_and_hits, draw, draw_apart, sample
 from scipy.special import logit, softmax
 from scipy.stats import binned_statistic
 
-from calibrators import CalibrationSet, ParameterError, onnx
+from calibrators import CalibrationSet, ParameterError
+from calibrators.export import onnx
 from calibrators.methods._bins import bins_of, even_edges
 from calibrators.methods._ties import share_reach
 from calibrators.methods.histogram import (

@@ -11,9 +11,10 @@ from samples import draw, draw_apart, sample
 from scipy.special import softmax
 from sklearn.isotonic import IsotonicRegression
 
-from calibrators import ArchiveError, CalibrationSet, ParameterError, archive, onnx
-from calibrators.methods._lookup import interpolated
-from calibrators.methods._monotone import pool_starts, rising_function
+from calibrators import ArchiveError, CalibrationSet, ParameterError, archive
+from calibrators.export import onnx
+from calibrators.methods._isotonic_fit import pool_starts, rising_function
+from calibrators.methods._step_tables import interpolated
 from calibrators.methods.isotonic import (
     Isotonic,
     IsotonicMap,

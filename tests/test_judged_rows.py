@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from calibrators import CalibrationSet, evaluate, fit_and_judge
-from calibrators.comparison import accuracy_change, compare, nll_change
+from calibrators.comparison.compare import accuracy_change, compare, nll_change
+from calibrators.comparison.judged_rows import JudgedRows, fingerprint, in_common, thinned
 from calibrators.errors import ArchiveError, DataError
-from calibrators.judged_rows import JudgedRows, fingerprint, in_common, thinned
 from calibrators.methods.identity import Identity
 from calibrators.methods.isotonic import Isotonic
 from calibrators.methods.temperature import TemperatureScaling
-from calibrators.softmax import margins, softmax
+from calibrators.numerics.softmax import margins, softmax
 
 
 def sample(n: int, seed: int = 0, **more: object) -> CalibrationSet:

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from samples import draw, in_segments
 
 from calibrators.base import CalibrationMap, Calibrator, TemperatureTypeMap
-from calibrators.blocks import Floats
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, DataError, FitCancelled, FitError
-from calibrators.judging import fit_and_judge
+from calibrators.export.onnx import Graph
+from calibrators.fitting.context import FitContext
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
-from calibrators.onnx import Graph
-from calibrators.softmax import softmax
-from calibrators.temperatures import temperatures_of
-from calibrators.verdict import Verdict
+from calibrators.numerics.parallel import Floats
+from calibrators.numerics.softmax import softmax
+from calibrators.report.by_temperature import temperatures_of
+from calibrators.report.verdict import Verdict
 
 
 def drawn(n: int, k: int = 5, *, temperature: float = 1.0, seed: int = 0) -> CalibrationSet:

@@ -14,9 +14,10 @@ from scipy.optimize import minimize
 from scipy.special import gammaln, log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 
-from calibrators import CalibrationSet, CalibrationWarning, archive, onnx
+from calibrators import CalibrationSet, CalibrationWarning, archive
 from calibrators.base import CalibrationMap
 from calibrators.errors import BoundarySolution, FellBack, NotConverged, ParameterError
+from calibrators.export import onnx
 from calibrators.methods._linear import LinearMap
 from calibrators.methods.dirichlet import Dirichlet, DirichletMap
 from calibrators.methods.matrix import MatrixMap, MatrixScaling

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from calibrators.adafocal import Settings
-from calibrators.constraints import field_hints
 from calibrators.errors import DataError, ParameterError
+from calibrators.fitting.parameters import field_hints
 from calibrators.losses import all_losses
 from tests.loss_batches import CLASSES, ROWS, batch, every_loss, every_variant, fresh, made
 

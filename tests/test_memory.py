@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from calibrators import CalibrationSet, CalibrationWarning, all_methods, get_threads, set_threads
-from calibrators.judging import fit_and_judge, memory_bytes
+from calibrators.fitting.evaluation import fit_and_judge, memory_bytes
 from calibrators.methods.matrix import MatrixScaling
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling

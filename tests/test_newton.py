@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from samples import distorted
 from scipy.optimize import approx_fprime
 
-from calibrators.context import FitContext
 from calibrators.errors import FitCancelled
+from calibrators.fitting.context import FitContext
 from calibrators.methods._newton import minimise
 from calibrators.methods._regression import Diagonal, Full, Regression, column_sums
 

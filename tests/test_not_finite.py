@@ -12,8 +12,8 @@ from samples import draw, in_segments
 from calibrators import CalibrationError, CalibrationMap, DataError, all_methods, archive
 from calibrators.base import TemperatureTypeMap
 from calibrators.errors import MapError
+from calibrators.fitting.map_check import prove
 from calibrators.methods.segmented import SegmentedMap
-from calibrators.probing import prove
 
 METHODS = sorted(all_methods())
 ROWS = draw(300, 5, seed=3).logits

@@ -10,9 +10,9 @@ import pytest
 import torch
 from samples import draw
 
-from calibrators.curves import observe
 from calibrators.errors import ParameterError
-from calibrators.objectives import ObjectiveName, make_objective
+from calibrators.numerics.confidence_curves import observe
+from calibrators.numerics.objectives import ObjectiveName, make_objective
 
 NAMES = get_args(ObjectiveName)
 

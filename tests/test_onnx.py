@@ -7,11 +7,12 @@ import onnxruntime
 import pytest
 from samples import draw, sample
 
-from calibrators import CalibrationSet, ExportError, onnx
+from calibrators import CalibrationSet, ExportError
+from calibrators.export import onnx
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureMap
+from calibrators.numerics.softmax import softmax
 from calibrators.registry import make_recipe
-from calibrators.softmax import softmax
 
 
 @pytest.mark.parametrize("k", [2, 10, 1000])

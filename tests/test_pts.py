@@ -8,14 +8,15 @@ import torch
 from samples import draw, sample
 from scipy.optimize import least_squares
 
-from calibrators import CalibrationSet, ParameterError, onnx
-from calibrators.context import FitContext
-from calibrators.curves import observe
-from calibrators.indicators import sorted_gaps
+from calibrators import CalibrationSet, ParameterError
+from calibrators.export import onnx
+from calibrators.fitting.context import FitContext
+from calibrators.methods._smart_features import sorted_gaps
 from calibrators.methods.pts import Network, ParametrizedTemperature, Problem
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece
-from calibrators.softmax import softmax
+from calibrators.numerics.confidence_curves import observe
+from calibrators.numerics.softmax import softmax
 
 
 def problem(data: CalibrationSet, pull: float) -> Problem:

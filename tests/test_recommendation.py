@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from calibrators import CalibrationSet, Report, fit_and_judge
-from calibrators.judged_rows import JudgedRows
-from calibrators.judging import Judged
+from calibrators.comparison.judged_rows import JudgedRows
+from calibrators.comparison.recommendation import SIMPLEST_FIRST, Candidate, recommend
+from calibrators.fitting.evaluation import Judged
 from calibrators.metrics import Interval
-from calibrators.recommendation import SIMPLEST_FIRST, Candidate, recommend
+from calibrators.numerics.softmax import softmax
 from calibrators.registry import all_methods, make_recipe
-from calibrators.softmax import softmax
-from calibrators.verdict import Verdict
+from calibrators.report.verdict import Verdict
 
 
 def data(n: int = 3000) -> CalibrationSet:

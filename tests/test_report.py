@@ -12,16 +12,16 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from calibrators.catalogue import METRICS
 from calibrators.data import CalibrationSet
 from calibrators.errors import DataError, ExportError, ParameterError
-from calibrators.judging import fit_and_judge
-from calibrators.measurement import margins_of, wilson
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import Interval, class_table, classwise_ece, ece, equal_width
-from calibrators.report import Report, evaluate
-from calibrators.softmax import softmax
-from calibrators.verdict import Gate, Verdict, decide, gate, rooted
+from calibrators.numerics.softmax import softmax
+from calibrators.report.measurement import margins_of, wilson
+from calibrators.report.metric_catalogue import METRICS
+from calibrators.report.report import Report, evaluate
+from calibrators.report.verdict import Gate, Verdict, decide, gate, rooted
 
 
 def truth(n: int, k: int = 10, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -342,7 +342,7 @@ def test_saving_follows_the_suffix(fixed: Report, tmp_path: Path) -> None:
 
 def test_reports_load_neither_torch_nor_the_chart_renderer() -> None:
     code = (
-        "import sys, calibrators.report, calibrators.judging\n"
+        "import sys, calibrators.report.report, calibrators.fitting.evaluation\n"
         "assert not {'torch', 'vl_convert', 'scipy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,11 +10,11 @@ import pytest
 from samples import draw
 
 from calibrators import CalibrationSet, DataError, Report, evaluate, fit_and_judge
-from calibrators.groups import Groups
 from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureScaling
-from calibrators.segments import MOST_SEGMENTS
-from calibrators.softmax import softmax
+from calibrators.numerics.softmax import softmax
+from calibrators.report.by_segment import MOST_SEGMENTS
+from calibrators.segments import Groups
 
 NAMES = np.array(["web", "app", "<i>kiosk</i>"])
 MARKUP = "<i>kiosk</i>"

@@ -14,12 +14,12 @@ from samples import draw, in_segments
 
 from calibrators import CalibrationMap, CalibrationSet, DataError, all_methods, archive
 from calibrators.errors import ClippedProbabilities
-from calibrators.judging import fit_and_judge
+from calibrators.export.onnx import export
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import ece
-from calibrators.onnx import export
+from calibrators.numerics.softmax import softmax
 from calibrators.rounding import GridFinder, Zeros, step_of
-from calibrators.softmax import softmax
 
 METHODS = sorted(all_methods())
 STEPS = (0.05, 0.01, 0.001, 1e-4)

@@ -19,8 +19,8 @@ from calibrators import (
     FitError,
     ParameterError,
 )
-from calibrators.context import FitContext
 from calibrators.errors import BoundarySolution
+from calibrators.fitting.context import FitContext
 from calibrators.methods._shrinkage import FINE, Rounds, Segment, Solution, shrink, split_up
 from calibrators.methods.auto import Auto
 from calibrators.methods.segmented import Segmented, SegmentedMap

@@ -22,12 +22,12 @@ from calibrators import (
     ExportError,
     ParameterError,
     archive,
-    onnx,
 )
-from calibrators.groups import Groups
+from calibrators.export import onnx
 from calibrators.methods.segmented import Segmented, SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
 from calibrators.registry import keeps_class
+from calibrators.segments import Groups
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,18 @@ from hypothesis import strategies as st
 from samples import draw, sample
 from scipy.special import softmax
 
-from calibrators import CalibrationSet, FitError, archive, onnx
-from calibrators.cells import MOST_CELLS
-from calibrators.curves import to_device
+from calibrators import CalibrationSet, FitError, archive
 from calibrators.errors import BoundarySolution, FellBack, FlatLogits, NotConverged
-from calibrators.indicators import Indicator, indicate
+from calibrators.export import onnx
 from calibrators.methods import smart
+from calibrators.methods._smart_features import Indicator, indicate
 from calibrators.methods.smart import NEUTRAL, Smart, SmartMap, initial_weights
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import accuracy, ece
-from calibrators.objectives import ObjectiveName
-from calibrators.softmax import margins
+from calibrators.numerics.cells import MOST_CELLS
+from calibrators.numerics.confidence_curves import to_device
+from calibrators.numerics.objectives import ObjectiveName
+from calibrators.numerics.softmax import margins
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])

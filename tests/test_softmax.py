@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from scipy.special import softmax as reference
 
 from calibrators import get_threads, set_threads
-from calibrators.blocks import Scratch, map_blocks
-from calibrators.softmax import margins, softmax
+from calibrators.numerics.parallel import Scratch, map_blocks
+from calibrators.numerics.softmax import margins, softmax
 
 
 @pytest.fixture(params=[1, 3])

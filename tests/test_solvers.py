@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples import draw
 
 from calibrators import FitError
-from calibrators.solvers import bracketed_newton, minimise_on_grid, partition_sums
+from calibrators.numerics.solvers import bracketed_newton, minimise_on_grid, partition_sums
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,7 +12,8 @@ from scipy.interpolate import CubicSpline
 from scipy.linalg import lstsq
 from scipy.special import logit
 
-from calibrators import CalibrationSet, ParameterError, onnx
+from calibrators import CalibrationSet, ParameterError
+from calibrators.export import onnx
 from calibrators.methods.spline import NODES, Spline, SplineMap, nearest_spline
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import debiased_squared_error, nll

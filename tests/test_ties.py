@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrators import CalibrationMap, CalibrationSet, archive, onnx
-from calibrators.methods._monotone import tallied
+from calibrators import CalibrationMap, CalibrationSet, archive
+from calibrators.export import onnx
+from calibrators.methods._isotonic_fit import tallied
 from calibrators.methods._ties import log_odds_reach, share_reach, tie_starts
 from calibrators.registry import make_recipe
 

@@ -14,9 +14,9 @@ import pytest
 
 from calibrators.errors import ParameterError
 from calibrators.metrics import Interval
-from calibrators.report import Report, evaluate
-from calibrators.softmax import softmax
-from calibrators.verdict import Gate, Verdict, decide, in_doubt, lost, together
+from calibrators.numerics.softmax import softmax
+from calibrators.report.report import Report, evaluate
+from calibrators.report.verdict import Gate, Verdict, decide, in_doubt, lost, together
 
 STUDIES = Path(__file__).parent.parent / "studies"
 BETTER = {"debiased_squared_error": Interval(-0.02, -0.03, -0.01, 0.95)}

@@ -6,7 +6,7 @@
 (15,)
 """
 
-from calibrators.adafocal.observing import Observed, observed
+from calibrators.adafocal.reduce import Observed, observed
 from calibrators.adafocal.state import AdaFocalState, Rule, Settings
 from calibrators.adafocal.statistics import BinStatistics, Summary
 

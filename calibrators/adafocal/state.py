@@ -11,8 +11,8 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from calibrators.adafocal.statistics import BinStatistics
-from calibrators.constraints import check_fields
 from calibrators.errors import DataError, ParameterError
+from calibrators.fitting.parameters import check_fields
 
 Rule = Literal["adafocal", "calfocal", "calfocal_per_sample"]
 Floats = NDArray[np.float64]

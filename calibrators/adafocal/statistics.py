@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrators.adafocal import wire
-from calibrators.adafocal.observing import Bools, Floats, observed
-from calibrators.adafocal.spread import Cells, Rows
-from calibrators.adafocal.wire import SUMS, Integers
+from calibrators.adafocal import serialization
+from calibrators.adafocal.binning import Cells, Rows
+from calibrators.adafocal.reduce import Bools, Floats, observed
+from calibrators.adafocal.serialization import SUMS, Integers
 from calibrators.errors import DataError
 from calibrators.metrics import BinTable
 from calibrators.metrics.bins import bin_index, width_edges
 
-EXACT_ROWS = wire.MOST_KEYS
+EXACT_ROWS = serialization.MOST_KEYS
 WIDTHS = 15
 CONFIDENCE_UNIT = 2.0**-30
 NLL_UNIT = 2.0**-24
@@ -191,16 +191,16 @@ class BinStatistics:
 
     def to_bytes(self) -> bytes:
         """Compact bytes: one to two a row, or some ten thousand for cells."""
-        return wire.packed(self.spread, self.sums)
+        return serialization.packed(self.spread, self.sums)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BinStatistics:
         """The statistics that ``to_bytes`` wrote; DataError if they are not whole."""
-        return cls(*wire.unpacked(data))
+        return cls(*serialization.unpacked(data))
 
     def fingerprint(self) -> str:
         """The SHA-256 of what they say, however it was compressed."""
-        return hashlib.sha256(wire.plain(self.spread, self.sums)).hexdigest()
+        return hashlib.sha256(serialization.plain(self.spread, self.sums)).hexdigest()
 
     def _widths(self) -> Integers:
         return self.sums[:-2].reshape(3, WIDTHS)

@@ -22,13 +22,13 @@ from calibrators.charts.theme import (
     share,
 )
 from calibrators.errors import DataError
-from calibrators.measurement import THIRDS
-from calibrators.temperatures import TemperatureCell, temperatures_at
+from calibrators.report.by_temperature import TemperatureCell, temperatures_at
+from calibrators.report.measurement import THIRDS
 
 if TYPE_CHECKING:
-    from calibrators.band import BandCell
-    from calibrators.measurement import MarginThird
-    from calibrators.report import Report
+    from calibrators.report.band import BandCell
+    from calibrators.report.measurement import MarginThird
+    from calibrators.report.report import Report
 
 PANEL = 215
 WIDTH = 560
@@ -40,7 +40,7 @@ def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
     Points are equal-mass bins; the axes of a panel begin where its points do. Where one temperature
     serves all, the thirds can err in different directions and the whole look better than its parts.
 
-    >>> from calibrators.report import evaluate
+    >>> from calibrators.report.report import evaluate
     >>> chart = margin_panels(evaluate([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], draws=10))
     >>> len(chart["hconcat"])
     3
@@ -74,7 +74,7 @@ def temperatures(report: Report) -> Spec:
     """The same from the cells that a report keeps.
 
     >>> from calibrators.data import CalibrationSet
-    >>> from calibrators.judging import fit_and_judge
+    >>> from calibrators.fitting.evaluation import fit_and_judge
     >>> from calibrators.methods.temperature import TemperatureScaling
     >>> data = CalibrationSet([[0.0, 1.0], [2.0, 0.0]] * 5, [1, 0] * 4 + [0, 0])
     >>> chart = temperatures(fit_and_judge(TemperatureScaling(), data).report)

@@ -9,7 +9,7 @@ from calibrators.charts.reliability import SIZE, panels
 from calibrators.charts.theme import ACCENT, BAND, INK, MUTED, Spec, finished, percent
 
 if TYPE_CHECKING:
-    from calibrators.report import Report
+    from calibrators.report.report import Report
 
 LONGEST_LINE = 100
 
@@ -17,7 +17,7 @@ LONGEST_LINE = 100
 def before_after(report: Report) -> Spec:
     """What a report shows by itself: verdict, ECE with interval and noise floor, reliability.
 
-    >>> from calibrators.report import evaluate
+    >>> from calibrators.report.report import evaluate
     >>> chart = before_after(evaluate([[0.9, 0.1], [0.6, 0.4]], [0, 1], draws=10))
     >>> len(chart["vconcat"])
     2

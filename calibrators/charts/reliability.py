@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from calibrators.band import ALL
 from calibrators.charts.theme import (
     ACCENT,
     INK,
@@ -18,11 +17,12 @@ from calibrators.charts.theme import (
     percent,
     share,
 )
+from calibrators.report.band import ALL
 
 if TYPE_CHECKING:
-    from calibrators.band import BandCell
-    from calibrators.measurement import Bin, Measurement
-    from calibrators.report import Report
+    from calibrators.report.band import BandCell
+    from calibrators.report.measurement import Bin, Measurement
+    from calibrators.report.report import Report
 
 Binning = Literal["equal_width", "equal_mass"]
 SIZE = 290
@@ -42,7 +42,7 @@ def reliability(
     of the accuracy; bars below count the rows. Empty bins are not drawn. ``titles`` are other names
     of the sides.
 
-    >>> from calibrators.report import evaluate
+    >>> from calibrators.report.report import evaluate
     >>> chart = reliability(evaluate([[0.9, 0.1], [0.6, 0.4]], [0, 1], draws=10))
     >>> len(chart["hconcat"])
     1

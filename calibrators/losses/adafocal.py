@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from calibrators.adafocal import AdaFocalState, Settings
-from calibrators.constraints import field_hints
 from calibrators.errors import ParameterError
+from calibrators.fitting.parameters import field_hints
 from calibrators.losses.base import Reduction, WeightedCrossEntropy
 from calibrators.losses.focal import powered
 

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrators.constraints import check_fields, field_hints
 from calibrators.errors import DataError
+from calibrators.fitting.parameters import check_fields, field_hints
 
 Reduction = Literal["mean", "sum", "none"]
 HALF = (torch.float16, torch.bfloat16)

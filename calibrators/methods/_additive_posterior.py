@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrators.blocks import Floats
+from calibrators.numerics.parallel import Floats
 
 NODES = 14
 # half of the way from equally spaced nodes to quantiles

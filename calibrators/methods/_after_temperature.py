@@ -6,9 +6,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from calibrators.base import CalibrationMap, Calibrator
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, FellBack, FlatLogits
+from calibrators.fitting.context import FitContext
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 
 NOTHING_TO_BUILD_ON = (BoundarySolution.code, FlatLogits.code)

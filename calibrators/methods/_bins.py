@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from calibrators.blocks import Floats
 from calibrators.methods._ties import tie_starts
+from calibrators.numerics.parallel import Floats
 
 Binning = Literal["mass", "width"]
 Reach = Callable[[Floats], Floats]

@@ -24,16 +24,16 @@ from annotated_types import Gt, Le
 from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap
-from calibrators.blocks import Floats, Scratch, map_blocks
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
+from calibrators.export.onnx import DOUBLE, FLOAT, Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._newton import Array, Minimum, minimise
 from calibrators.methods._regression import Full
 from calibrators.methods.temperature import TemperatureMap, check_temperature
-from calibrators.onnx import DOUBLE, FLOAT, Builder
-from calibrators.softmax import rewritten
+from calibrators.numerics.parallel import Floats, Scratch, map_blocks
+from calibrators.numerics.softmax import rewritten
 
 Penalty = Annotated[float, Gt(0), Le(1e9)]
 # a looser one could end where it starts, at temperature scaling

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.context import FitContext
 from calibrators.errors import NotConverged
+from calibrators.fitting.context import FitContext
 
 Array = NDArray[np.float64]
 

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap
-from calibrators.blocks import BLOCK_ELEMENTS, Floats, Scratch, get_threads, map_blocks
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
+from calibrators.export.onnx import DOUBLE, FLOAT, Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._top_label import log_sum
 from calibrators.methods.temperature import TemperatureMap, check_temperature
-from calibrators.onnx import DOUBLE, FLOAT, Builder
-from calibrators.softmax import rewritten
+from calibrators.numerics.parallel import BLOCK_ELEMENTS, Floats, Scratch, get_threads, map_blocks
+from calibrators.numerics.softmax import rewritten
 
 Bools = NDArray[np.bool_]
 Part = TypeVar("Part")

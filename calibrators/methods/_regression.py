@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.blocks import BLOCK_ELEMENTS, Floats, Scratch, map_blocks
-from calibrators.checks import Labels
+from calibrators.arrays import Labels
 from calibrators.methods._newton import Array
+from calibrators.numerics.parallel import BLOCK_ELEMENTS, Floats, Scratch, map_blocks
 
 PIECE = 128
 MOST_BLOCKS = 16

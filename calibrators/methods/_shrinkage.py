@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrators.blocks import Floats
-from calibrators.checks import Labels
-from calibrators.context import FitContext
+from calibrators.arrays import Labels
 from calibrators.data import row_maxima
-from calibrators.groups import Groups
-from calibrators.solvers import bracketed_newton, partition_sums
+from calibrators.fitting.context import FitContext
+from calibrators.numerics.parallel import Floats
+from calibrators.numerics.solvers import bracketed_newton, partition_sums
+from calibrators.segments import Groups
 
 REACH = 16.0
 OCTAVES = 6

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrators.blocks import Floats
 from calibrators.errors import FitError
+from calibrators.numerics.parallel import Floats
 
 TOLERANCE = 1e-11
 ITERATIONS = 500

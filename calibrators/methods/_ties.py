@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.blocks import Floats
+from calibrators.numerics.parallel import Floats
 
 # of log odds; float32 logits give scores to about 1e-7 of the largest gap that counts
 NEAR = 1e-5

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from calibrators.base import CalibrationMap, TemperatureTypeMap
-from calibrators.blocks import Floats, Scratch, map_blocks
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
+from calibrators.export.onnx import DOUBLE, FLOAT, Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods.temperature import TemperatureMap, check_temperature
-from calibrators.onnx import DOUBLE, FLOAT, Builder
-from calibrators.softmax import rewritten
+from calibrators.numerics.parallel import Floats, Scratch, map_blocks
+from calibrators.numerics.softmax import rewritten
 
 AHEAD = 1e-4
 

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrators.base import CalibrationMap
-from calibrators.blocks import Floats, Scratch, map_blocks
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
-from calibrators.indicators import onnx_sorted_gaps, sorted_gaps
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._additive_posterior import NODES, Rows, basis, fit_posterior
 from calibrators.methods._after_temperature import AfterTemperature, fallen_back
-from calibrators.methods._lookup import check_rising, interpolated, onnx_interpolated, refuse
 from calibrators.methods._rest_temperature import fit_rest_temperature
+from calibrators.methods._smart_features import onnx_sorted_gaps, sorted_gaps
+from calibrators.methods._step_tables import check_rising, interpolated, onnx_interpolated, refuse
 from calibrators.methods._top_label import (
     AHEAD,
     confidence_of,
@@ -26,8 +26,8 @@ from calibrators.methods._top_label import (
     top_label,
 )
 from calibrators.methods.temperature import TemperatureMap, check_temperature
-from calibrators.onnx import Builder
-from calibrators.softmax import rewritten
+from calibrators.numerics.parallel import Floats, Scratch, map_blocks
+from calibrators.numerics.softmax import rewritten
 
 TERMS = 3
 LEAST_RANGE = 1e-6

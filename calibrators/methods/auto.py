@@ -10,14 +10,14 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le
 
 from calibrators.base import CalibrationMap, Calibrator
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import OutOfTime, ParameterError, SmallSample, shown
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import why_hopeless
-from calibrators.methods._contest import BASE, Contest, Trial, steps
+from calibrators.methods._cross_validation import BASE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import Interval, calibration_intervals, fold_factor, mean_interval
-from calibrators.solvers import mean_nll, minimise_on_grid
+from calibrators.numerics.solvers import mean_nll, minimise_on_grid
 
 FEW_ROWS = 20
 PRIOR_DEVIATION = 0.5

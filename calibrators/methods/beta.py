@@ -8,10 +8,10 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Gt, Le
 
-from calibrators.blocks import Floats
-from calibrators.context import FitContext
 from calibrators.errors import NotConverged, ParameterError
-from calibrators.methods._lookup import refuse
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
+from calibrators.methods._logistic3 import Minimum, Problem, minimum
 from calibrators.methods._one_vs_rest import (
     Bools,
     OneVsRestCalibrator,
@@ -20,9 +20,9 @@ from calibrators.methods._one_vs_rest import (
     Shares,
     informative,
 )
-from calibrators.methods._three_weights import Minimum, Problem, minimum
+from calibrators.methods._step_tables import refuse
 from calibrators.methods.temperature import TemperatureMap
-from calibrators.onnx import Builder
+from calibrators.numerics.parallel import Floats
 
 FAR = -1e300
 

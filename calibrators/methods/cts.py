@@ -9,16 +9,16 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from calibrators.base import TemperatureTypeMap
-from calibrators.blocks import Floats, scratch_bytes
-from calibrators.context import FitContext
-from calibrators.curves import Samples, observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
-from calibrators.methods._lookup import refuse
+from calibrators.methods._step_tables import refuse
 from calibrators.methods.temperature import TemperatureMap
 from calibrators.metrics.bins import bin_index
-from calibrators.onnx import Builder
+from calibrators.numerics.confidence_curves import Samples, observe
+from calibrators.numerics.parallel import Floats, scratch_bytes
 
 POINTS_PER_OCTAVE = 16
 OCTAVES = 3
@@ -59,7 +59,8 @@ class ClassTemperature(AfterTemperature):
     97 temperatures from an eighth to eight times that of temperature scaling, and starts twice:
     there, and at the one that is best for all classes together; the lower end counts. What the
     samples predicted as class k add to the bins of the ECE at each temperature is tabulated once,
-    from the confidence curve (calibrators.curves): after that a change of one class's temperature
+    from the confidence curve (numerics.confidence_curves): after that a change of one class's
+    temperature
     costs a handful of additions, whatever n is, and sweeps over the classes go on until none can
     lower the ECE any more (a coordinate-wise minimum on the grid). Classes with most predictions go
     first; equal values keep the temperature nearest to the start; classes never predicted keep it.

@@ -9,15 +9,15 @@ from typing import Literal
 import numpy as np
 
 from calibrators.base import CalibrationMap
-from calibrators.blocks import Floats, Scratch, map_blocks, oriented
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet, check_rows, row_maxima
 from calibrators.errors import ParameterError
+from calibrators.export.onnx import DOUBLE, FLOAT, Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._simplex import Derivatives, minimise_on_simplex
 from calibrators.methods.temperature import TemperatureMap, check_temperature
-from calibrators.onnx import DOUBLE, FLOAT, Builder
-from calibrators.softmax import InverseTemperature, scaled_logits, softmax
+from calibrators.numerics.parallel import Floats, Scratch, map_blocks, oriented
+from calibrators.numerics.softmax import InverseTemperature, scaled_logits, softmax
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

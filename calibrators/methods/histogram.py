@@ -9,17 +9,10 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from calibrators.blocks import Floats
-from calibrators.context import FitContext
 from calibrators.errors import ParameterError
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._bins import Binning, Bins, bins_of, even_edges
-from calibrators.methods._lookup import (
-    check_rising,
-    check_shares,
-    count_below,
-    onnx_count_below,
-    stacked,
-)
 from calibrators.methods._one_vs_rest import (
     Bools,
     OneVsRestCalibrator,
@@ -28,10 +21,17 @@ from calibrators.methods._one_vs_rest import (
     Shares,
     informative,
 )
+from calibrators.methods._step_tables import (
+    check_rising,
+    check_shares,
+    count_below,
+    onnx_count_below,
+    stacked,
+)
 from calibrators.methods._ties import log_odds_reach, share_reach
 from calibrators.methods._top_label import TopLabelCalibrator, TopLabelMap, log_odds_of
 from calibrators.methods.temperature import TemperatureMap
-from calibrators.onnx import Builder
+from calibrators.numerics.parallel import Floats
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

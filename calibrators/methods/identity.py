@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calibrators.base import Calibrator, TemperatureTypeMap
-from calibrators.blocks import Floats
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
-from calibrators.onnx import Builder
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
+from calibrators.numerics.parallel import Floats
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

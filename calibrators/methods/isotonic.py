@@ -8,19 +8,10 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from calibrators.blocks import Floats
-from calibrators.context import FitContext
 from calibrators.errors import ParameterError
-from calibrators.methods._lookup import (
-    check_rising,
-    check_shares,
-    interpolated,
-    onnx_confidence,
-    onnx_interpolated,
-    onnx_log_odds,
-    stacked,
-)
-from calibrators.methods._monotone import RisingFunction, rising_function
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
+from calibrators.methods._isotonic_fit import RisingFunction, rising_function
 from calibrators.methods._one_vs_rest import (
     Bools,
     OneVsRestCalibrator,
@@ -29,6 +20,15 @@ from calibrators.methods._one_vs_rest import (
     Shares,
     informative,
 )
+from calibrators.methods._step_tables import (
+    check_rising,
+    check_shares,
+    interpolated,
+    onnx_confidence,
+    onnx_interpolated,
+    onnx_log_odds,
+    stacked,
+)
 from calibrators.methods._top_label import (
     TopLabelCalibrator,
     TopLabelMap,
@@ -36,7 +36,7 @@ from calibrators.methods._top_label import (
     log_odds_of,
 )
 from calibrators.methods.temperature import TemperatureMap
-from calibrators.onnx import Builder
+from calibrators.numerics.parallel import Floats
 
 # smaller probabilities count as equal: between them a slope could overflow
 TINY = 1e-200

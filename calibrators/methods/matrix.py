@@ -49,7 +49,7 @@ class MatrixScaling(FullCalibrator):
 
     >>> import numpy as np
     >>> from calibrators import CalibrationSet
-    >>> from calibrators.softmax import softmax
+    >>> from calibrators.numerics.softmax import softmax
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 3)) * 2
     >>> W = [[1, 0, 0], [0, 1, 0], [-0.5, 0.5, 1]]              # class 2 borrows from class 1

@@ -10,15 +10,15 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from calibrators.base import CalibrationMap
-from calibrators.blocks import Floats, Scratch, map_blocks
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import FitError, ParameterError
-from calibrators.indicators import indicate, onnx_indicator
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._smart_features import indicate, onnx_indicator
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling, check_temperature
-from calibrators.onnx import Builder
-from calibrators.softmax import scaled_logits
+from calibrators.numerics.parallel import Floats, Scratch, map_blocks
+from calibrators.numerics.softmax import scaled_logits
 
 LEAST_SHARE = 0.05
 

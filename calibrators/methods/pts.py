@@ -10,15 +10,15 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from calibrators.base import TemperatureTypeMap
-from calibrators.blocks import Floats, scratch_bytes
-from calibrators.context import FitContext
-from calibrators.curves import Samples, curve_numbers, observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
-from calibrators.indicators import onnx_sorted_gaps, sorted_gaps
+from calibrators.export.onnx import FLOAT, Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._smart_features import onnx_sorted_gaps, sorted_gaps
 from calibrators.methods.temperature import TemperatureMap, check_temperature
-from calibrators.onnx import FLOAT, Builder
+from calibrators.numerics.confidence_curves import Samples, curve_numbers, observe
+from calibrators.numerics.parallel import Floats, scratch_bytes
 
 LARGEST = 3.0
 ITERATIONS = 200
@@ -182,8 +182,8 @@ class ParametrizedTemperature(AfterTemperature):
     into log T; what is minimised is the mean of (c - a)^2, c the confidence and a the correctness
     of the prediction. The published procedure trains by 100,000 steps of Adam on batches. It is a
     small least-squares problem, and solved as one here: Levenberg-Marquardt on the confidence curve
-    (calibrators.curves), with the whole Jacobian of at most 86 parameters at hand, until a step
-    lowers the objective by less than ``tolerance`` of itself.
+    (numerics.confidence_curves), with the whole Jacobian of at most 86 parameters at hand, until
+    a step lowers the objective by less than ``tolerance`` of itself.
 
     Choices: gaps instead of the logits themselves (their level has no meaning), divided by the
     exact temperature of temperature scaling first, so their scale has none either; log T is the

@@ -11,15 +11,15 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from calibrators.base import CalibrationMap, Calibrator
-from calibrators.blocks import Floats
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, ExportError, ParameterError
-from calibrators.groups import MOST_GROUPS, Groups, is_name
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import why_hopeless
 from calibrators.methods._shrinkage import REACH, Rounds, Solution, figures, shrink, split_up
 from calibrators.methods.temperature import check_temperature
-from calibrators.onnx import Builder
+from calibrators.numerics.parallel import Floats
+from calibrators.segments import MOST_GROUPS, Groups, is_name
 
 TICKS, BASE_DONE = 1000, 500
 MOST_NAMED, SHOWN = 3, 80

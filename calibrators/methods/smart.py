@@ -9,20 +9,27 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from calibrators.adam import Adam
 from calibrators.base import TemperatureTypeMap
-from calibrators.blocks import Floats, scratch_bytes
-from calibrators.cells import CELL_NUMBERS, MOST_CELLS, observe_cells
-from calibrators.context import FitContext
-from calibrators.curves import Array, Samples, curve_numbers, namespace, observe, to_device
 from calibrators.data import CalibrationSet
-from calibrators.devices import array_device
 from calibrators.errors import FitError, NotConverged, ParameterError
-from calibrators.indicators import Indicator, indicate, onnx_indicator
+from calibrators.export.onnx import FLOAT, Builder
+from calibrators.fitting.context import FitContext
+from calibrators.fitting.devices import array_device
 from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._smart_features import Indicator, indicate, onnx_indicator
 from calibrators.methods.temperature import TemperatureMap, check_temperature
-from calibrators.objectives import Objective, ObjectiveName, make_objective
-from calibrators.onnx import FLOAT, Builder
+from calibrators.numerics.adam import Adam
+from calibrators.numerics.cells import CELL_NUMBERS, MOST_CELLS, observe_cells
+from calibrators.numerics.confidence_curves import (
+    Array,
+    Samples,
+    curve_numbers,
+    namespace,
+    observe,
+    to_device,
+)
+from calibrators.numerics.objectives import Objective, ObjectiveName, make_objective
+from calibrators.numerics.parallel import Floats, scratch_bytes
 
 MOST_HIDDEN = 4096
 HIDDEN_AT_ONCE = 1 << 20
@@ -108,13 +115,13 @@ class Smart(AfterTemperature):
     hidden layer of 16 units turns it into that sample's temperature. Logits are divided by the
     exact temperature of temperature scaling first, so their scale is of no account, and the network
     starts there (T = 1 for every sample). It then minimises the soft-binned calibration error
-    ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` (see calibrators.objectives) by full-batch Adam with
+    ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` (see numerics.objectives) by full-batch Adam with
     analytic gradients. The order of the classes never changes, so neither does accuracy. The
     objective is the *binned* form; the per-sample form stated in the paper's Eq. 6
     (``objective="pointwise"``) is minimised by confidences of 0 and 1.
 
     More than 2,048 rows are merged into at most so many cells first, of rows that agree in margin,
-    confidence and correctness (see calibrators.cells), so that a step costs the same however many
+    confidence and correctness (see numerics.cells), so that a step costs the same however many
     rows there are; docs/studies/smart.md has what that does to held-out errors. Rows are not merged
     for the indicator "all_logits" and the objective "brier".
 

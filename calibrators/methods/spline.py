@@ -10,11 +10,16 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from calibrators.blocks import Floats
-from calibrators.context import FitContext
 from calibrators.errors import ParameterError
-from calibrators.methods._lookup import check_rising, onnx_confidence, onnx_interpolated, refuse
-from calibrators.methods._monotone import tallied
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
+from calibrators.methods._isotonic_fit import tallied
+from calibrators.methods._step_tables import (
+    check_rising,
+    onnx_confidence,
+    onnx_interpolated,
+    refuse,
+)
 from calibrators.methods._top_label import (
     TopLabelCalibrator,
     TopLabelMap,
@@ -22,7 +27,7 @@ from calibrators.methods._top_label import (
     log_odds_of,
 )
 from calibrators.methods.temperature import TemperatureMap
-from calibrators.onnx import Builder
+from calibrators.numerics.parallel import Floats
 
 NODES = 2000
 

@@ -11,16 +11,16 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from calibrators.base import Calibrator, TemperatureTypeMap
-from calibrators.blocks import Floats
-from calibrators.context import FitContext
-from calibrators.curves import Samples, mean_gaps, observe
 from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, FitError, FlatLogits, ParameterError
+from calibrators.export.onnx import Builder
+from calibrators.fitting.context import FitContext
 from calibrators.metrics.bins import equal_width
-from calibrators.objectives import SMOOTHING, make_objective
-from calibrators.onnx import Builder
-from calibrators.softmax import margins
-from calibrators.solvers import Root, bracketed_newton, minimise_on_grid, partition_sums
+from calibrators.numerics.confidence_curves import Samples, mean_gaps, observe
+from calibrators.numerics.objectives import SMOOTHING, make_objective
+from calibrators.numerics.parallel import Floats
+from calibrators.numerics.softmax import margins
+from calibrators.numerics.solvers import Root, bracketed_newton, minimise_on_grid, partition_sums
 
 REACH = 1e4
 SUBSAMPLE = 500

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrators.context import FitContext
 from calibrators.data import CalibrationSet
+from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._linear import (
     Features,

@@ -5,6 +5,7 @@
 passes over the classes, and sorts, only once.
 """
 
+from calibrators.metrics._sorted import equal_mass
 from calibrators.metrics.bins import BinTable, equal_width
 from calibrators.metrics.calibration import (
     ada_ece,
@@ -22,7 +23,6 @@ from calibrators.metrics.estimates import (
     mean_interval,
     wilson,
 )
-from calibrators.metrics.floor import NoiseFloor, noise_floor
 from calibrators.metrics.intervals import (
     Compared,
     bootstrap_interval,
@@ -31,8 +31,17 @@ from calibrators.metrics.intervals import (
     paired_intervals,
 )
 from calibrators.metrics.lipschitz import smce
-from calibrators.metrics.ranked import equal_mass
-from calibrators.metrics.ranking import (
+from calibrators.metrics.noise_floor import NoiseFloor, noise_floor
+from calibrators.metrics.report_inputs import Scored, scored
+from calibrators.metrics.scores import (
+    RowScores,
+    accuracy,
+    brier,
+    nll,
+    row_scores,
+    top_k_error,
+)
+from calibrators.metrics.selective import (
     aurc,
     aurc_influence,
     auroc_influence,
@@ -41,15 +50,6 @@ from calibrators.metrics.ranking import (
     e_aurc,
     ood_auroc,
     refinement_auroc,
-)
-from calibrators.metrics.scored import Scored, scored
-from calibrators.metrics.scores import (
-    RowScores,
-    accuracy,
-    brier,
-    nll,
-    row_scores,
-    top_k_error,
 )
 from calibrators.metrics.smooth import kde_ece, smece
 from calibrators.metrics.soft import kernel_bias, pointwise_charbonnier, smce_bound, soft_ece

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.blocks import Scratch, map_blocks, oriented
 from calibrators.errors import DataError, ParameterError
+from calibrators.numerics.parallel import Scratch, map_blocks, oriented
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.intp]

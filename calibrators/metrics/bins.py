@@ -8,7 +8,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.blocks import Scratch, map_blocks
 from calibrators.metrics._inputs import (
     Array,
     Bools,
@@ -18,6 +17,7 @@ from calibrators.metrics._inputs import (
     checked_confidence,
     checked_correct,
 )
+from calibrators.numerics.parallel import Scratch, map_blocks
 
 NEAR_AN_EDGE = 1e-6
 Tally: TypeAlias = tuple[Floats, Integers]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.blocks import Scratch, map_blocks
 from calibrators.metrics._inputs import Checked, Floats, Integers, at_least, checked
+from calibrators.metrics._sorted import Ranked
 from calibrators.metrics.bins import bin_index
-from calibrators.metrics.ranked import Ranked
 from calibrators.metrics.toplabel import of_checked
+from calibrators.numerics.parallel import Scratch, map_blocks
 
 
 def classwise_ece(

@@ -27,8 +27,8 @@ from calibrators.metrics.estimates import (
     share_change_interval,
     share_interval,
 )
-from calibrators.metrics.ranking import Ranking
 from calibrators.metrics.scores import RowScores
+from calibrators.metrics.selective import Ranking
 
 SHARE: Range = (0.0, 1.0)
 RANGES: dict[str, Range] = {"ece": SHARE, "debiased_squared_error": ANY}

@@ -8,15 +8,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.blocks import Scratch, map_blocks, oriented, row_blocks
 from calibrators.metrics._inputs import (
     Checked,
     Floats,
     at_least,
     checked,
 )
-from calibrators.metrics.ranking import Ranking, ranking_of
+from calibrators.metrics.selective import Ranking, ranking_of
 from calibrators.metrics.toplabel import Scores, TopLabel, as_top_label, of_checked
+from calibrators.numerics.parallel import Scratch, map_blocks, oriented, row_blocks
 
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.blocks import row_blocks
 from calibrators.errors import ParameterError
 from calibrators.metrics._inputs import Array, Floats, at_least
 from calibrators.metrics.toplabel import Scores, as_top_label
+from calibrators.numerics.parallel import row_blocks
 
 
 def soft_ece(

@@ -9,7 +9,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.blocks import Scratch
 from calibrators.errors import DataError
 from calibrators.metrics._inputs import (
     Array,
@@ -22,8 +21,9 @@ from calibrators.metrics._inputs import (
     checked_confidence,
     checked_correct,
 )
+from calibrators.metrics._sorted import Ranked
 from calibrators.metrics.bins import BinTable, Tally, table_of, tabulate, tally
-from calibrators.metrics.ranked import Ranked
+from calibrators.numerics.parallel import Scratch
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from calibrd.training.monitor import Monitor
 
 if TYPE_CHECKING:
     from calibrators.losses import make_loss
-    from calibrd.training.steering import AdaFocal
+    from calibrd.training.adafocal import AdaFocal
 
 __all__ = ["AdaFocal", "Monitor", "make_loss"]
 
@@ -21,7 +21,7 @@ __all__ = ["AdaFocal", "Monitor", "make_loss"]
 def __getattr__(name: str) -> Any:
     # torch is loaded by those who use it
     if name == "AdaFocal":
-        from calibrd.training.steering import AdaFocal
+        from calibrd.training.adafocal import AdaFocal
 
         return AdaFocal
     if name == "make_loss":

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from calibrators.losses import Loss
-from calibrd.arrays import as_array
-from calibrd.training.attaching import Attaching, Steering, Watching, callback_class
-from calibrd.training.observing import statistics_of
-from calibrd.training.ranks import is_distributed
+from calibrd.io.arrays import as_array
+from calibrd.training.callback_base import Attaching, Steering, Watching, callback_class
+from calibrd.training.distributed import is_distributed
+from calibrd.training.row_statistics import statistics_of
 
 __all__ = ["AdaFocalCallback", "MonitorCallback"]
 

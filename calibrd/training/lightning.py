@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from calibrd.training.attaching import Attaching, Steering, Watching, callback_class
+from calibrd.training.callback_base import Attaching, Steering, Watching, callback_class
 
 __all__ = ["AdaFocalCallback", "MonitorCallback"]
 

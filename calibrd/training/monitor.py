@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.adafocal import Summary
-from calibrd.training.link import Service
 from calibrd.training.observer import BUDGET_SECONDS, Observer
-from calibrd.training.observing import IGNORED
-from calibrd.training.passes import Start, step_in
+from calibrd.training.reporting.messages import Start, step_in
+from calibrd.training.reporting.reporter import Service
+from calibrd.training.row_statistics import IGNORED
 
 
 class Monitor(Observer):

@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from calibrators.adafocal import BinStatistics, Settings
 from calibrators.errors import DataError
-from calibrd.calls.runs import checked_run
-from calibrd.training.link import Link, Service, connection_of
-from calibrd.training.observing import Tally, reduced
-from calibrd.training.passes import Kind, Start, checked_session, state_of
-from calibrd.training.ranks import Apart, is_distributed, ranks_of
+from calibrd.api.runs import checked_run
+from calibrd.training.distributed import Apart, is_distributed, ranks_of
+from calibrd.training.reporting.messages import Kind, Start, checked_session, state_of
+from calibrd.training.reporting.reporter import Link, Service, connection_of
+from calibrd.training.row_statistics import Tally, reduced
 
 BUDGET_SECONDS = 2.0
 MOST_SECONDS = 86_400.0

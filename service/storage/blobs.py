@@ -19,7 +19,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
 from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, Unavailable
-from service.storage.disk import FULL, see_to_disk
+from service.storage.fsync import FULL, see_to_disk
 
 # S3 refuses parts under 5 MiB; up to four are held while one blob is written
 CHUNK = 5 << 20

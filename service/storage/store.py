@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.storage.aliases import Aliases
-from service.storage.calibrators import Calibrators
-from service.storage.chores import Chores
-from service.storage.datasets import Datasets
-from service.storage.fits import Fits, Workers
-from service.storage.idempotency import Idempotency
-from service.storage.inventory import Inventory
-from service.storage.keys import Keys
-from service.storage.overview import Overview
-from service.storage.run_steps import RunSteps
-from service.storage.runs import Runs
-from service.storage.sessions import Sessions
+from service.access.idempotency_repository import Idempotency
+from service.access.repository import Keys
+from service.access.session_repository import Sessions
+from service.datasets.repository import Datasets
+from service.fits.repository import Fits, Workers
+from service.maintenance.inventory_repository import Inventory
+from service.maintenance.periodic_tasks import Chores
+from service.registry.aliases.repository import Aliases
+from service.registry.repository import Calibrators
+from service.runs.repository import Runs
+from service.runs.step_repository import RunSteps
+from service.web.queries import Overview
 
 
 class Store:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from service.web import (
+from service.web.components import static_files
+from service.web.pages import (
     about,
-    aliases,
+    alias,
+    api_reference,
     calibrator,
     compare,
+    fit_detail,
+    fit_list,
     home,
-    job,
-    jobs,
     keys,
     new_fit,
-    reference,
     runs,
     sign_in,
-    static_files,
-    trying,
+    try_map,
     version,
 )
 
@@ -26,15 +26,15 @@ MODULES = (
     calibrator,
     version,
     compare,
-    aliases,
-    trying,
+    alias,
+    try_map,
     new_fit,
-    jobs,
-    job,
+    fit_list,
+    fit_detail,
     runs,
     keys,
     about,
-    reference,
+    api_reference,
     static_files,
 )
 ROUTERS = tuple(module.router for module in MODULES)

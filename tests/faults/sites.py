@@ -14,7 +14,7 @@ from backends import environment
 from fit_jobs import Place
 from live_service import ROOT, Running, running
 
-from service.jobs.queue import DONE
+from service.fits.queue import DONE
 from service.storage.records import Fit, FitStatus
 
 WORK = (sys.executable, "-m", "service", "worker")

@@ -13,7 +13,7 @@ from live_service import every
 from load import ALIAS, CALIBRATOR, Load, Told
 from sites import Site
 
-from service.core.blob_keys import dataset_key
+from service.storage.blob_keys import dataset_key
 
 LOAD_SECONDS = 2.0
 BACK_SECONDS = 30.0

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from live_service import NPZ, every, npz, running, sample, wait_until
 
-from service.command_line import run
+from service.cli.arguments import run
 
 NAME = "loaded"
 URL = f"/v1/calibrators/{NAME}"

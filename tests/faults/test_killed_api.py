@@ -14,7 +14,7 @@ from both_backends import on_both
 from live_service import NPZ, Running, every, npz, sample
 from sites import Site
 
-from service.core.blob_keys import dataset_key
+from service.storage.blob_keys import dataset_key
 
 PIECE = 1 << 18
 LOST = (httpx.TransportError,)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from calibrators import CalibrationSet, DataError
-from calibrd.arrays import as_array
+from calibrd.io.arrays import as_array
 
 ROWS = np.array([[2.0, 0.5, -1.0], [0.25, 1.5, 3.0], [4.0, -2.0, 0.0]])
 LISTS = ROWS.tolist()
@@ -230,7 +230,7 @@ def test_nothing_is_copied(wrap: Any) -> None:
 
 def test_no_library_is_loaded_to_look() -> None:
     code = (
-        "import sys; from calibrd.arrays import as_array; as_array([[1.0, 2.0]]); "
+        "import sys; from calibrd.io.arrays import as_array; as_array([[1.0, 2.0]]); "
         "print([m for m in ('torch', 'pandas', 'polars', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -18,9 +18,9 @@ from pyarrow import parquet
 
 from calibrators import DataError, archive
 from calibrators.methods.temperature import TemperatureMap
-from calibrd import streams, tables
 from calibrd.batch import BatchApply, apply_file
-from calibrd.command_line import run
+from calibrd.cli.arguments import run
+from calibrd.io import parquet_files, row_blocks
 
 LOGITS, LABELS = sample()
 FITTED = TemperatureMap(k=5, temperature=3.0)
@@ -35,7 +35,7 @@ def arrow(path: Path, table: Any) -> None:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks, of which the last is shorter."""
-    monkeypatch.setattr(streams, "BLOCK_VALUES", 5 * 64)
+    monkeypatch.setattr(row_blocks, "BLOCK_VALUES", 5 * 64)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_what_is_wrong_is_named_and_leaves_nothing(folder: Path, name: str, said
 
 
 def test_large_batches_are_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "LARGE_BATCH_BYTES", 100)
+    monkeypatch.setattr(parquet_files, "LARGE_BATCH_BYTES", 100)
     apply_file(FITTED, folder / "in.arrow", folder / "out.npy", progress=False)
     np.testing.assert_array_equal(np.load(folder / "out.npy"), RIGHT)
 
@@ -230,7 +230,7 @@ def test_a_block_is_bounded_by_numbers_whatever_the_type(folder: Path) -> None:
     )
     parquet.write_table(table, folder / "late.parquet", row_group_size=25, use_dictionary=False)
     for name, most in (("in.parquet", 64), ("in.arrow", 64), ("late.parquet", 4)):
-        with tables.open_table(folder / name) as opened:
+        with parquet_files.open_table(folder / name) as opened:
             lengths = [len(batch) for batch in opened.batches(5 * 64)]
             assert sum(lengths) == opened.rows
         assert 1 <= max(lengths) <= most
@@ -270,7 +270,7 @@ def test_memory_does_not_grow_with_the_file(
         rows = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), k)
         table = pa.table({"logits": rows if lists == k else rows.cast(lists)})
         for path, times in ((small, 1), (large, 10)):
-            with tables.new_table(path, ending, table.schema) as writer:
+            with parquet_files.new_table(path, ending, table.schema) as writer:
                 for _ in range(times):
                     writer.write_table(table)
     first, second = (tmp_path / f"out{one}{ending}" for one in range(2))
@@ -312,7 +312,7 @@ def test_dictionaries_within_lists_and_structs(tmp_path: Path) -> None:
     pair = pa.StructArray.from_arrays([column], ["of"])
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 3, 3], pa.int32()), pair)
     batch = pa.record_batch({"pair": pair, "lists": lists, "n": [1, 2, 3]})
-    plain = tables.without_dictionaries(batch)
+    plain = parquet_files.without_dictionaries(batch)
     assert plain.to_pylist() == batch.to_pylist()
     assert "dictionary" not in str(plain.schema)
     path = tmp_path / "in.parquet"

@@ -13,10 +13,10 @@ from live_service import Local, Running, in_process, sample
 
 import calibrd
 from calibrators import CalibrationSet
-from calibrators.judging import fit_and_judge
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrd import errors
-from calibrd.calls import predicting
+from calibrd.api import predictions
 from calibrd.progress import FitProgress
 
 LOGITS, LABELS = sample(seed=5)
@@ -279,7 +279,7 @@ def test_predict_in_blocks_and_with_labels(client: calibrd.Client) -> None:
 def test_predict_names_a_row_by_its_place_in_all(
     client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicting, "BLOCK_BYTES", 100 * LOGITS[0].nbytes * predicting.WIDEST)
+    monkeypatch.setattr(predictions, "BLOCK_BYTES", 100 * LOGITS[0].nbytes * predictions.WIDEST)
     client.register("named-rows", FITTED)
     for row in (20, 250):
         broken = LOGITS.copy()
@@ -299,7 +299,7 @@ def test_predict_takes_numbers_without_rows(
     numbers = np.array([2.0, 0.5])
     assert np.allclose(client.predict("two-classes@1", numbers), binary.apply(numbers))
     assert np.allclose(client.predict("five-classes@1", LOGITS[0]), FITTED.apply(LOGITS[:1]))
-    monkeypatch.setattr(predicting, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(predictions, "BLOCK_BYTES", 1024)
     many = np.linspace(-3, 3, 500)
     assert np.allclose(client.predict("two-classes@1", many), binary.apply(many))
 

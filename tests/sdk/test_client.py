@@ -18,7 +18,7 @@ from live_service import Running, sample
 from local_maps import fitted
 
 import calibrd
-from calibrd.calls import Calls
+from calibrd.api import Calls
 
 LOGITS, LABELS = sample()
 

@@ -18,7 +18,7 @@ from live_service import ROOT, Running, sample
 
 import calibrd
 from calibrators.methods.temperature import TemperatureMap
-from calibrd.command_line import command_parser
+from calibrd.cli.arguments import command_parser
 
 GUIDE = (ROOT / "docs/command-line.md").read_text()
 

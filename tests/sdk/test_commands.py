@@ -23,10 +23,10 @@ from calibrators import CalibrationWarning, archive
 from calibrators.adafocal import BinStatistics
 from calibrators.methods.temperature import TemperatureMap
 from calibrd import Client
-from calibrd.command_line import command_parser, run
-from calibrd.commands.output import HINTS
+from calibrd.cli.arguments import command_parser, run
+from calibrd.cli.output import HINTS
 from calibrd.errors import NAMED
-from calibrd.files import read_map
+from calibrd.io.dataset_files import read_map
 
 LOGITS, LABELS = sample()
 

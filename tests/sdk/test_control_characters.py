@@ -13,7 +13,7 @@ from live_service import Running
 import calibrd
 from calibrators.methods.temperature import TemperatureMap
 from calibrd import errors
-from calibrd.command_line import run
+from calibrd.cli.arguments import run
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\rc\x00\x9b31md\u202ee\u2066f\u2028g\x7f"
 # what a terminal or a reader could be misled by

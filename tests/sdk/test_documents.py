@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from live_service import ROOT, Running
 
-from calibrd.calls import Calls
+from calibrd.api import Calls
 
 SECONDS = 240
 # what a reader is told that the lines print

@@ -12,10 +12,10 @@ from live_service import in_process, sample
 import calibrd
 from calibrators import CalibrationSet
 from calibrators.adafocal import BinStatistics
-from calibrators.judging import fit_and_judge
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
 from calibrd import errors
-from calibrd.calls import Calls
+from calibrd.api import Calls
 
 LOGITS, LABELS = sample(rows=1000)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")

@@ -15,7 +15,7 @@ from live_service import sample
 import calibrd
 from calibrators import CalibrationSet, DataError, FitError, ParameterError, archive, fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
-from calibrators.softmax import softmax
+from calibrators.numerics.softmax import softmax
 
 LOGITS, LABELS = sample()
 

@@ -14,9 +14,9 @@ from live_service import Running
 import calibrd
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
-from calibrators.report import evaluate
-from calibrd.command_line import run
-from calibrd.commands.gate import rows_needed
+from calibrators.report.report import evaluate
+from calibrd.cli.arguments import run
+from calibrd.cli.gate import rows_needed
 
 
 def drawn(rows: int, temperature: float, seed: int = 0) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from live_service import ROOT
 import calibrd
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
-from calibrd.bodies import MOST_BYTES
+from calibrd.api.references import Reference
 from calibrd.errors import CalibrdError, NotCalibrd
-from calibrd.references import Reference
+from calibrd.transport.response_bodies import MOST_BYTES
 
 MAP = archive.dump(TemperatureMap(k=3, temperature=1.5))
 VERSION: dict[str, Any] = {

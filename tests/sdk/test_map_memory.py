@@ -16,10 +16,10 @@ from local_maps import LOGITS, answers, fitted, release
 
 import calibrd
 from calibrators import archive
-from calibrd.cache import Cache
-from calibrd.connection import Connection
-from calibrd.map_memory import SWEPT_AFTER_SECONDS, LoadedMap, MapMemory
-from calibrd.references import Reference
+from calibrd.api.references import Reference
+from calibrd.maps.cache import SWEPT_AFTER_SECONDS, LoadedMap, MapMemory
+from calibrd.transport.connection import Connection
+from calibrd.transport.disk_cache import Cache
 
 
 def files_of(cache_dir: Path, suffix: str) -> list[Path]:

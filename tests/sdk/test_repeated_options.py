@@ -13,8 +13,8 @@ import pytest
 from live_service import Running, sample
 
 from calibrd import Client
-from calibrd.command_line import command_parser, run
-from calibrd.commands.output import CommandError
+from calibrd.cli.arguments import command_parser, run
+from calibrd.cli.output import CommandError
 
 TAKEN = ("method", "param")
 

@@ -13,8 +13,8 @@ from live_service import sample
 
 import calibrd
 from calibrators import ExportError, Report, evaluate
-from calibrators.softmax import softmax
-from calibrd.results import Version
+from calibrators.numerics.softmax import softmax
+from calibrd.models import Version
 
 LOGITS, LABELS = sample()
 NASTY = "<script>alert('x')</script> & \"co\""

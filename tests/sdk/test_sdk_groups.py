@@ -21,14 +21,14 @@ from segments import rows_of_segments
 import calibrd
 from calibrators import CalibrationSet, DataError, FitError, archive, evaluate
 from calibrators.errors import UnknownSegments
-from calibrators.groups import Groups
 from calibrators.methods.segmented import Segmented, SegmentedMap
+from calibrators.segments import Groups
 from calibrd import errors
 from calibrd.batch import BatchApply, apply_file
-from calibrd.command_line import run
-from calibrd.files import read_set
-from calibrd.payload import packed
-from calibrd.sets import as_groups
+from calibrd.cli.arguments import run
+from calibrd.io.calibration_sets import as_groups
+from calibrd.io.dataset_files import read_set
+from calibrd.io.payload import packed
 
 DATA = rows_of_segments()
 SET = CalibrationSet(**DATA)
@@ -85,7 +85,7 @@ def test_predict_load_and_apply_give_the_same(
     with pytest.warns(UnknownSegments, match="1 of 2400 rows are in no segment .*: 'nowhere'"):
         there = client.predict(f"{NAME}@1", DATA["logits"], groups=groups)
     np.testing.assert_array_equal(there, expected)
-    monkeypatch.setattr("calibrd.calls.predicting.BLOCK_BYTES", 1 << 12)  # in many requests
+    monkeypatch.setattr("calibrd.api.predictions.BLOCK_BYTES", 1 << 12)  # in many requests
     groups[0] = "elsewhere"
     with pytest.warns(UnknownSegments, match="2 of 2400 rows are in no segment") as told:
         in_blocks = client.predict(f"{NAME}@1", DATA["logits"], groups=groups)
@@ -384,7 +384,7 @@ def test_batches_and_blocks_take_segments(tmp_path: Path, monkeypatch: pytest.Mo
     batch = {"logits": DATA["logits"], "channel": DATA["groups"]}
     found = BatchApply(fitted, groups="channel")(batch)
     np.testing.assert_array_equal(found["probabilities"], expected)
-    monkeypatch.setattr("calibrd.streams.BLOCK_VALUES", 70)
+    monkeypatch.setattr("calibrd.io.row_blocks.BLOCK_VALUES", 70)
     for path in files(tmp_path):
         target = tmp_path / f"out{path.suffix}"
         apply_file(fitted, path, target, progress=False)

@@ -18,14 +18,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from calibrators import CalibrationMap, CalibrationSet, DataError, ExportError, all_methods
-from calibrators.indicators import Indicator
+from calibrators.export.onnx import trial_rows
+from calibrators.methods._smart_features import Indicator
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureMap
-from calibrators.onnx import trial_rows
-from calibrators.softmax import softmax
-from calibrd.local_map import LocalMap
-from calibrd.map_memory import LoadedMap
-from calibrd.references import Reference
+from calibrators.numerics.softmax import softmax
+from calibrd.api.references import Reference
+from calibrd.maps.cache import LoadedMap
+from calibrd.maps.local_map import LocalMap
 from calibrd.torch import CalibratedModule, MapModule, collect_logits, fingerprint
 
 LOGITS, LABELS = sample()

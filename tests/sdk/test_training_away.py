@@ -19,7 +19,8 @@ from test_training_runs import has_line, line_of, stepped
 
 import calibrd
 from calibrators.adafocal import AdaFocalState
-from calibrd.training import AdaFocal, Monitor, journal
+from calibrd.training import AdaFocal, Monitor
+from calibrd.training.reporting import outbox
 
 BUDGET = 0.4
 # a busy machine may be late in waking a thread
@@ -240,7 +241,7 @@ def test_a_disk_that_hangs_is_not_waited_for(
 ) -> None:
     """What it does not take is sent all the same."""
     is_awake = threading.Event()
-    monkeypatch.setattr(journal, "write_whole", lambda *_: is_awake.wait(60))
+    monkeypatch.setattr(outbox, "write_whole", lambda *_: is_awake.wait(60))
     state, watch = trained(client.url, "slow-disk")
     assert state == wanted
     assert watch.longest < BUDGET + SLACK

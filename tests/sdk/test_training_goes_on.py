@@ -18,8 +18,8 @@ from test_training_runs import has_line, line_of, stepped
 import calibrd
 from calibrators.adafocal import AdaFocalState
 from calibrd.training import AdaFocal, Monitor
-from calibrd.training.journal import Drawer
-from calibrd.training.passes import Pass
+from calibrd.training.reporting.messages import Pass
+from calibrd.training.reporting.outbox import Drawer
 
 Kind = type[AdaFocal | Monitor]
 

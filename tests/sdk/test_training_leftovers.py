@@ -21,9 +21,10 @@ from test_training_runs import has_line, line_of, stepped
 
 import calibrd
 from calibrators.adafocal import BinStatistics
-from calibrd.training import AdaFocal, Monitor, link, sessions
-from calibrd.training.journal import LOCK, Journal
-from calibrd.training.passes import Pass, Plan, Start
+from calibrd.training import AdaFocal, Monitor
+from calibrd.training.reporting import reporter, sessions
+from calibrd.training.reporting.messages import Pass, Plan, Start
+from calibrd.training.reporting.outbox import LOCK, Journal
 
 
 def monitored(session: str, begun: float = 0.0) -> Plan:
@@ -94,7 +95,7 @@ def test_a_slow_clock_does_not_make_a_job_an_old_one(
     with Monitor(client, run="slow-clock", budget=30) as job:
         stepped(job, first)
     slow = SimpleNamespace(time=lambda: time.time() - 3600, monotonic=time.monotonic)
-    for module in (link, sessions):
+    for module in (reporter, sessions):
         monkeypatch.setattr(module, "time", slow)
     with Monitor(client, run="slow-clock", budget=30) as job:
         stepped(job, second)

@@ -8,8 +8,8 @@ import torch
 
 from calibrators import DataError
 from calibrators.adafocal import BinStatistics
-from calibrd.training import observing
-from calibrd.training.observing import Tally, reduced, statistics_of
+from calibrd.training import row_statistics
+from calibrd.training.row_statistics import Tally, reduced, statistics_of
 
 
 def drawn(rows: int = 500, classes: int = 7) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +78,7 @@ def test_impossible_classes_and_sure_rows_are_legal() -> None:
 
 
 def test_a_tally_is_the_sum_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "AT_ONCE", 64)
+    monkeypatch.setattr(row_statistics, "AT_ONCE", 64)
     logits, labels = drawn()
     tally, total = Tally(), BinStatistics.empty()
     assert tally.total() == total

@@ -10,7 +10,7 @@ from live_service import Running, sample
 
 import calibrd
 from calibrd import errors
-from calibrd.connection import DEFAULT_URL
+from calibrd.transport.connection import DEFAULT_URL
 
 PAGE = Say(200, {"content-type": "text/html"}, b"<!doctype html><title>A shop</title>")
 

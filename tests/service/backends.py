@@ -14,8 +14,8 @@ from typing import Any
 
 from servers import S3, Postgres, postgres, s3
 
-from service.jobs.prepare import prepare_database
 from service.storage.database import Database
+from service.worker.startup import prepare_database
 
 DATABASE_FILE = "calibrd.db"
 BUCKET = "calibrd-tests"

@@ -14,7 +14,7 @@ import numpy as np
 from live_service import NPZ, Local, in_process, npz, sample
 from one_of_each import CALIBRATOR, Things, fitted_elsewhere, make_one_of_each
 
-from service.command_line import run
+from service.cli.arguments import run
 
 LOGITS = sample(20)[0]
 

@@ -14,9 +14,9 @@ from service.storage.records import Fit, FitStatus
 
 # as in service, but quicker to take a worker for dead
 WORKER = """
-from service.core.fits import QUEUES
-from service.jobs.upkeep import Pace
-from service.jobs.worker import run_worker
+from service.fits.service import QUEUES
+from service.worker.housekeeping import Pace
+from service.worker.process import run_worker
 from service.settings import Settings
 run_worker(Settings(), QUEUES, "cpu", pace=Pace(heartbeat=0.5, silence=3.0, housekeeping=1.0))
 """

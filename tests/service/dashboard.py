@@ -12,9 +12,9 @@ import httpx
 from live_service import Local
 from sqlalchemy import event, select
 
-from service.core import keys
-from service.core.access import Scope
-from service.storage.fits import Fits
+from service.access import keys
+from service.access.permissions import Scope
+from service.fits.repository import Fits
 from service.storage.records import FitStatus
 from service.storage.tables import calibrators
 

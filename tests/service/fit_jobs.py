@@ -18,16 +18,16 @@ from backends import environment
 from sqlalchemy import make_url
 from stored import keys
 
-from service.core.blob_keys import dataset_key
-from service.core.fits import CPU
-from service.core.fitting import Stop
-from service.jobs.prepare import prepare_database
-from service.jobs.queue import DbosQueue
+from service.fits.execution import Stop
+from service.fits.queue import DbosQueue
+from service.fits.service import CPU
 from service.settings import Settings
+from service.storage.blob_keys import dataset_key
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
-from service.storage.rows import new_id
+from service.storage.repository import new_id
+from service.worker.startup import prepare_database
 
 FINAL = tuple(status for status in FitStatus if status.is_final)
 

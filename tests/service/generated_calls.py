@@ -18,7 +18,7 @@ from real_calls import REAL, Real
 from requests.structures import CaseInsensitiveDict
 from schemathesis import APIOperation, Case, GenerationMode, checks
 
-from service.core.formats import Format
+from service.datasets.formats import Format
 
 WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "250"))  # at least a round of all operations
 SEED = int(os.environ.get("CALIBRD_TEST_SEED", "0"))

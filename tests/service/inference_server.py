@@ -19,11 +19,11 @@ from calibrators import CalibrationMap
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.smart import SmartMap
 from calibrators.methods.temperature import TemperatureMap
-from service.api.inference_protocol import inference_routes
-from service.api.problems import install_problems
-from service.core.access import Principal, Scope
-from service.core.serving import Served
+from service.access.permissions import Principal, Scope
 from service.errors import NotFound
+from service.http.problems import install_problems
+from service.serving.inference_protocol import inference_routes
+from service.serving.map_cache import Served
 
 LIMIT = 4 << 20
 JSON_LIMIT = 256 << 10

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.api.applying import LargeCalls
-from service.core.executors import FairExecutor
+from service.concurrency.thread_pools import FairExecutor
+from service.serving.common import LargeCalls
 
 
 def large_calls() -> LargeCalls:

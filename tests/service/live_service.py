@@ -25,7 +25,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.app import create_app
-from service.http_protocol import HttpProtocol
+from service.http.server.protocol import HttpProtocol
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from live_service import NPZ, npz, sample
 from registering import registration
 
 from calibrators import CalibrationSet
-from calibrators.judging import fit_and_judge
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
-from service.api.run_examples import RUN_EXAMPLES
+from service.runs.examples import RUN_EXAMPLES
 
 CALIBRATOR = "fashion"
 ALIAS = "production"

@@ -17,11 +17,11 @@ from calibrators import CalibrationMap, DataError
 from calibrators.methods.additive import AdditiveMap
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
-from service.api.predict import predict_route
-from service.core.access import Principal, Scope
-from service.core.formats import Limits
-from service.core.serving import Served
+from service.access.permissions import Principal, Scope
+from service.datasets.formats import Limits
 from service.errors import NotFound, ServiceError
+from service.serving.map_cache import Served
+from service.serving.predict import predict_route
 
 SHA256 = "ab" * 32
 MODEL = "resnet50:v1"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from one_of_each import CLASSES, Things, dataset_body, fitted_elsewhere
 
 from calibrators import all_methods
-from service.api.run_examples import RUN_EXAMPLES
-from service.core.formats import npy
+from service.datasets.formats import npy
+from service.runs.examples import RUN_EXAMPLES
 
 JSON = "application/json"
 WIDTHS = [CLASSES, CLASSES, CLASSES, CLASSES - 1, 2, 1]

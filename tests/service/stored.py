@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import obstore
 
-from service.core.sweeping import TOKEN
+from service.maintenance.sweep import TOKEN
 from service.storage.blobs import Blobs
 
 

@@ -13,9 +13,9 @@ from live_service import Local, in_process, sample, wait_until
 from registering import registration
 
 from calibrators import CalibrationSet, Report, fit_and_judge
-from calibrators.judged_rows import JudgedRows
+from calibrators.comparison.judged_rows import JudgedRows
 from calibrators.methods.temperature import TemperatureScaling
-from calibrators.softmax import softmax
+from calibrators.numerics.softmax import softmax
 
 ALIAS = "/v1/calibrators/c/aliases/production"
 PROMOTE = "/calibrators/c/promote"

@@ -11,10 +11,10 @@ import pytest
 from calibrators.methods.histogram import HistogramMap
 from calibrators.methods.matrix import MatrixMap
 from calibrators.methods.temperature import TemperatureMap
-from service.api.applying import is_quick
-from service.core.formats import Format, read_arrays
-from service.core.predicting import top_classes
+from service.datasets.formats import Format, read_arrays
 from service.errors import Malformed
+from service.serving.common import is_quick
+from service.serving.prediction import top_classes
 
 
 def quick(fitted: Any, rows: int, columns: int, **asked: Any) -> bool:

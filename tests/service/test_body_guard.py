@@ -19,10 +19,10 @@ from fastapi import Body, FastAPI, Request
 from live_service import by_the_clock
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.body_guard import BodyGuard
-from service.api.metrics import Metrics
-from service.api.observed import Observed
-from service.api.problems import LastResort, install_problems
+from service.http.metrics import Metrics
+from service.http.middleware.body_limits import BodyGuard
+from service.http.middleware.request_log import Observed
+from service.http.problems import LastResort, install_problems
 
 LIMIT = 1 << 20
 PATIENCE, LITTLE = 60.0, 0.4

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from service.core.executors import FairExecutor
-from service.core.formats import documents, tables
-from service.core.memory_budget import MemoryBudget, MemoryHold
+from service.concurrency.memory_budget import MemoryBudget, MemoryHold
+from service.concurrency.thread_pools import FairExecutor
+from service.datasets.formats import csv_text, json_text
 from service.errors import Invalid, TooLarge, TooMany
 
 
@@ -121,12 +121,12 @@ def test_a_call_that_is_cancelled_while_it_waits_holds_nothing():
 )
 def test_json_of_too_many_values_is_refused_before_it_is_parsed(text):
     with pytest.raises(TooLarge) as refused:
-        documents.parse(text)
+        json_text.parse(text)
     assert refused.value.code == "too_many_values"
 
 
 def test_json_of_many_values_within_the_budget_is_read():
-    assert len(documents.parse(b"[" + b"0.25," * 999_999 + b"0]")) == 1_000_000
+    assert len(json_text.parse(b"[" + b"0.25," * 999_999 + b"0]")) == 1_000_000
 
 
 def test_depth_and_width_of_a_document_are_limited():
@@ -134,13 +134,13 @@ def test_depth_and_width_of_a_document_are_limited():
     for _ in range(100):
         document = [document]
     with pytest.raises(Invalid):
-        documents.check_shape(document, 1000)
+        json_text.check_shape(document, 1000)
     with pytest.raises(TooLarge):
-        documents.check_shape({"a": [0] * 2000}, 1000)
-    documents.check_shape({"a": [[0] * 10] * 10}, 1000)
+        json_text.check_shape({"a": [0] * 2000}, 1000)
+    json_text.check_shape({"a": [[0] * 10] * 10}, 1000)
 
 
 @pytest.mark.parametrize("row", [b"1," * 300_000, b'"\n",' * 300_000])
 def test_a_csv_row_of_too_many_cells_is_refused(row):
     with pytest.raises(TooLarge):
-        tables.decode(b"logit_0,logit_1,label\n" + row)
+        csv_text.decode(b"logit_0,logit_1,label\n" + row)

@@ -21,9 +21,9 @@ import pytest
 from live_service import NPZ, ROOT, by_the_clock, npz, running, sample, wait_until
 
 from service.__main__ import main
-from service.jobs.identity import new_worker_id
 from service.settings import Settings
 from service.storage.database import Database
+from service.worker.identity import new_worker_id
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 URL_SECRET = "hunter2"  # noqa: S105

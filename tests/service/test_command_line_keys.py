@@ -10,7 +10,7 @@ import sys
 import pytest
 from live_service import ROOT, running
 
-from service.command_line import run
+from service.cli.arguments import run
 
 TOKEN = re.compile(r"cal_[0-9a-f]{12}_[0-9a-f]{48}")
 

@@ -12,10 +12,10 @@ from live_service import NPZ, Local, in_process, npz, sample
 from registering import registration
 
 from calibrators import CalibrationSet, Calibrator, Report
-from calibrators.judging import Judged, fit_and_judge
+from calibrators.fitting.evaluation import Judged, fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.temperature import TemperatureScaling
-from service.core.access import Scope
+from service.access.permissions import Scope
 
 PATH = "/v1/calibrators/fashion/compare"
 CLASSES = 5

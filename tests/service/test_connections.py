@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.connections import MOST_HEAD_BYTES_OF_ONE, Connections
+from service.http.server.connections import MOST_HEAD_BYTES_OF_ONE, Connections
 
 
 class Line:

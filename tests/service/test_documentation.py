@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from live_service import ROOT, running
 
-from service.core.access import Scope
+from service.access.permissions import Scope
 from service.settings import Settings
 
 GUIDE = (ROOT / "docs/service.md").read_text()

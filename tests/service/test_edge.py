@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from service.api.metrics import Metrics
-from service.api.observed import Observed
-from service.api.problems import LastResort, install_problems
-from service.core.access import Principal
+from service.access.permissions import Principal
+from service.http.metrics import Metrics
+from service.http.middleware.request_log import Observed
+from service.http.problems import LastResort, install_problems
 
 
 def observed(metrics: Metrics) -> Observed:
@@ -230,7 +230,8 @@ def test_two_services_in_one_process_count_apart() -> None:
 
 
 def test_the_edge_does_not_load_torch() -> None:
-    modules = "service.api.problems, service.api.observed, service.api.body_guard, service.logs"
+    middleware = "service.http.middleware.request_log, service.http.middleware.body_limits"
+    modules = f"service.http.problems, {middleware}, service.logs"
     script = f"import json, sys, {modules}; sys.stdout.write(json.dumps('torch' in sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
 

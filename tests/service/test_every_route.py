@@ -10,9 +10,9 @@ import pytest
 from every_route import NEEDS, PLACES, UNDOCUMENTED, Call, calls_of
 from live_service import Local, in_process
 
-from service.api.guard import PUBLIC, is_public
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
+from service.http.middleware.auth import PUBLIC, is_public
 
 FOREIGN = [
     {"Host": "calibrd.example"},

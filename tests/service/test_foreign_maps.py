@@ -172,7 +172,7 @@ def test_a_stored_map_that_answers_nan_is_an_error(
     service: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that was registered before maps were tried out."""
-    monkeypatch.setattr("service.core.registering.prove", lambda fitted: None)
+    monkeypatch.setattr("service.registry.registration.prove", lambda fitted: None)
     content = base64.b64encode(archive.dump(overflowing())).decode()
     taken = service.post("/v1/calibrators/overflowing/versions", json={"map": content})
     assert taken.status_code == 201, taken.text

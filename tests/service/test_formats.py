@@ -20,7 +20,7 @@ from wire import (
     tensors_of,
 )
 
-from service.core.formats import (
+from service.datasets.formats import (
     ANSWERED,
     Format,
     arrays_of_document,

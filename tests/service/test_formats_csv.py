@@ -14,7 +14,7 @@ from one_of_each import fitted_elsewhere
 from wire import LABELS, LIMITS, LOGITS, csv, read
 
 from calibrators import CalibrationSet, DataError
-from service.core.formats import Format, Limits, inspect, load
+from service.datasets.formats import Format, Limits, inspect, load
 from service.errors import Invalid, Malformed, ServiceError, TooLarge
 
 CSV = {"Content-Type": "text/csv"}

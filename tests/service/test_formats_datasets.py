@@ -26,7 +26,7 @@ from wire import (
 
 from calibrators import CalibrationSet, DataError
 from calibrators.errors import ClippedProbabilities
-from service.core.formats import (
+from service.datasets.formats import (
     Format,
     Limits,
     encode,

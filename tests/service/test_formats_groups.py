@@ -26,9 +26,9 @@ from wire import (
 )
 
 from calibrators import CalibrationSet, DataError
-from calibrators.groups import Groups
-from calibrd.sets import as_groups
-from service.core.formats import Format, inspect, load, segments
+from calibrators.segments import Groups
+from calibrd.io.calibration_sets import as_groups
+from service.datasets.formats import Format, inspect, load, segments
 from service.errors import Invalid, Malformed, ServiceError, TooLarge
 
 NAMES = ["web", "app", "web", "ладья", "app", "web", "app"]

@@ -29,7 +29,7 @@ from wire import (
 )
 
 from calibrators import CalibrationSet, DataError
-from service.core.formats import (
+from service.datasets.formats import (
     Format,
 )
 from service.errors import Invalid, Malformed, ServiceError, TooLarge

@@ -9,8 +9,8 @@ import pytest
 from generated_calls import WANTED, Generated
 from live_service import in_process
 
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
 
 # maps that were registered have no ONNX form, there is no worker here, and blobs lie in a folder
 NEVER_SUCCEED = {

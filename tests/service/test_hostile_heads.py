@@ -14,9 +14,9 @@ import pytest
 from every_route import calls_of
 from live_service import Local, Running, running
 
-from service.api.guard import Guard
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
+from service.http.middleware.auth import Guard
 
 ELSEWHERE = "elsewhere.example"
 VALUES = {"name": "digits", "number": 1, "alias": "production", "id": "x", "run": "job"}

@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from service import read_turns
-from service.http_protocol import HttpProtocol
-from service.http_refusals import MAX_HEAD_BYTES, MAX_HEADERS, MAX_VALUE_BYTES
+from service.http.server import read_turns
+from service.http.server.head_limits import MAX_HEAD_BYTES, MAX_HEADERS, MAX_VALUE_BYTES
+from service.http.server.protocol import HttpProtocol
 
 HEAD_SECONDS = 1.0
 SLOW_ANSWER_SECONDS = 2.5

@@ -14,7 +14,7 @@ from inference_server import LIMIT, PLAIN, SMART, VERSIONS, NotingMap, Shelf, lo
 from large_calls import large_calls
 from tritonclient.utils import InferenceServerException
 
-from service.api.inference_protocol import OPENAPI, inference_routes
+from service.serving.inference_protocol import OPENAPI, inference_routes
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,9 @@ from inference_server import (
 )
 
 from calibrators.errors import DataError
-from service.api.inference_protocol.codec import InferLimits, decode, encode, unpack
-from service.core.predicting import Prediction
 from service.errors import ServiceError, TooLarge
+from service.serving.inference_protocol.codec import InferLimits, decode, encode, unpack
+from service.serving.prediction import Prediction
 
 FOUR = np.float32([1, 2, 3, 4]).tobytes()
 THREE = FOUR[:12]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from inference_server import JSON_LIMIT, LIMIT, VERSIONS, Shelf, logits, raw, request, serving
 
 from calibrators.errors import DataError
-from service.api.inference_protocol.codec import InferLimits, decode
 from service.errors import ServiceError
+from service.serving.inference_protocol.codec import InferLimits, decode
 
 SEGMENTED = VERSIONS["segmented", "production"]
 URL = "/v2/models/segmented/infer"

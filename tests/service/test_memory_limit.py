@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from live_service import in_process
 
-from calibrators.judging import memory_bytes
+from calibrators.fitting.evaluation import memory_bytes
 from calibrators.registry import make_recipe
 
 ROWS, CLASSES = 200, 400

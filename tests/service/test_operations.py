@@ -18,7 +18,7 @@ import pytest
 from live_service import NPZ, ROOT, in_process, npz, running, sample, wait_until
 from registering import temperature_registration
 
-from service.command_line import run
+from service.cli.arguments import run
 
 MEGABYTE = 1 << 20
 

@@ -22,11 +22,11 @@ from predict_app import (
 
 from calibrators import CalibrationSet, all_methods
 from calibrators.methods.temperature import TemperatureMap
-from service.api.predict import OPENAPI, predict_route
-from service.api.predict.asked import Asked
-from service.api.predict.route import answer_size
-from service.core.access import Principal, Scope
-from service.core.formats import Arrays, Format
+from service.access.permissions import Principal, Scope
+from service.datasets.formats import Arrays, Format
+from service.serving.predict import OPENAPI, predict_route
+from service.serving.predict.request import Asked
+from service.serving.predict.route import answer_size
 
 BAD = {
     "NaN": (npy([[1, 2, 3], [1, np.nan, 3]]), 422, "nan"),

@@ -34,7 +34,7 @@ from samples import draw
 
 from calibrators import Report, evaluate
 from calibrators.errors import ClippedProbabilities
-from service.core.formats import ANSWERED, Format
+from service.datasets.formats import ANSWERED, Format
 
 
 def test_every_format_gives_what_the_map_gives():

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from calibrators.errors import ArchiveError, DataError, FitError, ParameterError
 from service import errors
-from service.api.metrics import Metrics
-from service.api.observed import Observed
-from service.api.problems import STATUSES, LastResort, install_problems
+from service.http.metrics import Metrics
+from service.http.middleware.request_log import Observed
+from service.http.problems import STATUSES, LastResort, install_problems
 
 SECRET = "hunter2-in-the-exception"  # noqa: S105 - what must not be answered
 

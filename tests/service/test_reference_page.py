@@ -14,8 +14,8 @@ from fastapi import FastAPI
 
 from service.app import create_app
 from service.settings import Settings
-from service.web import reference
-from service.web.reference import reference_page
+from service.web.pages import api_reference
+from service.web.pages.api_reference import reference_page
 
 VOID = {"meta", "link", "wbr"}
 HEADINGS = {"h1", "h2", "h3", "h4"}
@@ -238,7 +238,7 @@ def test_curl_lines_run_as_pasted(page, service, tmp_path, anchor):
 
 def test_route_serves_the_page():
     app = FastAPI(docs_url=None)
-    app.include_router(reference.router)
+    app.include_router(api_reference.router)
 
     @app.get("/v1/things", summary="List the things")
     def things() -> None: ...

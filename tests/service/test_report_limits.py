@@ -11,8 +11,8 @@ import struct
 import pytest
 from one_of_each import fitted_elsewhere
 
-from service.core import rendering
-from service.core.report_limits import MOST_ITEMS
+from service.registry.reports import renderer as rendering
+from service.registry.reports.limits import MOST_ITEMS
 
 URL = "/v1/calibrators/long/versions"
 

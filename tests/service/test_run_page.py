@@ -14,8 +14,9 @@ from run_histories import observed
 from training_jobs import open_run, post
 
 from calibrators.charts import run_charts
-from service.core.access import Scope
-from service.web import runs, vega
+from service.access.permissions import Scope
+from service.web.components import vega
+from service.web.pages import runs
 
 STATIC = Path(runs.__file__).parent / "static"
 SCRIPT, DRAWING = ((STATIC / file).read_text() for file in ("runs.js", "drawing.js"))

@@ -16,7 +16,7 @@ from run_histories import observed
 from training_jobs import open_run, post
 
 from calibrators.adafocal import AdaFocalState
-from service.core.access import Scope
+from service.access.permissions import Scope
 
 RUN, MONITOR = "resnet-cifar10", "baseline"
 SETTINGS = {"bins": 15, "rate": 2.0}

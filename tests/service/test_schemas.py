@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from service.api.schemas import MOST_UNKNOWN_FIELDS, FitIn
+from service.http.schemas import MOST_UNKNOWN_FIELDS, FitIn
 
 
 @pytest.mark.parametrize("place", ["body", "tags"])

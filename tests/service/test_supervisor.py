@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from service.jobs import supervisor
-from service.jobs.supervisor import COMMAND, SUPERVISOR, Workers
 from service.settings import Settings
+from service.worker import supervisor
+from service.worker.supervisor import COMMAND, SUPERVISOR, Workers
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(60)")
 STUBBORN = (
@@ -111,7 +111,7 @@ def test_a_worker_leaves_when_its_supervisor_is_gone(tmp_path: Path) -> None:
 
 
 def test_the_api_side_does_not_load_torch() -> None:
-    code = "import sys, service.jobs.prepare, service.jobs.supervisor; print(*sys.modules)"
+    code = "import sys, service.worker.startup, service.worker.supervisor; print(*sys.modules)"
     done = subprocess.run(
         (sys.executable, "-c", code), check=True, timeout=30, capture_output=True, text=True
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from service.api.turns import Turn, Turns
+from service.http.middleware.fair_turns import Turn, Turns
 
 
 def test_requests_of_one_caller_begin_in_different_turns_of_the_loop() -> None:

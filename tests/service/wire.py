@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import safetensors.numpy
 
-from service.core.formats import (
+from service.datasets.formats import (
     Format,
     Limits,
     read_arrays,

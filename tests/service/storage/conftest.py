@@ -13,8 +13,8 @@ from backups import Kept, backed_up
 from fit_jobs import Place
 from live_service import Local, Running, in_process, running
 
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
 
 
 @pytest.fixture(scope="session", params=["embedded", "fleet"])

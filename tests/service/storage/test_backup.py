@@ -26,9 +26,9 @@ from test_command_line import as_a_plain_user
 from training_jobs import SETTINGS, good, history, open_shared, post, seen
 
 from calibrators.adafocal import AdaFocalState
-from service.core import backup
-from service.core.backup_file import MANIFEST
-from service.core.blob_keys import BlobKind
+from service.maintenance import backup
+from service.maintenance.archive_file import MANIFEST
+from service.storage.blob_keys import BlobKind
 
 BACKUP = (sys.executable, "-m", "service", "backup")
 

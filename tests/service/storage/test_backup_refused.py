@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from backups import Kept, command, refusal
 
-from service.core.backup_file import MANIFEST, MANIFEST_HASH, BackupWriter
+from service.maintenance.archive_file import MANIFEST, MANIFEST_HASH, BackupWriter
 
 
 def changed(kept: Kept, file: Path, change: Callable[[bytearray], Any]) -> None:

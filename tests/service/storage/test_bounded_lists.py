@@ -9,14 +9,15 @@ from live_service import Local
 from registering import registration, temperature_registration
 
 from calibrators.methods.temperature import TemperatureMap
-from service.core import aliases, keys
-from service.core.access import Principal, Scope
-from service.core.keys import KeyRing
-from service.core.serving import Maps, size_of
+from service.access import keys
+from service.access.keys import KeyRing
+from service.access.permissions import Principal, Scope
+from service.access.repository import Keys
 from service.errors import Conflict
-from service.storage.aliases import Aliases
-from service.storage.keys import Keys
-from service.storage.rows import PAGE_BYTES
+from service.registry.aliases import service as aliases
+from service.registry.aliases.repository import Aliases
+from service.serving.map_cache import Maps, size_of
+from service.storage.repository import PAGE_BYTES
 
 # 16 kB of JSON, and about 350 kB of Python
 INFO = {"x": [{} for _ in range(5400)]}

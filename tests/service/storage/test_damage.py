@@ -18,8 +18,8 @@ from fit_jobs import Hooks, Place
 from live_service import Local, in_process, npz, sample
 from structlog.testing import capture_logs
 
-from service.core.blob_keys import dataset_key, map_key, onnx_key
-from service.core.fitting import begin, conclude, run
+from service.fits.execution import begin, conclude, run
+from service.storage.blob_keys import dataset_key, map_key, onnx_key
 from service.storage.blobs import Blobs
 from service.storage.records import FitStatus, Version
 

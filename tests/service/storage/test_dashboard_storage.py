@@ -5,8 +5,8 @@ from __future__ import annotations
 from live_service import NPZ, Local, npz, sample
 from one_of_each import ALIAS, fitted_elsewhere
 
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
 
 
 def test_sessions_stand_for_their_key_until_they_end(local: Local) -> None:

@@ -22,19 +22,19 @@ from test_command_line import here
 from calibrators import CalibrationSet, archive
 from calibrators.adafocal import BinStatistics
 from calibrators.methods.auto import Auto
-from service.core.access import Principal, Scope
-from service.core.blob_keys import dataset_key, judged_key, map_key, onnx_key, parse_key
-from service.core.doctor import Doctor
-from service.core.findings import Finding
-from service.core.registering import Registration, register
-from service.core.run_steps import Sent, post
-from service.core.runs import Opening, open_run
+from service.access.permissions import Principal, Scope
+from service.maintenance.doctor import Doctor
+from service.maintenance.doctor_messages import Finding
+from service.registry.registration import Registration, register
+from service.runs.service import Opening, open_run
+from service.runs.statistics import Sent, post
+from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key, parse_key
 from service.storage.database import Database
-from service.storage.migrate import alembic_config, revision_of
 from service.storage.records import FitStatus
-from service.storage.rows import new_id
+from service.storage.repository import new_id
 from service.storage.run_tables import run_statistics, run_steps, runs
 from service.storage.tables import alias_moves, aliases, fits, reports, versions
+from service.storage.upgrade import alembic_config, revision_of
 
 
 class Patient(Place):

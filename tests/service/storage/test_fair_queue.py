@@ -6,12 +6,12 @@ import pytest
 from fit_jobs import Place
 from sqlalchemy import TableClause, column, select, table, update
 
-from service.core import fits
-from service.core.access import Principal, Scope
-from service.core.fits import FitOrder, FitRequest, MethodOrder
+from service.access.permissions import Principal, Scope
 from service.errors import TooMany
-from service.jobs.upkeep import Pace, Upkeep
+from service.fits import service as fits
+from service.fits.service import FitOrder, FitRequest, MethodOrder
 from service.storage.records import FitStatus
+from service.worker.housekeeping import Pace, Upkeep
 
 
 def workflows(place: Place) -> TableClause:

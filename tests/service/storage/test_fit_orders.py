@@ -13,10 +13,10 @@ from wire import npz
 
 from calibrators.errors import ParameterError
 from calibrators.registry import get_method, make_recipe
-from service.core import fits
-from service.core.access import Principal, Scope
-from service.core.fits import LONGEST_ORDER, FitOrder, FitRequest, MethodOrder
+from service.access.permissions import Principal, Scope
 from service.errors import LONGEST_MESSAGE, Invalid, TooLarge
+from service.fits import service as fits
+from service.fits.service import LONGEST_ORDER, FitOrder, FitRequest, MethodOrder
 
 LONG = "ab" * 500_000
 

@@ -14,9 +14,9 @@ from fit_jobs import Hooks, Place
 from sqlalchemy import update
 
 from calibrators import CalibrationWarning, all_methods
-from service.core.doctor import Doctor
-from service.core.findings import Finding
-from service.core.fitting import begin, conclude, run
+from service.fits.execution import begin, conclude, run
+from service.maintenance.doctor import Doctor
+from service.maintenance.doctor_messages import Finding
 from service.storage.records import FitStatus, Version
 from service.storage.tables import versions
 

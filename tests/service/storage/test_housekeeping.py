@@ -6,9 +6,9 @@ import pytest
 from fit_jobs import Place
 from sqlalchemy import event
 
-from service.jobs.upkeep import Pace, Upkeep
-from service.storage.fits import Fits
+from service.fits.repository import Fits
 from service.storage.records import Dataset, FitStatus
+from service.worker.housekeeping import Pace, Upkeep
 
 
 def upkeep(place: Place) -> Upkeep:

@@ -13,9 +13,9 @@ from fit_jobs import Place
 from live_service import by_the_clock, wait_until, within
 
 from calibrators import archive
-from service.core.blob_keys import map_key, onnx_key
-from service.core.fits import GPU
-from service.jobs.queue import Entry
+from service.fits.queue import Entry
+from service.fits.service import GPU
+from service.storage.blob_keys import map_key, onnx_key
 from service.storage.records import FitStatus
 
 ENDLESS = ("smart", {"steps": 100_000})

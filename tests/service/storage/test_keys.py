@@ -11,8 +11,8 @@ import pytest
 from backends import environment
 from live_service import ROOT, by_the_clock, in_process, wait_until
 
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
 from service.errors import Conflict
 
 

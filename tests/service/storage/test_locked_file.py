@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from service.errors import Unavailable
-from service.jobs.prepare import prepare_database
 from service.storage import database as module
 from service.storage.database import Database
+from service.worker.startup import prepare_database
 
 
 def test_a_locked_file_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ import pytest
 from fit_jobs import Place
 
 from calibrators.adafocal import BinStatistics
-from service.core import watching
-from service.core.access import Principal, Scope
-from service.core.run_steps import Sent, post
-from service.core.runs import Opening, open_run
-from service.core.watching import RunWatcher
+from service.access.permissions import Principal, Scope
+from service.concurrency import long_poll
+from service.concurrency.long_poll import RunWatcher
+from service.runs.service import Opening, open_run
+from service.runs.statistics import Sent, post
+from service.runs.step_repository import RunSteps, SessionKey
 from service.storage.database import Database
-from service.storage.run_steps import RunSteps, SessionKey
 
 
 def principal(place: Place) -> Principal:
@@ -67,7 +67,7 @@ def test_a_long_merge_holds_up_nobody_who_waits_for_another_run(
         merging.set()
         return release.wait(30)
 
-    monkeypatch.setattr(watching, "decide", decide)
+    monkeypatch.setattr(long_poll, "decide", decide)
 
     async def wait_for_both() -> tuple[int, float]:
         watcher = RunWatcher(place.database)

@@ -20,13 +20,13 @@ from sqlalchemy import column, insert, table, update
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
 from service.errors import Invalid
-from service.jobs.prepare import prepare_database
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.migrate import MIGRATIONS, alembic_config, check_current, upgrade
-from service.storage.schema import differences
+from service.storage.schema_check import differences
 from service.storage.tables import chores
+from service.storage.upgrade import MIGRATIONS, alembic_config, check_current, upgrade
+from service.worker.startup import prepare_database
 
 FIRST = "0001"
 BEFORE_REPAIR = "0005"

@@ -16,7 +16,7 @@ from registering import temperature_registration
 from sqlalchemy import make_url
 
 from service.storage.database import Database
-from service.storage.news import Listener, announce
+from service.storage.notifications import Listener, announce
 
 ALIAS = "/v1/calibrators/c/aliases/production"
 RARELY = 30.0

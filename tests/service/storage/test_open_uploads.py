@@ -18,7 +18,7 @@ from test_upkeep import upkeep
 
 from service.settings import DAY
 from service.storage.records import Part
-from service.storage.rows import AT_ONCE
+from service.storage.repository import AT_ONCE
 from service.storage.tables import datasets, idempotency
 
 MOST = 4000

@@ -15,9 +15,9 @@ from line import Line, line
 from live_service import wait_until
 from sqlalchemy import make_url, text
 
-from service.core.fitting import begin, run
-from service.jobs.patience import PatientBlobs
+from service.fits.execution import begin, run
 from service.storage.records import FitStatus
+from service.worker.retry import PatientBlobs
 
 LATE = re.compile("ends: by another worker|attempt 1, is left to others")
 SOME_SECONDS = ("smart", {"steps": 1200})

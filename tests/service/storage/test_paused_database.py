@@ -20,8 +20,8 @@ from servers import Postgres, postgres
 from sqlalchemy import text
 
 from service.errors import Unavailable
-from service.jobs.prepare import prepare_database
 from service.storage.database import AWAY, Database
+from service.worker.startup import prepare_database
 
 # the setting's default is 3; a busy machine is late
 LONGEST = 6.0

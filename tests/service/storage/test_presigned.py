@@ -16,8 +16,8 @@ import pytest
 from backends import Fleet
 from live_service import Local, in_process, npz, sample
 
-from service.core import keys
-from service.core.access import Principal, Scope
+from service.access import keys
+from service.access.permissions import Principal, Scope
 
 
 def digest(content: bytes) -> str:

@@ -11,8 +11,8 @@ import stored
 from live_service import NPZ, npz, sample
 from registering import temperature_registration
 
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
 from service.errors import Invalid
 
 

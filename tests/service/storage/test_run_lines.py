@@ -11,9 +11,9 @@ from live_service import Local
 from training_jobs import SETTINGS, history, line, seen
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from service.core.access import Principal
-from service.core.run_steps import Sent, post
-from service.core.runs import Opening, open_run
+from service.access.permissions import Principal
+from service.runs.service import Opening, open_run
+from service.runs.statistics import Sent, post
 from service.storage.database import Database
 
 

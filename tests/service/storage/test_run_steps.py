@@ -24,9 +24,9 @@ from training_jobs import (
 )
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from service.core import step_decisions
-from service.core.step_decisions import decide_due
-from service.storage.run_steps import AT_ONCE
+from service.runs import decisions
+from service.runs.decisions import decide_due
+from service.runs.step_repository import AT_ONCE
 from service.storage.run_tables import run_sessions, run_statistics
 
 BEGIN = AdaFocalState.begin(SETTINGS)
@@ -154,7 +154,7 @@ def test_workers_decide_what_nobody_looks_at(tenant: httpx.Client, shared_app: L
 def test_many_steps_that_waited_for_the_first_are_decided_in_turns(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_decisions, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(decisions, "MOST_AT_ONCE", 3)
     open_run(tenant, "watch", kind="monitor", session="a")
     for step in range(2, 9):
         assert good(post(tenant, "watch", "a", step, seen(1)))["status"] == "waiting"

@@ -10,15 +10,15 @@ from backends import Backend, Embedded
 from live_service import ROOT
 from sqlalchemy import text
 
-from service.core.keys import workspace_named
+from service.access.keys import workspace_named
 from service.storage.database import Database
-from service.storage.migrate import upgrade
+from service.storage.upgrade import upgrade
 
 ROUNDS = 10
 # prepares every database that it is told of, and tells what it logged
 STARTER = """
 import logging, sys
-from service.jobs.prepare import prepare_database
+from service.worker.startup import prepare_database
 from service.storage.database import Database
 said = []
 class Keeper(logging.Handler):

@@ -17,18 +17,18 @@ from sqlalchemy import event, func, select
 
 from calibrators.adafocal import BinStatistics
 from calibrators.adafocal.statistics import EXACT_ROWS
-from service.core.access import Principal, Scope
-from service.core.run_steps import Sent, post
-from service.core.runs import Opening, open_run
-from service.core.step_decisions import (
+from service.access.permissions import Principal, Scope
+from service.runs.decisions import (
     RELEASED_AT_ONCE,
     advance,
     decide_due,
     release_merged,
 )
+from service.runs.service import Opening, open_run
+from service.runs.statistics import Sent, post
+from service.runs.step_repository import AT_ONCE, SessionKey
 from service.storage.database import Database
 from service.storage.records import RunSession, RunStep
-from service.storage.run_steps import AT_ONCE, SessionKey
 from service.storage.run_tables import run_statistics, run_steps
 
 MANY_RANKS = 1700

@@ -18,7 +18,7 @@ from crew import RUNNING
 from fit_jobs import Place
 from live_service import ROOT, wait_until
 
-from service.core.blob_keys import dataset_key
+from service.storage.blob_keys import dataset_key
 from service.storage.records import Fit, FitStatus
 
 LIMIT = 3.0

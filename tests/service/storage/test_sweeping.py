@@ -17,19 +17,20 @@ from test_upkeep import upkeep
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
-from service.core import datasets, registering
-from service.core.access import Principal, Scope
-from service.core.blob_keys import dataset_key, judged_key, map_key, onnx_key, part_key
-from service.core.datasets import Datasets, Keeping
-from service.core.doctor import Doctor
-from service.core.formats import Limits
-from service.core.landing import landing
-from service.core.naming import Unnamed
-from service.core.registering import Registration, register
-from service.core.sweeping import CHORE, sweep
+from service.access.permissions import Principal, Scope
+from service.datasets import service as datasets
+from service.datasets.formats import Limits
+from service.datasets.service import Datasets, Keeping
+from service.datasets.spool import landing
 from service.errors import Conflict, Unavailable
+from service.maintenance.doctor import Doctor
+from service.maintenance.sweep import CHORE, sweep
+from service.registry import registration
+from service.registry.registration import Registration, register
+from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key, part_key
 from service.storage.blobs import Blobs
-from service.storage.rows import new_id
+from service.storage.orphan_deadline import Unnamed
+from service.storage.repository import new_id
 
 ALL = -60.0  # of whatever age, and whatever the clocks say
 MAP = archive.dump(TemperatureMap(k=3, temperature=2.0))
@@ -198,7 +199,7 @@ GRACE, WINDOW, SECONDS = 3.0, 0.5, 7.0
 def test_sweeping_while_writers_write_resend_delete_and_pause(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (datasets, registering):
+    for module in (datasets, registration):
         monkeypatch.setattr(module, "Unnamed", lambda: Unnamed(WINDOW))
     blobs, principal = PausingBlobs(place.settings.blobs), caller(place)
     kept = Datasets(place.database, blobs, Limits(1 << 20, 1 << 20, 10))

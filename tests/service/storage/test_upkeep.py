@@ -13,16 +13,16 @@ from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from calibrators.adafocal import BinStatistics
-from service.core.access import Principal, Scope
-from service.core.fitting import Ending, Job, Stop, begin, conclude
-from service.core.run_steps import Sent, post
-from service.core.runs import Opening, open_run
+from service.access.permissions import Principal, Scope
 from service.errors import NoSpace
-from service.jobs.patience import patiently
-from service.jobs.running import RunningFit
-from service.jobs.upkeep import Pace, Upkeep
+from service.fits.execution import Ending, Job, Stop, begin, conclude
+from service.runs.service import Opening, open_run
+from service.runs.statistics import Sent, post
 from service.storage.blobs import Blobs
 from service.storage.records import Fit, FitStatus
+from service.worker.housekeeping import Pace, Upkeep
+from service.worker.monitor import RunningFit
+from service.worker.retry import patiently
 
 
 def upkeep(place: Place, worker: str, silence: float, **pace: float) -> Upkeep:

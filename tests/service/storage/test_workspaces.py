@@ -21,9 +21,9 @@ from one_of_each import (
     order_fit,
 )
 
-from service.api.run_examples import RUN_EXAMPLES
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
+from service.runs.examples import RUN_EXAMPLES
 
 ROW = {"logits": [[1.0, 2.0, 3.0, 4.0, 5.0]]}
 TENSOR = {"name": "logits", "datatype": "FP32", "shape": [1, 5], "data": ROW["logits"]}

@@ -16,11 +16,11 @@ from registering import registration
 from sqlalchemy import update
 
 from calibrators import CalibrationSet
-from calibrators.judging import fit_and_judge
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
-from service.core.access import Scope
+from service.access.permissions import Scope
 from service.storage.tables import versions
 
 NAME = "fashion"

@@ -20,8 +20,8 @@ from samples import draw
 from calibrators import CalibrationSet
 from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureMap
-from service.core.access import Scope
-from service.web import calibrator
+from service.access.permissions import Scope
+from service.web.pages import calibrator
 
 PATH = f"/calibrators/{CALIBRATOR}"
 

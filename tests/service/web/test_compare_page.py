@@ -21,14 +21,14 @@ from registering import registration
 from sqlalchemy import update
 
 from calibrators import CalibrationSet, evaluate
-from calibrators.comparison import compare
-from calibrators.judging import fit_and_judge
+from calibrators.comparison.compare import compare
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.temperature import TemperatureScaling
-from service.core import comparing
-from service.core.access import Scope
-from service.core.blob_keys import dataset_key
-from service.core.tasks import at_most
+from service.access.permissions import Scope
+from service.comparisons import service as comparing
+from service.registry.reports.tasks import at_most
+from service.storage.blob_keys import dataset_key
 from service.storage.tables import versions
 
 PATH = "/calibrators/fashion/compare"

@@ -21,7 +21,7 @@ from live_service import Local, in_process
 from one_of_each import ALIAS, fitted_elsewhere
 from sqlalchemy import insert, select
 
-from service.core.access import Scope
+from service.access.permissions import Scope
 from service.storage.records import FitStatus
 from service.storage.tables import calibrators, reports, versions
 

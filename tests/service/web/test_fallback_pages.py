@@ -11,11 +11,12 @@ from dashboard import HTML, Shell, check_page, row_of
 from live_service import in_process
 from registering import registration
 
-from calibrators import CalibrationSet, CalibrationWarning, fit_and_judge, page
-from calibrators.judging import Judged
+from calibrators import CalibrationSet, CalibrationWarning, fit_and_judge
+from calibrators.fitting.evaluation import Judged
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.methods.vector import VectorScaling
-from calibrd.results import Version, read
+from calibrators.report import html_page
+from calibrd.models import Version, read
 
 SAID = "vector fell back to temperature scaling: every prediction on the fit set is right"
 
@@ -36,7 +37,7 @@ def judged() -> Judged:
 def test_the_map_and_the_report_say_it(judged: Judged) -> None:
     assert judged.map.fit_info["fallback"]["method"] == "vector"
     assert SAID in judged.report.summary()
-    assert SAID in page.render(judged.report)
+    assert SAID in html_page.render(judged.report)
     assert SAID in judged.report._repr_html_()
 
 

@@ -9,10 +9,10 @@ from dashboard import HTML, MARKUP, add_fit, check_page, csrf_of, make_key, sign
 from live_service import NPZ, Local, in_process, npz, sample
 from one_of_each import fitted_elsewhere
 
-from service.core import keys
-from service.core.access import Scope
+from service.access import keys
+from service.access.permissions import Scope
 from service.storage.records import FitStatus
-from service.web.advice import ADVICE
+from service.web.components.error_hints import ADVICE
 
 
 @pytest.fixture(scope="module")

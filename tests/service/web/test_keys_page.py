@@ -9,8 +9,8 @@ import pytest
 from dashboard import HTML, check_page, csrf_of, make_key, row_of, signed_in
 from live_service import Local, in_process
 
-from service.core.access import Scope
-from service.web.about import without_secrets
+from service.access.permissions import Scope
+from service.web.pages.about import without_secrets
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from live_service import NPZ, Local, in_process, npz, sample, wait_until
 from one_of_each import ALIAS, CLASSES, RUN, fitted_elsewhere, run_body
 from sqlalchemy import select, update
 
-from service.core.access import Scope
+from service.access.permissions import Scope
 from service.storage.records import FitStatus
 from service.storage.store import Store
 from service.storage.tables import datasets, reports, versions

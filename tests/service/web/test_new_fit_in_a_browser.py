@@ -18,7 +18,7 @@ from one_of_each import fitted_elsewhere
 from playwright.sync_api import Locator, expect
 from wire import csv, npy
 
-from service.core.access import Scope
+from service.access.permissions import Scope
 from service.storage.records import FitStatus
 
 MARKUP = "<img src=x onerror=alert(1)>"

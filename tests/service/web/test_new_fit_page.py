@@ -16,11 +16,11 @@ from live_service import NPZ, Local, in_process, npz, sample
 from calibrators import all_methods
 from calibrators.registry import DEFAULT_METHOD, make_recipe
 from calibrd.errors import NAMED
-from service.core.access import Scope
-from service.core.names import NAME
+from service.access.permissions import Scope
+from service.names import NAME
 from service.settings import MEGABYTE
-from service.web.advice import ADVICE
-from service.web.new_fit import PATTERN, choices
+from service.web.components.error_hints import ADVICE
+from service.web.pages.new_fit import PATTERN, choices
 
 # with which fits end, and which no call of the API is answered with
 OF_WORKERS = {

@@ -11,11 +11,11 @@ from dashboard import HTML, csrf_of, make_key, sign_in
 from live_service import Local, in_process
 from sqlalchemy import func, select, update
 
-from service.core import keys
-from service.core.access import Scope
-from service.jobs.queue import DbosQueue
-from service.jobs.upkeep import Pace, Upkeep
+from service.access import keys
+from service.access.permissions import Scope
+from service.fits.queue import DbosQueue
 from service.storage.tables import web_sessions
+from service.worker.housekeeping import Pace, Upkeep
 
 CROSS_SITE = {"Sec-Fetch-Site": "cross-site"}
 NAVIGATION = {**HTML, **CROSS_SITE, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}

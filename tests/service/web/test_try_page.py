@@ -18,10 +18,10 @@ from registering import registration, temperature_registration
 
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
+from service.access.permissions import Scope
 from service.app import MAX_PASTED_BYTES
-from service.core.access import Scope
 from service.errors import Invalid
-from service.web.pasted import MOST_ROWS, example_row, rows_of
+from service.web.components.pasted_rows import MOST_ROWS, example_row, rows_of
 
 SEGMENTED = SegmentedMap(
     k=3,

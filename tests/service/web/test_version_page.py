@@ -19,15 +19,16 @@ from registering import registration
 from segments import rows_of_segments
 from sqlalchemy import update
 
-from calibrators import CalibrationSet, Report, tables
-from calibrators.catalogue import METRICS
-from calibrators.judging import fit_and_judge
+from calibrators import CalibrationSet, Report
+from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.auto import Auto
 from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureMap
-from service.core.access import Scope
+from calibrators.report import html_tables
+from calibrators.report.metric_catalogue import METRICS
+from service.access.permissions import Scope
 from service.storage.tables import versions
-from service.web.version import read_tags
+from service.web.pages.version import read_tags
 
 PAGE = "/calibrators/fashion/versions/1"
 NO_REPORT = "/calibrators/fashion/versions/2"
@@ -240,7 +241,7 @@ def test_candidates_of_auto_are_a_table(local: Local) -> None:
         assert f'<th scope="row">{name}</th>' in table
     assert "seconds</th>" in table
     for seconds in report.fit["seconds"].values():
-        assert f"<td>{tables.plain(seconds)}</td>" in table
+        assert f"<td>{html_tables.plain(seconds)}</td>" in table
     assert fitted.fit_info["why"] in text
 
 

@@ -1,0 +1,50 @@
+"""What bin statistics need of a row of logits: three numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from calibrators.data import CalibrationSet
+from calibrators.numerics.parallel import Scratch, map_blocks
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Observed(NamedTuple):
+    """Of every row: log-odds of the predicted class, whether it is right, -log p of the label."""
+
+    odds: Floats
+    correct: Bools
+    nll: Floats
+
+
+def observed(logits: ArrayLike, labels: ArrayLike) -> Observed:
+    """The three numbers of logits (n, k), or (n,) of class 1, and labels (n,).
+
+    The odds come from the logits themselves, not from a probability that has reached 1.
+
+    >>> observed([[90.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [0, 0]).odds.round(3).tolist()
+    [89.307, 0.307]
+    """
+    data = CalibrationSet(logits, labels)
+    found = Observed(np.empty(data.n), np.empty(data.n, dtype=np.bool_), np.empty(data.n))
+
+    def work(start: int, stop: int, scratch: Scratch) -> None:
+        part = slice(start, stop)
+        scores, truth = data.logits[part].astype(np.float64), data.labels[part]
+        row, top = np.arange(len(truth)), scores.argmax(axis=1)
+        largest, true = scores[row, top], scores[row, truth]
+        scores[row, top] = -np.inf
+        second = scores.max(axis=1).clip(min=-1e300)  # of impossible classes alone, not -inf
+        with np.errstate(divide="ignore"):
+            rest = np.log(np.exp(scores - second[:, np.newaxis]).sum(axis=1))
+        odds = largest - second - rest
+        found.odds[part], found.correct[part] = odds, top == truth
+        found.nll[part] = largest - true + np.logaddexp(0.0, -odds)
+
+    map_blocks(work, *data.logits.shape)
+    return found

@@ -1,0 +1,84 @@
+"""Convert input of any kind to plain arrays, or raise an error that says which rule it breaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from calibrators.errors import DataError
+from calibrators.numerics.parallel import Floats
+
+Labels = NDArray[np.int64]
+
+PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def as_floats(values: ArrayLike, name: str) -> Floats:
+    """Return values as an (n, k) array of float32 or float64; (n,) becomes (n, 1)."""
+    if type(values) is np.ndarray and values.ndim == 2 and values.size and values.dtype in PLAIN:
+        return values
+    try:
+        array = np.asanyarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError("not_an_array", f"{name} cannot be read as an array: {error}") from error
+    _refuse_masked(array, name)
+    if array.ndim == 1:
+        array = array[:, np.newaxis]
+    if array.ndim != 2:
+        raise DataError(
+            "bad_shape", f"{name} must have shape (n, k), (n, 1) or (n,), got {array.shape}"
+        )
+    if array.shape[0] == 0:
+        raise DataError("empty", f"{name} must hold at least one row, got shape {array.shape}")
+    if array.shape[1] == 0:
+        raise DataError("too_few_classes", f"{name} must have at least 2 classes, got none")
+    if array.dtype.kind not in "fiu":
+        raise DataError("bad_type", f"{name} must be float32 or float64, got {array.dtype}")
+    if array.dtype == np.float16:
+        return array.astype(np.float32)
+    native = array.dtype.newbyteorder("=")
+    kept = native if native in (np.float32, np.float64) else np.float64
+    return np.asarray(array, dtype=kept)
+
+
+def _refuse_masked(array: NDArray[Any], name: str) -> None:
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise DataError("masked", f"{name} must not be masked: drop those rows first")
+
+
+def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
+    """Return labels (n,) as class indices; raise unless there is one for each row."""
+    try:
+        array = np.asanyarray(labels)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError("not_an_array", f"labels cannot be read as an array: {error}") from error
+    _refuse_masked(array, "labels")
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise DataError(
+            "bad_label_shape",
+            f"labels must have shape (n,), got {array.shape}; for one-hot rows pass argmax(axis=1)",
+        )
+    if len(array) != rows:
+        raise DataError("length_mismatch", f"logits have {rows} rows but labels have {len(array)}")
+    if array.dtype.kind not in "iub":
+        raise DataError(
+            "labels_not_integers",
+            f"labels must be integers (class indices 0..{classes - 1}), got {array.dtype}",
+        )
+    reject_rows(
+        (array < 0) | (array >= classes),
+        "label_out_of_range",
+        f"labels must lie in 0..{classes - 1}",
+    )
+    return array.astype(np.int64)
+
+
+def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
+    """Raise a DataError if any row is broken, with how many are and the first."""
+    if broken.any():
+        count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
+        raise DataError(code, rule, rows=count, first=first)

@@ -1,0 +1,1 @@
+"""Compare two fits on rows that both were judged on."""

@@ -1,0 +1,96 @@
+"""Compare two fits on rows that both were judged on: neither judged fit had seen them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from calibrators.comparison.judged_rows import JudgedRows, in_common
+from calibrators.errors import DataError
+from calibrators.metrics import (
+    ClassTable,
+    Interval,
+    RowScores,
+    Scored,
+    compared_intervals,
+    fold_factor,
+)
+from calibrators.metrics.estimates import mean_interval, share_change_interval
+from calibrators.report import text
+from calibrators.report.by_segment import by_group
+from calibrators.report.measurement import Measurement, by_margin, measure
+from calibrators.report.report import BY_ROW, Report
+from calibrators.report.verdict import LEAST_ROWS, decide
+
+LEVEL = 0.95
+OPTIONS: dict[str, Any] = {"bins": 15, "draws": 1000, "level": LEVEL, "seed": 0}
+
+
+def compare(first: JudgedRows, second: JudgedRows) -> Report:
+    """Return the report of the second fit against the first, on the rows common to both.
+
+    The first is the report's "before". Metrics that need the probabilities of all classes are left
+    out. DataError if fewer than 100 rows are common.
+    """
+    old, new = common_rows(first, second)
+    found = compared_intervals(old.after, new.after, **OPTIONS)
+    wider = fold_factor(max(old.folds, new.folds))
+    change = {
+        name: one.widened(wider) if name in BY_ROW else one for name, one in found.change.items()
+    }
+    tops = new.after.top, old.after.top
+    return Report(
+        **vars(_measured(new.after, found.after)),
+        **OPTIONS,
+        n=new.n,
+        k=new.classes,
+        judged_on=f"{new.n:,} rows that both were judged on, by fits that had not seen them",
+        before=_measured(old.after, found.before),
+        change=change,
+        verdict=decide(new.n, change),
+        by_margin=by_margin(new.margin, *tops, OPTIONS),
+        groups=0 if new.groups is None else len(new.groups.names),
+        by_group=() if new.groups is None else by_group(new.groups, *tops, OPTIONS),
+        conventions=text.conventions(OPTIONS["bins"], OPTIONS["draws"], LEVEL),
+    )
+
+
+def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, JudgedRows]:
+    """Return the rows common to both; DataError if they are too few to compare anything."""
+    common = in_common(first, second)
+    if common is None:
+        raise DataError("other_data", "the two were judged on rows of different data sets")
+    rows = common[0].n
+    if rows < LEAST_ROWS:
+        raise DataError(
+            "too_few_common_rows",
+            f"the two have {rows} judged rows in common, and at least {LEAST_ROWS} are needed: "
+            "name a dataset that neither was fitted on",
+        )
+    return common
+
+
+def accuracy_change(first: JudgedRows, second: JudgedRows) -> Interval:
+    """Return the change in accuracy of `compare`, without the rest of its report."""
+    old, new = common_rows(first, second)
+    before, after = old.after.top.correct, new.after.top.correct
+    gained, lost = np.count_nonzero(after & ~before), np.count_nonzero(before & ~after)
+    return share_change_interval(int(gained), int(lost), new.n, LEVEL)
+
+
+def nll_change(first: JudgedRows, second: JudgedRows) -> Interval:
+    """Return the change in NLL of `compare`, without the rest of its report."""
+    old, new = common_rows(first, second)
+    wider = fold_factor(max(old.folds, new.folds))
+    return mean_interval(new.after.nll - old.after.nll, LEVEL).widened(wider)
+
+
+def _measured(rows: RowScores, intervals: dict[str, Interval]) -> Measurement:
+    """Return the metrics that follow from row scores; the class-wise ECE does not."""
+    nothing = np.full(1, np.nan)
+    table = ClassTable(np.zeros(1, np.intp), np.zeros(1, np.intp), nothing, nothing)
+    found = measure(Scored(np.empty((rows.nll.size, 0)), rows, table, None), intervals, OPTIONS)
+    kept = {name: one for name, one in found.metrics.items() if name != "classwise_ece"}
+    return replace(found, metrics=kept)

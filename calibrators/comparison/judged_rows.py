@@ -1,0 +1,309 @@
+"""Judged rows: what a comparison needs of each row that a fit was judged on, as compact bytes.
+
+    8 bytes   b"calibrj" and the format version
+    32 bytes  sha256 of everything after it
+    4 bytes   length of the header, little-endian
+    header    JSON: data, fitted_on, classes, folds, judged, rows, groups (names or null)
+    arrays    little-endian, one after the other, in the order of COLUMNS
+
+A row takes 34 bytes, 38 with segments; at most MOST_ROWS are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.data import CalibrationSet
+from calibrators.errors import ArchiveError
+from calibrators.metrics import RowScores, TopLabel, row_scores
+from calibrators.numerics.softmax import margins, softmax
+from calibrators.segments import MOST_GROUPS, Groups, is_name
+
+MAGIC = b"calibrj"
+FORMAT = 1
+PREFIX = struct.Struct("<8s32sI")
+MOST_ROWS = 100_000
+LONGEST_HEADER = 1 << 20
+SHA256 = re.compile("[0-9a-f]{64}")
+LARGEST_NLL = 88.0  # metrics.nll counts no row for more
+COLUMNS = {
+    "index": "<u4",
+    "margin": "<f4",
+    "confidence_before": "<f4",
+    "nll_before": "<f4",
+    "brier_before": "<f4",
+    "correct_before": "|u1",
+    "confidence_after": "<f4",
+    "nll_after": "<f4",
+    "brier_after": "<f4",
+    "correct_after": "|u1",
+}
+SEGMENT = {"segment": "<i4"}
+HEADER = {
+    "data": str,
+    "fitted_on": str,
+    "classes": int,
+    "folds": int,
+    "judged": int,
+    "rows": int,
+}
+
+Floats = NDArray[Any]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedRows:
+    """Rows that a fit was judged on, before (the model) and after (its map), both unseen.
+
+    ``data`` is the fingerprint of the data set the rows belong to, ``index`` (n,) their places in
+    it, ascending; ``fitted_on`` is that of the data set the map is fitted on, the same one unless
+    a separate set judged it. ``judged`` is how many rows there were before they were thinned out to
+    MOST_ROWS, and ``folds`` of how many fits the rows were judged by.
+    """
+
+    data: str
+    fitted_on: str
+    classes: int
+    folds: int
+    judged: int
+    index: Index
+    margin: Floats
+    before: RowScores
+    after: RowScores
+    groups: Groups | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of rows kept."""
+        return len(self.index)
+
+    @classmethod
+    def of(
+        cls,
+        data: CalibrationSet,
+        index: NDArray[np.intp],
+        probabilities: Floats,
+        *,
+        fitted_on: CalibrationSet,
+        folds: int = 1,
+    ) -> JudgedRows:
+        """Score the rows ``index`` of ``data``, with calibrated probabilities (len(index), k)."""
+        kept = thinned(index, MOST_ROWS)
+        rows = data.take(index[kept])
+        return cls(
+            fingerprint(data),
+            fingerprint(fitted_on),
+            data.k,
+            folds,
+            len(index),
+            index[kept].astype(np.int64),
+            np.asarray(margins(rows.logits), dtype=np.float64),
+            row_scores(softmax(rows.logits), rows.labels),
+            row_scores(probabilities[kept], rows.labels),
+            rows.groups,
+        )
+
+    def take(self, places: NDArray[np.intp]) -> JudgedRows:
+        """Return some of the rows, by their places among these."""
+        return JudgedRows(
+            self.data,
+            self.fitted_on,
+            self.classes,
+            self.folds,
+            self.judged,
+            self.index[places],
+            self.margin[places],
+            _taken(self.before, places),
+            _taken(self.after, places),
+            None if self.groups is None else self.groups.take(places),
+        )
+
+    def dump(self) -> bytes:
+        """Return the bytes that ``load`` reads."""
+        names = None if self.groups is None else list(self.groups.names)
+        header: dict[str, Any] = {name: getattr(self, name) for name in HEADER if name != "rows"}
+        text = json.dumps(
+            {**header, "rows": self.n, "groups": names}, sort_keys=True, separators=(",", ":")
+        ).encode()
+        columns = self._columns()
+        with np.errstate(over="ignore"):  # a margin beyond float32 is infinite
+            packed = [
+                np.asarray(columns[name], kind).tobytes() for name, kind in _kinds(names).items()
+            ]
+        body = struct.pack("<I", len(text)) + text + b"".join(packed)
+        return MAGIC + bytes([FORMAT]) + hashlib.sha256(body).digest() + body
+
+    @classmethod
+    def load(cls, content: bytes) -> JudgedRows:
+        """Return the rows in these bytes; an ArchiveError says what is wrong with them."""
+        header, payload = _open(content)
+        names = header["groups"]
+        columns: dict[str, Floats] = {}
+        offset, rows = 0, header["rows"]
+        for name, kind in _kinds(names).items():
+            columns[name] = np.frombuffer(payload, kind, rows, offset)
+            offset += columns[name].nbytes
+        _check(columns, names)
+        groups = None
+        if names is not None:
+            # take() drops names without rows, which Groups must not have
+            places = np.arange(rows)
+            groups = Groups(tuple(names), columns["segment"].astype(np.int64)).take(places)
+        return cls(
+            header["data"],
+            header["fitted_on"],
+            header["classes"],
+            header["folds"],
+            header["judged"],
+            columns["index"].astype(np.int64),
+            columns["margin"].astype(np.float64),
+            _scores(columns, "before"),
+            _scores(columns, "after"),
+            groups,
+        )
+
+    def _columns(self) -> dict[str, Floats]:
+        found: dict[str, Floats] = {"index": self.index, "margin": self.margin}
+        for side in ("before", "after"):
+            scores: RowScores = getattr(self, side)
+            found[f"confidence_{side}"] = scores.top.confidence
+            found[f"correct_{side}"] = scores.top.correct
+            found[f"nll_{side}"], found[f"brier_{side}"] = scores.nll, scores.brier
+        if self.groups is not None:
+            found["segment"] = self.groups.codes
+        return found
+
+
+def fingerprint(data: CalibrationSet) -> str:
+    """Return the sha256 of a data set's labels and largest logits, whatever its format and dtype.
+
+    >>> data = CalibrationSet([[2.0, 0.5], [0.25, 1.0]], [0, 1])
+    >>> fingerprint(data) == fingerprint(CalibrationSet(data.logits.astype("f4"), data.labels))
+    True
+    """
+    digest = hashlib.sha256(f"{data.n} {data.k} {data.kind}".encode())
+    digest.update(np.ascontiguousarray(data.labels, "<i8").tobytes())
+    digest.update(np.ascontiguousarray(data.row_max, "<f8").tobytes())
+    return digest.hexdigest()
+
+
+def thinned(index: NDArray[np.intp], most: int) -> NDArray[np.intp]:
+    """Return the places of at most ``most`` rows, chosen by a hash of their index.
+
+    Rows that are in two sets of judged rows are kept in both, or in neither as far as possible.
+
+    >>> thinned(np.array([3, 5, 9]), 5).tolist()
+    [0, 1, 2]
+    """
+    if len(index) <= most:
+        return np.arange(len(index))
+    mixed = index.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0xD6E8FEB86659FD93)
+    return np.sort(np.argpartition(mixed, most)[:most])
+
+
+def in_common(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, JudgedRows] | None:
+    """Return the rows that both were judged on; None if they are not of the same data."""
+    if (first.data, first.classes) != (second.data, second.classes):
+        return None
+    _, here, there = np.intersect1d(
+        first.index, second.index, assume_unique=True, return_indices=True
+    )
+    return first.take(here), second.take(there)
+
+
+def _taken(scores: RowScores, places: NDArray[np.intp]) -> RowScores:
+    top = TopLabel.trusted(scores.top.confidence[places], scores.top.correct[places])
+    return RowScores(top, scores.nll[places], scores.brier[places])
+
+
+def _scores(columns: dict[str, Floats], side: str) -> RowScores:
+    confidence, nll, brier = (
+        columns[f"{name}_{side}"].astype(np.float64) for name in ("confidence", "nll", "brier")
+    )
+    return RowScores(TopLabel.trusted(confidence, columns[f"correct_{side}"] == 1), nll, brier)
+
+
+def _kinds(names: list[str] | None) -> dict[str, str]:
+    return COLUMNS if names is None else COLUMNS | SEGMENT
+
+
+def _open(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return header and arrays of bytes whose hash and lengths are right."""
+    if len(content) < PREFIX.size or content[: len(MAGIC)] != MAGIC:
+        raise ArchiveError("not_judged_rows", "not judged rows of calibrd (bad magic bytes)")
+    magic, digest, length = PREFIX.unpack_from(content)
+    if magic[-1] != FORMAT:
+        raise ArchiveError(
+            "unknown_format",
+            f"these judged rows have format {magic[-1]}, this library reads {FORMAT}: "
+            "upgrade calibrd",
+        )
+    if hashlib.sha256(content[40:]).digest() != digest:
+        raise ArchiveError("wrong_hash", "the judged rows do not match their sha256")
+    text = content[PREFIX.size : PREFIX.size + length]
+    header = _parsed(text) if len(text) == length <= LONGEST_HEADER else None
+    payload = content[PREFIX.size + length :]
+    if header is None or len(payload) != header["rows"] * _width(header["groups"]):
+        raise ArchiveError("wrong_length", "the header of the judged rows does not describe them")
+    return header, payload
+
+
+def _width(names: list[str] | None) -> int:
+    return sum(np.dtype(kind).itemsize for kind in _kinds(names).values())
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Return the header, if it is one: a right hash proves nothing about who made the bytes."""
+    try:
+        header = json.loads(text)
+        names = header["groups"]
+        good = (
+            set(header) == {*HEADER, "groups"}
+            and all(type(header[name]) is kind for name, kind in HEADER.items())
+            and 1 <= header["rows"] <= MOST_ROWS
+            and header["rows"] <= header["judged"] < 2**32
+            and 2 <= header["classes"] < 2**31
+            and 1 <= header["folds"] <= MOST_ROWS
+            and all(SHA256.fullmatch(header[name]) for name in ("data", "fitted_on"))
+            and (names is None or _are_names(names))
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return header if good else None
+
+
+def _are_names(names: Any) -> bool:
+    return (
+        isinstance(names, list)
+        and 1 <= len(names) <= MOST_GROUPS
+        and all(isinstance(one, str) and is_name(one) for one in names)
+        and names == sorted(set(names))
+    )
+
+
+def _check(columns: dict[str, Floats], names: list[str] | None) -> None:
+    """Raise unless every value is one that a score can have."""
+    ranges = {"confidence": (0.0, 1.0), "nll": (0.0, LARGEST_NLL), "brier": (0.0, 2.001)}
+    for name, values in columns.items():
+        if name == "index":
+            good = bool((np.diff(values.astype(np.int64)) > 0).all())
+        elif name == "segment":
+            good = bool(((values >= 0) & (values < len(names or ()))).all())
+        elif name == "margin":
+            good = bool((values >= 0).all())
+        else:
+            low, high = ranges.get(name.partition("_")[0], (0, 1))
+            good = bool(((values >= low) & (values <= high)).all())
+        if not good:
+            raise ArchiveError("bad_values", f"{name} of the judged rows holds impossible values")

@@ -1,0 +1,22 @@
+"""The few figures that a decision between two maps rests on, each with its interval."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from calibrators.report.report import MetricRow, Report
+
+DECIDING = ("accuracy", "brier", "nll", "ece", "refinement_auroc")
+
+
+class Figure(NamedTuple):
+    """A line of a report's table; ``is_loss`` if it is measurably worse after (`Report.lost`)."""
+
+    row: MetricRow
+    is_loss: bool
+
+
+def deciding_figures(report: Report) -> list[Figure]:
+    """Return accuracy, Brier score, NLL, ECE and ranking of a report, in this order."""
+    rows = {row.metric.name: row for row in report.rows()}
+    return [Figure(rows[name], name in report.lost) for name in DECIDING if name in rows]

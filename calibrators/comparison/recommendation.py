@@ -1,0 +1,113 @@
+"""Recommend one of several fits that were judged on the same rows, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from calibrators.comparison.compare import nll_change
+from calibrators.comparison.judged_rows import JudgedRows
+from calibrators.errors import DataError
+from calibrators.report.report import Report
+from calibrators.report.verdict import RANKING, Verdict
+
+REFUSED = (Verdict.WORSE, Verdict.INSUFFICIENT_DATA)
+LOSSES = {"accuracy": "loses accuracy", RANKING: "loses ranking"}
+# by what a map of each method holds; methods that are not named here come after these
+SIMPLEST_FIRST = (
+    "identity",
+    "temperature",
+    "ets",
+    "beta",
+    "vector",
+    "cts",
+    "additive",
+    "spline",
+    "smart",
+    "pts",
+    "segmented",
+    "histogram",
+    "isotonic",
+    "metacal",
+    "matrix",
+    "dirichlet",
+    "histogram_one_vs_rest",
+    "isotonic_one_vs_rest",
+)
+
+
+class Candidate(NamedTuple):
+    """A fit to choose from; ``method`` is that of its map, ``rows`` those it was judged on."""
+
+    name: str
+    method: str
+    report: Report
+    rows: JudgedRows | None = None
+
+
+class Recommendation(NamedTuple):
+    """Which of the candidates, by its place, and why; None if none of them is to be used."""
+
+    place: int | None
+    reason: str
+
+
+def recommend(candidates: Sequence[Candidate]) -> Recommendation:
+    """Return the fit of the lowest NLL that loses nothing, or a simpler one that ties with it.
+
+    Fits that were judged worse or on too few rows, and those that lose accuracy or ranking, are
+    left out. Two fits tie if the 95 % interval of the difference of their NLL, on rows that judged
+    both, holds 0: then the simpler method is recommended (SIMPLEST_FIRST). Fits whose judged rows
+    are not known tie with none.
+    """
+    left_out = {
+        place: why for place, one in enumerate(candidates) if (why := _objection(one.report))
+    }
+    able = [place for place in range(len(candidates)) if place not in left_out]
+    others = ", ".join(f"{candidates[place].name} {why}" for place, why in left_out.items())
+    if not able:
+        return Recommendation(None, f"none can be recommended: {others}")
+    best = min(able, key=lambda place: _nll(candidates[place]))
+    tied = [place for place in able if place == best or _ties(candidates[best], candidates[place])]
+    chosen = min(tied, key=lambda place: (_complexity(candidates[place]), place))
+    reason = _reason(candidates[chosen], candidates[best], len(able))
+    return Recommendation(chosen, f"{reason}; left out: {others}" if others else reason)
+
+
+def _objection(report: Report) -> str:
+    """Return why a fit is left out, or nothing."""
+    if report.verdict is None:
+        return "has no verdict"
+    if report.verdict in REFUSED:
+        return f"was judged {report.verdict.value.replace('_', ' ')}"
+    return " and ".join(phrase for name, phrase in LOSSES.items() if name in report.lost)
+
+
+def _nll(candidate: Candidate) -> float:
+    found = candidate.report.metrics["nll"]
+    return float("inf") if found is None else found
+
+
+def _ties(best: Candidate, other: Candidate) -> bool:
+    if best.rows is None or other.rows is None:
+        return False
+    try:
+        return nll_change(best.rows, other.rows).low <= 0
+    except DataError:  # they have no rows in common
+        return False
+
+
+def _complexity(candidate: Candidate) -> int:
+    method = candidate.method
+    return SIMPLEST_FIRST.index(method) if method in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
+
+
+def _reason(chosen: Candidate, best: Candidate, able: int) -> str:
+    nll = f"{_nll(chosen):.4f}"
+    if chosen is not best:
+        return (
+            f"{chosen.name} is simpler, and its NLL ({nll}) is not measurably above the lowest, "
+            f"that of {best.name} ({_nll(best):.4f})"
+        )
+    others = f" of the {able} that lose neither accuracy nor ranking" if able > 1 else ""
+    return f"{chosen.name} has the lowest NLL ({nll}){others}"

@@ -1,0 +1,1 @@
+"""What a fit needs beside its method: context, parameters, devices, evaluation."""

@@ -1,0 +1,291 @@
+"""Fit a recipe and judge it on rows that the judged fit never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.base import CalibrationMap, Calibrator
+from calibrators.comparison.judged_rows import JudgedRows
+from calibrators.data import CalibrationSet
+from calibrators.errors import (
+    CalibrationWarning,
+    DataError,
+    FitCancelled,
+    FitError,
+    UnknownSegments,
+)
+from calibrators.fitting.context import FitContext, Progress
+from calibrators.numerics.parallel import Floats
+from calibrators.numerics.softmax import margins, softmax
+from calibrators.report.band import band_of
+from calibrators.report.by_temperature import temperatures_of
+from calibrators.report.report import Report, evaluate
+
+HELD_OUT = 0.2
+MOST_HELD_OUT = 0.9
+HELD_OUT_FROM = 1000
+FOLDS = 5
+TICKS = 1000
+
+
+class _MapAndReport(NamedTuple):
+    map: CalibrationMap
+    report: Report
+
+
+class Judged(_MapAndReport):
+    """A map fitted on all rows, and the report on how its recipe did on unseen ones.
+
+    Unpacks as ``(map, report)``; ``rows`` are the judged rows that the report is on, for
+    ``calibrators.comparison.compare``.
+    """
+
+    rows: JudgedRows
+
+    def __new__(cls, map: CalibrationMap, report: Report, rows: JudgedRows) -> Self:
+        """Make the pair, with its rows beside it."""
+        made = super().__new__(cls, map, report)
+        made.rows = rows
+        return made
+
+
+def fit_and_judge(
+    recipe: Calibrator,
+    data: CalibrationSet,
+    *,
+    evaluation: CalibrationSet | None = None,
+    held_out: float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    cancel: Callable[[], bool] | None = None,
+) -> Judged:
+    """Fit ``recipe`` on all of ``data``, and report how it does on rows it was not fitted on.
+
+    Judged on ``evaluation`` if it is given (then there is one fit only); else from 1000 rows on by
+    a fit on four fifths and a stratified held-out fifth; else by 5-fold cross-fitting, where every
+    row is judged by a fit on the other folds. ``held_out``, a share of at most 0.9, asks for a
+    held-out part of that size whatever the number of rows. The map returned is always fitted on all
+    of ``data``; ``report.judged_on`` says which of these it was. ``progress`` counts to 1000 over
+    the whole job and never falls. Warnings of the judged fits are not issued, but kept in
+    ``report.fit``.
+
+    >>> from calibrators.methods.temperature import TemperatureScaling
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(4000, 5)) * 2
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> fitted, report = fit_and_judge(TemperatureScaling(), CalibrationSet(3 * z, y))
+    >>> round(fitted.temperature), report.n, str(report.verdict)
+    (3, 800, 'improved')
+    """
+    if not isinstance(recipe, Calibrator) or not isinstance(data, CalibrationSet):
+        raise FitError(
+            "bad_arguments",
+            "fit_and_judge takes a recipe such as TemperatureScaling() and a CalibrationSet, "
+            f"got {type(recipe).__name__} and {type(data).__name__}",
+        )
+    _check_held_out(held_out, evaluation)
+    job = _Job(recipe, device, progress, cancel)
+    if evaluation is not None:
+        _check_alike(data, evaluation)
+        if recipe.method_needing_groups and evaluation.groups is None:
+            raise DataError(
+                "evaluation_differs",
+                "evaluation must name the segment of each row, "
+                f"as {recipe.method_needing_groups!r} needs it",
+            )
+        fitted = job.fit(data, 0.0, 1.0)
+        if evaluation.groups is not None:
+            job.warn_while_judging(UnknownSegments, fitted.unknown_note(evaluation.groups))
+        words = f"a separate evaluation set of {evaluation.n:,} rows; fitted on {data.n:,} others"
+        every = np.arange(evaluation.n)
+        probabilities = fitted.apply_set(evaluation)
+        return job.judged(evaluation, every, probabilities, words, fitted, fitted_on=data)
+    if held_out is None and data.n >= HELD_OUT_FROM:
+        held_out = HELD_OUT
+    if held_out is None:
+        index, probabilities, words = _cross_fitted(job, data, seed)
+    else:
+        index, probabilities, words = _held_out(job, data, seed, held_out)
+    folds = FOLDS if held_out is None else 1
+    fitted = job.fit(data, job.done, 1.0)
+    return job.judged(data, index, probabilities, words, fitted, fitted_on=data, folds=folds)
+
+
+def memory_bytes(recipe: Calibrator, n: int, k: int) -> int:
+    """Estimate the memory of ``fit_and_judge`` on n rows of k classes at its peak, with the data.
+
+    The data themselves, the rows of the judged fit, and what the report keeps of each row.
+    """
+    return recipe.memory_bytes(n, k) + int(8 * (2.3 * n * k + 8 * n))
+
+
+def _held_out(
+    job: _Job, data: CalibrationSet, seed: int, share: float
+) -> tuple[NDArray[np.intp], Floats, str]:
+    seen, index = data.split_rows(share, seed=seed)
+    fitted = job.fit(data.take(seen), 0.0, 0.45, judged=True)
+    unseen = data.take(index)
+    part = "fifth" if share == HELD_OUT else f"{share:.3g} of the data"
+    words = (
+        f"a held-out {part}, {unseen.n:,} of {data.n:,} rows stratified by label (seed {seed}), "
+        "that the judged fit never saw; the map itself is fitted on all rows"
+    )
+    return index, fitted.apply_set(unseen), words
+
+
+def _cross_fitted(
+    job: _Job, data: CalibrationSet, seed: int
+) -> tuple[NDArray[np.intp], Floats, str]:
+    if data.n < FOLDS:
+        raise FitError("too_few_rows", f"judging a fit needs at least {FOLDS} rows, got {data.n}")
+    fold = data.folds(FOLDS, seed=seed)
+    probabilities = np.empty(data.logits.shape, dtype=data.logits.dtype)
+    for number in range(FOLDS):
+        unseen = np.flatnonzero(fold == number)
+        seen = data.take(np.flatnonzero(fold != number))
+        fitted = job.fit(seen, *_span(number), judged=True)
+        probabilities[unseen] = fitted.apply_set(data.take(unseen))
+    words = (
+        f"{FOLDS}-fold cross-fitting: each of {data.n:,} rows by a fit on the other folds (seed "
+        f"{seed}); the map itself is fitted on all rows"
+    )
+    return np.arange(data.n), probabilities, words
+
+
+def _span(number: int) -> tuple[float, float]:
+    """The part of the job's progress that a fold takes; the final fit takes one more such part."""
+    return number / (FOLDS + 1), (number + 1) / (FOLDS + 1)
+
+
+def _check_held_out(held_out: float | None, evaluation: CalibrationSet | None) -> None:
+    if held_out is None:
+        return
+    if not 0 < held_out <= MOST_HELD_OUT:
+        raise FitError(
+            "bad_held_out",
+            f"held_out must be greater than 0 and at most {MOST_HELD_OUT}, got {held_out}",
+        )
+    if evaluation is not None:
+        raise FitError(
+            "bad_held_out", "held_out has no use beside an evaluation set: give one of the two"
+        )
+
+
+def _check_alike(data: CalibrationSet, evaluation: CalibrationSet) -> None:
+    if (data.k, data.kind) != (evaluation.k, evaluation.kind):
+        raise DataError(
+            "evaluation_differs",
+            f"evaluation must hold {data.kind} of {data.k} classes like the data, "
+            f"got {evaluation.kind} of {evaluation.k}",
+        )
+
+
+class _Job:
+    """The fits of one call, behind one progress bar that never falls."""
+
+    def __init__(
+        self,
+        recipe: Calibrator,
+        device: str,
+        progress: Progress | None,
+        cancel: Callable[[], bool] | None,
+    ) -> None:
+        self.recipe = recipe
+        self.done = 0.0
+        self._loss: float | None = None
+        self._device = device
+        self._progress = progress
+        self._cancel = cancel
+        self._hushed: dict[str, dict[str, Any]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def fit(
+        self, data: CalibrationSet, start: float, end: float, *, judged: bool = False
+    ) -> CalibrationMap:
+        """Fit as the part of the job from ``start`` to ``end``; a judged fit warns silently."""
+        if self._cancel is not None and self._cancel():
+            raise FitCancelled
+
+        def step(step: int, total: int, loss: float | None) -> None:
+            self._advance(start + (end - start) * min(1.0, step / max(1, total)), loss)
+
+        context = FitContext(self._device, step, self._cancel)
+        fitted = self.recipe.fit_in(data, context)
+        if not judged:
+            context.issue_warnings(stacklevel=3)
+            self._seconds = context.seconds
+        else:
+            self._hush(context)
+        self._advance(end, self._loss)
+        return fitted
+
+    def warn_while_judging(self, category: type[CalibrationWarning], message: str | None) -> None:
+        """Keep a warning of the judged rows for the report, if there is one."""
+        context = FitContext()
+        if message is not None:
+            context.warn(category, message)
+        self._hush(context)
+
+    def _hush(self, context: FitContext) -> None:
+        for warning in context.warnings:
+            kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
+            kept["times"] += 1
+
+    def judged(
+        self,
+        data: CalibrationSet,
+        index: NDArray[np.intp],
+        probabilities: Floats,
+        words: str,
+        fitted: CalibrationMap,
+        *,
+        fitted_on: CalibrationSet,
+        folds: int = 1,
+    ) -> Judged:
+        """Return the map with its report on the rows ``index`` of ``data``, and these rows."""
+        rows = data if len(index) == data.n else data.take(index)
+        report = self._report(rows, probabilities, words, fitted, folds)
+        kept = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
+        return Judged(fitted, report, kept)
+
+    def _report(
+        self,
+        rows: CalibrationSet,
+        probabilities: Floats,
+        words: str,
+        fitted: CalibrationMap,
+        folds: int,
+    ) -> Report:
+        margin = margins(rows.logits)
+        found = evaluate(
+            probabilities,
+            rows.labels,
+            before=softmax(rows.logits),
+            margin=margin,
+            groups=rows.groups,
+            judged_on=words,
+            folds=folds,
+        )
+        said: dict[str, Any] = {"method": self.recipe.name, "parameters": asdict(self.recipe)}
+        if self._hushed:
+            said["warnings_while_judging"] = list(self._hushed.values())
+        if self._seconds:
+            said["seconds"] = {name: round(taken, 3) for name, taken in self._seconds.items()}
+        found = replace(
+            found,
+            temperatures=temperatures_of(fitted, rows, margin),
+            band=band_of(fitted, rows, margin),
+        )
+        return found.with_fit(**said, **fitted.fit_info)
+
+    def _advance(self, done: float, loss: float | None) -> None:
+        self.done = max(self.done, done)
+        self._loss = loss
+        if self._progress is not None:
+            self._progress(round(TICKS * self.done), TICKS, loss)

@@ -1,0 +1,91 @@
+"""Apply a map to rows of every kind, to see that it gives probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from calibrators.base import CalibrationMap
+from calibrators.errors import MapError
+from calibrators.numerics.parallel import Floats
+
+ROWS_AT_ONCE = 1 << 20
+SUM_TOLERANCE = 1e-3
+MARGINS = (1e-30, 1e-6, 1.0, 30.0, 1e4, 1e15)
+
+
+def prove(fitted: CalibrationMap) -> None:
+    """Raise a MapError unless every probability is finite and not negative, and rows sum to 1.
+
+    Applied to equal, random, nearly tied and extreme rows, in float32 and float64; if the map has
+    segments, also in those with the smallest and the largest scale.
+    """
+    names = [None, *_extreme_segments(fitted)]
+    for dtype in (np.float32, np.float64):
+        done = 0
+        for rows in _blocks(fitted, dtype):
+            logits, _ = fitted.read(rows)
+            for name in names:
+                groups = None if name is None else np.full(len(rows), name)
+                _check(fitted.apply_logits(logits, groups), done)
+            done += len(rows)
+
+
+def _extreme_segments(fitted: CalibrationMap) -> list[str]:
+    """Return two segments: what holds for their scales holds for those between them."""
+    names = list(getattr(fitted, "segments", ()))
+    if not names:
+        return []
+    scales = fitted.segment_scales(np.array(names))
+    return [names[int(scales.argmin())], names[int(scales.argmax())]]
+
+
+def _check(found: Floats, first: int) -> None:
+    sums = found.sum(axis=1, dtype=np.float64)
+    good = (np.abs(sums - 1) <= SUM_TOLERANCE) & (found >= 0).all(axis=1)
+    broken = np.flatnonzero(~good)
+    if broken.size:
+        raise MapError(len(broken), first + int(broken[0]))
+
+
+def _blocks(fitted: CalibrationMap, dtype: DTypeLike) -> Iterator[Floats]:
+    """The rows, as many at once as fit in memory whatever the number of classes."""
+    step = max(1, ROWS_AT_ONCE // fitted.k)
+    block: list[Floats] = []
+    for row in _rows(fitted.k):
+        block.append(row if fitted.kind == "logits" else _probabilities(row))
+        if len(block) == step:
+            yield np.array(block, dtype=dtype)
+            block = []
+    if block:
+        yield np.array(block, dtype=dtype)
+
+
+def _rows(k: int) -> Iterator[Floats]:
+    """Logits: equal, one class ahead or behind by any margin, random at many scales."""
+    rng = np.random.default_rng(0)
+    yield np.zeros(k)
+    yield np.ones(k)
+    for margin in MARGINS:
+        for place in {0, k - 1}:
+            ahead = np.zeros(k)
+            ahead[place] = margin
+            yield ahead
+            yield -ahead
+        yield rng.normal(size=k) * margin
+        tied = rng.normal(size=k) * margin
+        tied[:2] = tied.max()
+        yield tied
+    for _ in range(8):
+        yield rng.normal(size=k) * 3
+    masked = np.full(k, -np.inf)
+    masked[0] = 0
+    yield masked
+
+
+def _probabilities(logits: Floats) -> Floats:
+    with np.errstate(under="ignore"):
+        weights = np.exp(logits - logits.max())
+    return np.asarray(weights / weights.sum())

@@ -1,0 +1,129 @@
+"""The cross-validation behind ``auto``: every candidate out of fold, within a time budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrators.base import Calibrator
+from calibrators.data import CalibrationSet
+from calibrators.errors import FitCancelled
+from calibrators.fitting.context import FitContext
+from calibrators.metrics import RowScores, TopLabel, row_scores
+from calibrators.numerics.parallel import Floats
+
+BASE = "additive"
+
+
+def steps(recipes: dict[str, Calibrator], folds: int) -> int:
+    """Steps of the whole job: the temperature before all else, every fold, and the final fit."""
+    return folds * len(recipes) + 2
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate and its out-of-fold scores."""
+
+    method: str
+    scores: RowScores
+
+
+class Contest:
+    """The candidates' cross-validation within the time budget.
+
+    Every candidate's first fold, for which it has an equal share of the time left, tells what its
+    others will take. One that can do within that share goes on at once; of the others the cheapest
+    go first, each only if its other folds and a final fit are likely to end in time. ``additive``
+    is never left out.
+    """
+
+    def __init__(
+        self, data: CalibrationSet, context: FitContext, *, folds: int, seed: int, budget: float
+    ) -> None:
+        self.left_out: list[dict[str, str]] = []
+        self._data = data
+        self._context = context
+        self._folds = folds
+        self._fold = data.folds(folds, seed=seed)
+        self._deadline = time.monotonic() + budget
+        self._done, self._total = 1, 1
+        self._seconds: dict[str, float] = {}
+        self._scores: dict[str, Floats] = {}
+
+    def held(self, recipes: dict[str, Calibrator]) -> dict[str, Trial]:
+        """The trials of all candidates that were in time, in the order of the recipes."""
+        self._total = steps(recipes, self._folds)
+        later = []
+        for place, (name, recipe) in enumerate(recipes.items()):
+            share = 1 / (len(recipes) - place)
+            self._scores[name] = np.empty((4, self._data.n))
+            self._run(name, recipe, 0, share)
+            if name in self._scores and self._needed(name, 1) <= share * self._left():
+                self._run_others(name, recipe)
+            else:
+                later.append(name)
+        waiting = [name for name in later if name in self._scores]
+        for name in sorted(waiting, key=lambda name: self._seconds[name]):
+            self._run_others(name, recipes[name])
+        self._context.seconds.update(self._seconds)
+        return {name: self._trial(name) for name in recipes if name in self._scores}
+
+    def _run_others(self, name: str, recipe: Calibrator) -> None:
+        """All folds but the first, as long as they are likely to end in time."""
+        for number in range(1, self._folds):
+            needed, left = self._needed(name, number), max(0.0, self._left())
+            if needed > left and name != BASE:
+                self._leave_out(name, f"it needs about {needed:.3g} s more, {left:.3g} s are left")
+            if name not in self._scores:
+                return
+            self._run(name, recipe, number)
+
+    def _left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _needed(self, name: str, done: int) -> float:
+        """Seconds that a candidate's other folds and a final fit are likely to take."""
+        fold = self._seconds[name] / done
+        return fold * (self._folds - done) + fold * self._folds / (self._folds - 1)
+
+    def _run(self, name: str, recipe: Calibrator, number: int, share: float = 1.0) -> None:
+        """One fold of one candidate, unless its share of the time left ends in it."""
+        start = time.monotonic()
+        deadline = math.inf if name == BASE else start + share * (self._deadline - start)
+        if start >= deadline:
+            self._leave_out(name, "it was not begun: the time was up")
+            return
+        context = self._context.inner(deadline)
+        rows = np.flatnonzero(self._fold == number)
+        part = self._data.take(rows)
+        try:
+            fitted = recipe.fit_in(self._data.take(np.flatnonzero(self._fold != number)), context)
+        except FitCancelled:
+            self._context.cancelled()
+            spent = time.monotonic() - start
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent
+            self._leave_out(
+                name, f"its fit was stopped after {spent:.3g} s: its share of the time was up"
+            )
+            return
+        scores = row_scores(fitted.apply_set(part), part.labels)
+        self._scores[name][:, rows] = (
+            scores.top.confidence,
+            scores.top.correct,
+            scores.nll,
+            scores.brier,
+        )
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
+        self._done += 1
+        self._context.step(self._done, self._total)
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self.left_out.append({"method": name, "why": why})
+        del self._scores[name]
+
+    def _trial(self, name: str) -> Trial:
+        confidence, correct, nll, brier = self._scores[name]
+        return Trial(name, RowScores(TopLabel(confidence, correct.astype(bool)), nll, brier))

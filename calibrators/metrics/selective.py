@@ -1,0 +1,224 @@
+"""How well the scores rank: AUROC of several kinds, and risk-coverage curves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrators.errors import DataError
+from calibrators.metrics._inputs import Array, Bools, Floats, checked, checked_probabilities
+from calibrators.metrics._sorted import Ranked
+from calibrators.metrics.toplabel import Scores, TopLabel, as_top_label
+from calibrators.numerics.parallel import row_blocks
+
+
+def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
+    """AUROC of the confidence separating correct from wrong predictions.
+
+    `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`. NaN if all rows are right or all wrong.
+    Unchanged by any rising map of the confidence. Hendrycks & Gimpel 2017.
+
+    >>> refinement_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 1, 1])
+    1.0
+    """
+    return _auroc(as_top_label(probabilities, labels).ranked)
+
+
+def classwise_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Mean over classes of the AUROC of `p_c` separating label c from the rest.
+
+    Convention: one against the rest, unweighted; classes without rows (or with all rows) are
+    left out; NaN if none remains.
+
+    >>> classwise_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
+    1.0
+    """
+    data = checked(probabilities, labels)
+    areas = []
+    for index in np.unique(data.labels):
+        column = np.clip(data.probabilities[:, index].astype(np.float64), 0.0, 1.0)
+        areas.append(_auroc(Ranked.of(column, data.labels == index)))
+    defined = np.asarray(areas)[~np.isnan(areas)]
+    return float(defined.mean()) if defined.size else float("nan")
+
+
+def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike) -> float:
+    """AUROC of the softmax entropy separating unfamiliar rows (high) from familiar ones (low).
+
+    >>> ood_auroc([[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.6, 0.4]])
+    1.0
+    """
+    inside = checked_probabilities(probabilities_in, "probabilities_in")
+    outside = checked_probabilities(probabilities_out, "probabilities_out")
+    if inside.shape[1] != outside.shape[1]:
+        raise DataError(
+            "bad_input",
+            "probabilities_out must have as many classes as probabilities_in: "
+            f"{outside.shape[1]} and {inside.shape[1]}",
+        )
+    entropy = np.concatenate((_entropy(inside), _entropy(outside)))
+    scaled = np.clip(entropy / (2 * np.log(inside.shape[1])), 0.0, 1.0)
+    return _auroc(Ranked.of(scaled, np.arange(entropy.size) >= inside.shape[0]))
+
+
+def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
+    """Area under the risk-coverage curve: mean error rate of the i most confident rows.
+
+    `(1/n) sum_i (errors among the i most confident) / i`. Convention: within ties the expectation
+    over their orders, so that the value never depends on the order of the rows.
+    Geifman & El-Yaniv 2017.
+
+    >>> round(aurc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1]), 4)
+    0.1111
+    """
+    return float(_risk(as_top_label(probabilities, labels).ranked).mean())
+
+
+def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
+    """Excess AURC: `aurc` minus that of the same predictions in the best possible order.
+
+    Convention: the best order's area is the exact finite sum, not the limit
+    `r + (1 - r) log(1 - r)`, so a perfect order scores exactly 0. Geifman et al. 2019.
+
+    >>> e_aurc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
+    0.0
+    """
+    top = as_top_label(probabilities, labels)
+    return aurc(top) - best_aurc(top.correct)
+
+
+def best_aurc(correct: Bools) -> float:
+    """Return the least `aurc` that any order of these rows has: all right ones come first.
+
+    >>> round(best_aurc(np.array([True, False, True])), 4)
+    0.1111
+    """
+    kept = np.arange(1, correct.size + 1)
+    return float((np.maximum(kept - np.count_nonzero(correct), 0) / kept).mean())
+
+
+def auroc_influence(top: TopLabel) -> Floats | None:
+    """Return what each row adds to `refinement_auroc` (n,), in the order of the rows.
+
+    A right row counts with the share of the wrong ones below it, a wrong row with the share of the
+    right ones above it (ties half), each minus the area and divided by the share of its kind. The
+    mean square over n is DeLong's variance of the area; the difference of two such arrays gives
+    that of a paired change, also where the predictions differ. None with fewer than two rows of
+    a kind. DeLong et al. 1988.
+
+    >>> found = auroc_influence(TopLabel([0.9, 0.8, 0.7, 0.6], [True, False, True, False]))
+    >>> found.round(3)
+    array([ 0.707, -0.707, -0.707,  0.707])
+    """
+    ranked = top.ranked
+    n, right = ranked.score.size, int(ranked.hits_below[-1])
+    wrong = n - right
+    if min(right, wrong) < 2:
+        return None
+    ties = ranked.ties
+    hits = ranked.hits_below[ties]
+    below = (hits[:-1] + hits[1:]) / 2
+    misses = (ties[:-1] + ties[1:]) / 2 - below
+    sizes = np.diff(ties)
+    area = float((np.diff(hits) * misses).sum() / (right * wrong))
+    # n - 1 in place of n for each kind, as DeLong's variance has it
+    of_right = (misses / wrong - area) * (n / right * np.sqrt(right / (right - 1)))
+    of_wrong = (1 - below / right - area) * (n / wrong * np.sqrt(wrong / (wrong - 1)))
+    return _by_row(ranked, np.repeat(of_right, sizes), np.repeat(of_wrong, sizes))
+
+
+def aurc_influence(top: TopLabel) -> Floats:
+    """Return what each row adds to `aurc` (n,), in the order of the rows; the mean is 0.
+
+    With r_i the error rate of the i most confident rows, the j-th of them, of error e_j, counts as
+    `r_j - aurc + sum_{i >= j} (e_j - r_i) / i`: it is one of the rows kept at every i >= j.
+    The mean square over n estimates the variance of the AURC.
+
+    >>> aurc_influence(TopLabel([0.9, 0.8], [True, False])).round(3)
+    array([-0.5,  0.5])
+    """
+    return _aurc_influence(top.ranked, _risk(top.ranked))
+
+
+class Ranking(NamedTuple):
+    """AUROC of right against wrong and AURC, with what each row adds to them."""
+
+    auroc: float
+    auroc_influence: Floats | None
+    aurc: float
+    aurc_influence: Floats
+
+
+def ranking_of(top: TopLabel) -> Ranking:
+    """Return both measures of ranking at once."""
+    risk = _risk(top.ranked)
+    return Ranking(
+        _auroc(top.ranked),
+        auroc_influence(top),
+        float(risk.mean()),
+        _aurc_influence(top.ranked, risk),
+    )
+
+
+def _aurc_influence(ranked: Ranked, risk: Floats) -> Floats:
+    share = 1 / np.arange(1, risk.size + 1)
+    kept = np.cumsum(share[::-1])
+    share *= risk
+    others = (risk - risk.mean())[::-1] - np.cumsum(share[::-1])
+    sizes = np.diff(ranked.ties)
+    if sizes.size < risk.size:
+        begin = ranked.ties[:-1]
+        others, kept = (
+            np.repeat(np.add.reduceat(one, begin) / sizes, sizes) for one in (others, kept)
+        )
+    kept += others
+    return _by_row(ranked, others, kept)
+
+
+def _by_row(ranked: Ranked, of_right: Floats, of_wrong: Floats) -> Floats:
+    """Return values by rank in the order of the rows, each row's by its correctness."""
+    found: Floats = np.empty(ranked.score.size)
+    np.copyto(of_wrong, of_right, where=ranked.hit)
+    found[ranked.order] = of_wrong
+    return found
+
+
+def _risk(ranked: Ranked) -> Floats:
+    """Return the error rate among the i most confident rows, for i from 1 to n.
+
+    Within a tie the errors rise by the same step from row to row.
+    """
+    count = ranked.score.size
+    below = np.arange(count + 1) - ranked.hits_below
+    sizes = np.diff(ranked.ties)
+    tied = np.flatnonzero(sizes > 1)
+    if tied.size:
+        begin, size = ranked.ties[tied], sizes[tied]
+        step = (below[begin + size] - below[begin]) / size
+        place = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+        below[np.repeat(begin, size) + place] = np.repeat(below[begin], size) + place * np.repeat(
+            step, size
+        )
+    return np.asarray((below[-1] - below[-2::-1]) / np.arange(1, count + 1))
+
+
+def _auroc(ranked: Ranked) -> float:
+    """Mann-Whitney statistic of the flags, ties counting half."""
+    ties = ranked.ties
+    right = ranked.hits_below[ties]
+    wrong = ties - right
+    pairs = right[-1] * wrong[-1]
+    if pairs == 0:
+        return float("nan")
+    return float(np.sum(np.diff(right) * (wrong[:-1] + wrong[1:])) / (2 * pairs))
+
+
+def _entropy(matrix: Array) -> Floats:
+    entropy = np.empty(matrix.shape[0])
+    for block in row_blocks(*matrix.shape):
+        values = np.clip(matrix[block].astype(np.float64), 0.0, 1.0)
+        logs = np.log(values, out=np.zeros_like(values), where=values > 0)
+        entropy[block] = -(values * logs).sum(axis=1)
+    return entropy

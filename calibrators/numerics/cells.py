@@ -1,0 +1,85 @@
+"""Rows merged into cells, so that a step of a fit costs the same however many rows there are.
+
+A temperature that is a function of one number s of each row acts on a row through s, its curve of
+confidence and whether its prediction is right. Rows which agree in all three are one row with a
+weight. A cell holds rows that are close in s and in confidence at T = 1, and all right or all
+wrong; the means of s, of the margin and of the curve over its rows stand for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.data import CalibrationSet
+from calibrators.numerics.confidence_curves import (
+    Samples,
+    TabulatedCurve,
+    correctness,
+    mean_gaps,
+    to_device,
+)
+from calibrators.numerics.curve_tables import Nodes, tabulate
+from calibrators.numerics.parallel import Floats
+
+MOST_CELLS = 2048
+FINEST = 0.02
+NODES = Nodes(per_octave=2, up=3)
+CELL_NUMBERS = 36  # that a row takes while it is merged
+COARSER = 1.1
+ODDS_FOR_SIGNAL = 3.0  # the sides of a cell: log odds for each unit of asinh(s)
+SURE = 20.0
+
+
+def observe_cells(
+    data: CalibrationSet,
+    scale: float,
+    signal: Floats,
+    device: str | None = None,
+    *,
+    with_mean_gaps: bool = False,
+) -> tuple[Samples, Floats]:
+    """Return at most ``MOST_CELLS`` cells of the rows, and the mean ``signal`` (n,) of each.
+
+    ``signal`` is standardised; logits are taken times ``scale``.
+    """
+    table, margin = tabulate(data, scale, NODES)
+    correct = correctness(data)
+    cell = cells(signal, margin - table[:, NODES.at_one, 0], correct)
+    count = np.bincount(cell)
+
+    def mean(values: Floats) -> Floats:
+        return np.bincount(cell, values) / count
+
+    columns = (mean(column) for column in table.reshape(data.n, -1).T)
+    means = np.stack(list(columns), axis=1).reshape(len(count), *table.shape[1:])
+    gaps = mean(mean_gaps(data) * scale) if with_mean_gaps else None
+    samples = Samples(
+        curve=TabulatedCurve.of(means, mean(margin), NODES, device),
+        label_gap=to_device(mean(data.label_gaps * scale), device),
+        correct=to_device(mean(correct), device),
+        weight=to_device(count.astype(np.float64), device),
+        n=data.n,
+        mean_gap=None if gaps is None else to_device(gaps, device),
+    )
+    return samples, mean(signal)
+
+
+def cells(signal: Floats, log_odds: Floats, correct: Floats) -> NDArray[np.intp]:
+    """Return the cell of every row, numbered from 0 without gaps.
+
+    Rectangles are uniform in asinh(s), which takes the tails together, and in the log odds of the
+    prediction at T = 1. They are as fine as ``MOST_CELLS`` allows. Log odds are used rather than
+    the confidence because a temperature far from 1 pulls apart rows that are all sure at T = 1.
+    """
+    along = np.arcsinh(signal)
+    along -= along.min()
+    across = (np.clip(log_odds, -SURE, SURE) + SURE) / ODDS_FOR_SIGNAL
+    width = FINEST
+    while True:
+        rows, columns = (np.floor(one / width).astype(np.intp) for one in (along, across))
+        key = 2 * (rows * (columns.max() + 1) + columns) + (correct > 0)
+        occupied = np.bincount(key) > 0
+        if np.count_nonzero(occupied) <= MOST_CELLS:
+            return np.asarray((np.cumsum(occupied) - 1)[key])
+        width *= COARSER

@@ -1,0 +1,212 @@
+"""What a report measures: metrics with intervals, reliability tables, and the same by margin.
+
+Nothing here is NaN or infinite: a figure that does not exist is None, so a report is plain JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import metrics as m
+from calibrators.errors import DataError
+from calibrators.metrics import (
+    BinTable,
+    Interval,
+    NoiseFloor,
+    Scored,
+    TopLabel,
+    wilson,
+)
+from calibrators.numerics.parallel import Scratch, map_blocks, oriented
+from calibrators.numerics.softmax import two_largest
+
+Floats = NDArray[Any]
+THIRDS = ("low", "middle", "high")
+ROWS_IN_A_BIN = 20
+FLOOR_DRAWS = 200
+
+
+@dataclass(frozen=True)
+class Bin:
+    """One row of a reliability table; ``gap`` is accuracy minus confidence.
+
+    ``accuracy_low`` and ``accuracy_high`` bound the accuracy (Wilson). An empty bin has None.
+    """
+
+    lower: float
+    upper: float
+    count: float
+    confidence: float | None
+    accuracy: float | None
+    gap: float | None
+    accuracy_low: float | None
+    accuracy_high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One set of probabilities against the labels.
+
+    ``metrics`` by the names of the catalogue; ``intervals`` of those that are resampled (ece,
+    debiased_squared_error, nll, brier, accuracy); ``noise_floor``: the ECE that a perfectly
+    calibrated model with these confidences would measure on as many rows.
+    """
+
+    metrics: dict[str, float | None]
+    intervals: dict[str, Interval]
+    noise_floor: NoiseFloor
+    equal_width: tuple[Bin, ...]
+    equal_mass: tuple[Bin, ...]
+
+
+@dataclass(frozen=True)
+class MarginSide:
+    """The calibration of some of the rows: ECE (equal width), its noise floor, both tables."""
+
+    ece: float
+    noise_floor: NoiseFloor
+    equal_width: tuple[Bin, ...]
+    equal_mass: tuple[Bin, ...]
+
+
+@dataclass(frozen=True)
+class MarginThird:
+    """The rows of the low, middle or high third of the margins, from ``lower`` to ``upper``.
+
+    A bound of None is infinite: the second largest probability was 0.
+    """
+
+    name: str
+    lower: float | None
+    upper: float | None
+    count: int
+    after: MarginSide
+    before: MarginSide | None
+
+
+def measure(scored: Scored, intervals: dict[str, Interval], options: dict[str, Any]) -> Measurement:
+    """Return all metrics of one set of probabilities.
+
+    ``options`` are bins, draws, level and seed.
+    """
+    rows, bins, ranking = scored.rows, options["bins"], scored.rows.ranking
+    width, mass = rows.top.equal_width(bins), rows.top.equal_mass(bins)
+    squared = mass.debiased_squared()
+    found = {
+        "ece": width.ece(),
+        "ada_ece": mass.ece(),
+        "ece_debiased": math.sqrt(max(0.0, squared)),
+        "debiased_squared_error": squared,
+        "smece": m.smece(rows.top),
+        "classwise_ece": scored.classes.mean_ece,
+        "mce": width.mce(),
+        "nll": float(rows.nll.mean()),
+        "brier": float(rows.brier.mean()),
+        "accuracy": rows.top.accuracy,
+        "refinement_auroc": ranking.auroc,
+        "aurc": ranking.aurc,
+        "e_aurc": ranking.aurc - m.best_aurc(rows.top.correct),
+    }
+    if scored.top_5_error is not None:
+        found["top_5_error"] = scored.top_5_error
+    return Measurement(
+        metrics={name: finite(value) for name, value in found.items()},
+        intervals=intervals,
+        noise_floor=_floor(rows.top, options),
+        equal_width=reliability_bins(width, options["level"]),
+        equal_mass=reliability_bins(mass, options["level"]),
+    )
+
+
+def reliability_bins(table: BinTable, level: float = 0.95) -> tuple[Bin, ...]:
+    """The rows of a reliability table, each accuracy with its Wilson interval.
+
+    >>> from calibrators.metrics import equal_width
+    >>> first, second = reliability_bins(equal_width([0.9, 0.8], [True, False], bins=2))
+    >>> first.count, first.accuracy, second.accuracy, round(second.gap, 2)
+    (0.0, None, 0.5, -0.35)
+    """
+    low, high = wilson(table.accuracy, table.effective_count, level)
+    columns = (table.mean_confidence, table.accuracy, table.gap, low, high)
+    return tuple(
+        Bin(float(lower), float(upper), float(count), *(finite(float(one)) for one in rest))
+        for lower, upper, count, *rest in zip(
+            table.lower, table.upper, table.count, *columns, strict=True
+        )
+    )
+
+
+def margins_of(probabilities: Floats) -> Floats:
+    """The logit margin that probabilities (n, k) show: log of the largest over the second (n,).
+
+    >>> margins_of(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist()
+    [0.0, inf]
+    """
+
+    def work(start: int, stop: int, scratch: Scratch) -> Floats:
+        largest, second = two_largest(*oriented(probabilities[start:stop], scratch))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(largest) - np.log(second), dtype=np.float64)
+
+    return np.concatenate(map_blocks(work, *probabilities.shape))
+
+
+def thirds(margin: Floats) -> list[tuple[str, NDArray[np.bool_]]]:
+    """Which rows have low, middle and high margins; equal margins stay together.
+
+    >>> [(name, rows.tolist()) for name, rows in thirds(np.array([3.0, 1.0, 2.0]))][0]
+    ('low', [False, True, False])
+    """
+    n = margin.size
+    places = [-(-n // 3) - 1, -(-2 * n // 3) - 1]
+    cuts = np.partition(margin, places)[places]
+    third = np.searchsorted(cuts, margin, side="left")
+    parts = [(name, third == number) for number, name in enumerate(THIRDS)]
+    return [(name, rows) for name, rows in parts if rows.any()]
+
+
+def by_margin(
+    margin: Floats, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
+) -> tuple[MarginThird, ...]:
+    """Reliability in each third of the margins; a third that ties leave empty is left out."""
+    if margin.shape != after.confidence.shape or np.isnan(margin).any():
+        raise DataError(
+            "bad_margin",
+            f"margin must have shape {after.confidence.shape} and no NaN, got {margin.shape} "
+            f"with {np.count_nonzero(np.isnan(margin))} NaN",
+        )
+
+    def side(top: TopLabel, rows: NDArray[np.bool_]) -> MarginSide:
+        part = top.part(rows)
+        width = part.equal_width(options["bins"])
+        mass = part.equal_mass(max(1, min(options["bins"], part.correct.size // ROWS_IN_A_BIN)))
+        tables = (reliability_bins(table, options["level"]) for table in (width, mass))
+        return MarginSide(width.ece(), _floor(part, options), *tables)
+
+    return tuple(
+        MarginThird(
+            name,
+            finite(float(margin[rows].min())),
+            finite(float(margin[rows].max())),
+            int(np.count_nonzero(rows)),
+            side(after, rows),
+            None if before is None else side(before, rows),
+        )
+        for name, rows in thirds(margin)
+    )
+
+
+def finite(value: float) -> float | None:
+    """The value, or None if it is NaN or infinite."""
+    return value if math.isfinite(value) else None
+
+
+def _floor(top: TopLabel, options: dict[str, Any]) -> NoiseFloor:
+    return m.noise_floor(
+        top.confidence, bins=options["bins"], draws=FLOOR_DRAWS, seed=options["seed"]
+    )

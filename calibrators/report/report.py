@@ -1,0 +1,306 @@
+"""``evaluate(probabilities, labels)``: how well calibrated a model is, with error bars."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calibrators import charts
+from calibrators.errors import DataError, ExportError, ParameterError
+from calibrators.metrics import (
+    Compared,
+    Interval,
+    calibration_intervals,
+    compared_intervals,
+    fold_factor,
+    scored,
+)
+from calibrators.report import html_page, notebook, text
+from calibrators.report.band import BandCell
+from calibrators.report.by_class import ClassRow, by_class
+from calibrators.report.by_segment import GroupRow, by_group
+from calibrators.report.by_temperature import TemperatureCell
+from calibrators.report.gate_intervals import cautious, cautious_ece
+from calibrators.report.json_form import from_plain, to_plain
+from calibrators.report.measurement import (
+    MarginThird,
+    Measurement,
+    by_margin,
+    margins_of,
+    measure,
+)
+from calibrators.report.metric_catalogue import METRICS, Metric
+from calibrators.report.verdict import LEAST_ROWS, Gate, Verdict, decide, gate, lost, rooted
+from calibrators.segments import Groups
+
+FORMAT = 1
+LEAST_DRAWS = 100
+# changes of out-of-fold probabilities whose rows alone show too little variance
+BY_ROW = frozenset({"nll", "brier", "refinement_auroc", "aurc"})
+
+
+class MetricRow(NamedTuple):
+    """A line of a report's table, as text; what does not exist is empty."""
+
+    metric: Metric
+    before: str
+    after: str
+    change: str
+    interval: str
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(Measurement):
+    """The calibration of n rows and k classes; all fields are plain numbers, text and tables.
+
+    The fields of Measurement are those of the probabilities evaluated (the "after" side).
+    ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
+    intervals of after minus before, and ``verdict`` what they amount to; without ``before`` these
+    are None and empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
+    tells of the classes that are calibrated worst (at most 50, worst first), ``by_group`` of the
+    segments of the most rows (at most 100 of the ``groups`` there are, worst first),
+    ``temperatures`` what a map of temperature type does to the rows of each margin, ``band`` the
+    90 % credible band of a map that has one, by confidence and third of the margins,
+    ``conventions`` states in words how everything is counted, ``fit`` is plain JSON on the map that
+    was judged.
+    """
+
+    n: int
+    k: int
+    bins: int
+    draws: int
+    level: float
+    seed: int
+    judged_on: str
+    before: Measurement | None = None
+    change: dict[str, Interval] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    by_margin: tuple[MarginThird, ...] = ()
+    by_class: tuple[ClassRow, ...] = ()
+    groups: int = 0
+    by_group: tuple[GroupRow, ...] = ()
+    temperatures: tuple[TemperatureCell, ...] = ()
+    band: tuple[BandCell, ...] = ()
+    conventions: dict[str, str] = field(default_factory=dict)
+    fit: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        verdict = None if self.verdict is None else self.verdict.value
+        return f"Report(n={self.n}, k={self.k}, ece={self.metrics['ece']:.4f}, {verdict=})"
+
+    @property
+    def sides(self) -> dict[str, Measurement]:
+        """What was measured, by name: "before" (if given) and "after"."""
+        return {"after": self} if self.before is None else {"before": self.before, "after": self}
+
+    @property
+    def cautious_error(self) -> Interval:
+        """The interval of the debiased squared error that a gate decides by (see caution.py)."""
+        return cautious(self.intervals["debiased_squared_error"], self.equal_mass, self.level)
+
+    def gate_interval(self, metric: str = "calibration_error") -> Interval:
+        """Return the interval that decides a gate, on the scale of its limit.
+
+        ``calibration_error`` is the debiased root-mean-square error, ``ece`` the ECE of equally
+        wide bins; both are honest about noise and about bins without spread (see caution.py).
+        """
+        match metric:
+            case "calibration_error":
+                return rooted(self.cautious_error)
+            case "ece":
+                return cautious_ece(self.equal_width, self.level, self.seed)
+        raise ParameterError(
+            "bad_metric", f"metric must be 'calibration_error' or 'ece', got {metric!r}"
+        )
+
+    def gate(self, limit: float, metric: str = "calibration_error") -> Gate:
+        """Return whether an error is known to be at most ``limit`` (see ``gate_interval``)."""
+        found = gate(self.gate_interval(metric), limit)
+        return found if self.n >= LEAST_ROWS else Gate.INSUFFICIENT_DATA
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The names of the metrics that are measurably worse after (see ``verdict.lost``)."""
+        return lost(self.change)
+
+    @property
+    def verdict_sentence(self) -> str:
+        """Return the verdict in words, with what got worse and by how much.
+
+        Lower case and without a full stop, to follow the verdict; empty if there is none.
+        """
+        return text.verdict_sentence(self)
+
+    def with_fit(self, **fit: Any) -> Report:
+        """The same report with more said about the fit; NaN and infinity become None."""
+        return replace(self, fit=to_plain({**self.fit, **fit}))
+
+    def rows(self) -> list[MetricRow]:
+        """The table of metrics as text: percent where a metric is a share, else as it is."""
+        return [self._row(metric) for metric in METRICS if metric.name in self.metrics]
+
+    def summary(self) -> str:
+        """The report as a plain-text table for terminals."""
+        return text.summary(self)
+
+    def chart(self) -> dict[str, Any]:
+        """The overview as a Vega-Lite specification (a plain dict with its data inside)."""
+        return charts.before_after(self)
+
+    def to_frame(self) -> Any:
+        """The metrics as a pandas DataFrame: before, after, change, and the interval.
+
+        ``low`` and ``high`` bound the change, or the value itself if there is nothing to compare.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ExportError(
+                "pandas_missing", "to_frame needs pandas: pip install pandas"
+            ) from error
+        names = [metric.name for metric in METRICS if metric.name in self.metrics]
+        index = pd.Index(names, name="metric")
+        after = pd.Series(self.metrics, index, dtype=float)
+        before = pd.Series({} if self.before is None else self.before.metrics, index, dtype=float)
+        held = self.intervals if self.before is None else self.change
+        bounds = {
+            side: pd.Series({name: getattr(one, side) for name, one in held.items()}, index)
+            for side in ("low", "high")
+        }
+        columns = {"before": before, "after": after, "change": after - before, **bounds}
+        return pd.DataFrame(columns, dtype=float)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON; ``Report.from_dict`` turns it back."""
+        return {"format": FORMAT, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Report:
+        """The report that ``to_dict`` wrote."""
+        try:
+            given = dict(values)
+            if given.pop("format", None) != FORMAT:
+                raise ValueError(f"format must be {FORMAT}, got {values.get('format')!r}")
+            return from_plain(cls, given)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DataError("not_a_report", f"this is no report of ours: {error}") from error
+
+    def save(self, path: str | Path, *, title: str = "Calibration report") -> Path:
+        """Write .html (a page that needs no network), .json, or the chart as .svg or .png."""
+        target = Path(path)
+        match target.suffix.lower():
+            case ".html":
+                content = html_page.render(self, title=title).encode()
+            case ".json":
+                content = json.dumps(self.to_dict(), indent=1, allow_nan=False).encode()
+            case ".svg":
+                content = charts.to_svg(self.chart()).encode()
+            case ".png":
+                content = charts.to_png(self.chart())
+            case other:
+                raise ExportError(
+                    "unknown_format", f"path must end in .html, .json, .svg or .png, got {other!r}"
+                )
+        target.write_bytes(content)
+        return target
+
+    def _repr_html_(self) -> str:
+        return notebook.fragment("Calibration report", {}, self)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """All forms, of which front ends show one: most the page, some draw the chart themselves.
+
+        Without this method IPython would show the short ``repr`` as text.
+        """
+        return {
+            charts.MIME_TYPE: self.chart(),
+            "text/html": self._repr_html_(),
+            "text/plain": self.summary(),
+        }
+
+    def _row(self, metric: Metric) -> MetricRow:
+        after = self.metrics[metric.name]
+        before = None if self.before is None else self.before.metrics[metric.name]
+        change = None if before is None or after is None else after - before
+        held = self.change if self.before else self.intervals
+        interval = held.get(metric.name)
+        return MetricRow(
+            metric,
+            metric.text(before),
+            metric.text(after),
+            metric.text(change, signed=True),
+            "" if interval is None else metric.interval(interval, signed=self.before is not None),
+        )
+
+
+def evaluate(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    *,
+    before: ArrayLike | None = None,
+    margin: ArrayLike | None = None,
+    groups: ArrayLike | Groups | None = None,
+    bins: int = 15,
+    draws: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    judged_on: str = "as given",
+    folds: int = 1,
+) -> Report:
+    """Measure the calibration of probabilities (n, k), or (n,) for binary, against labels (n,).
+
+    ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
+    the paired change of each metric and (from 100 draws on) a verdict. ``margin`` (n,) is the
+    largest minus the second largest logit, if it is known better than from the (uncalibrated)
+    probabilities. ``groups`` (n,) name the segment of each row, for a table of the segments.
+    ``draws`` and ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these
+    are. If the probabilities are out-of-fold, ``folds`` says of how many fits. How
+    everything is counted is in ``report.conventions``.
+
+    >>> rng = np.random.default_rng(0)
+    >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=2000)
+    >>> labels = (p.cumsum(axis=1) < rng.random((2000, 1))).sum(axis=1)    # p is the truth
+    >>> sharp = p**3 / (p**3).sum(axis=1, keepdims=True)
+    >>> report = evaluate(p, labels, before=sharp, draws=200)
+    >>> report.before.metrics["ece"] > 0.05 > report.metrics["ece"], str(report.verdict)
+    (True, 'improved')
+    """
+    options: dict[str, Any] = {"bins": bins, "draws": draws, "level": level, "seed": seed}
+    truth = np.asarray(labels)
+    new = scored(probabilities, truth, bins=bins)
+    old = None if before is None else scored(before, truth, bins=bins)
+    shape, first = new.probabilities.shape, (old or new).probabilities
+    if first.shape != shape:
+        raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")
+    segments = None if groups is None else Groups.of(groups, rows=shape[0])
+    margins = margins_of(first) if margin is None else np.asarray(margin, dtype=np.float64)
+    if old is None:
+        found = Compared({}, calibration_intervals(new.rows, **options), {})
+    else:
+        found = compared_intervals(old.rows, new.rows, **options)
+    change, verdict = dict(found.change), None
+    if change:
+        change |= {name: change[name].widened(fold_factor(folds)) for name in BY_ROW & set(change)}
+    if change and draws >= LEAST_DRAWS:
+        verdict = decide(shape[0], change)
+    tops = new.rows.top, None if old is None else old.rows.top
+    return Report(
+        **vars(measure(new, found.after, options)),
+        **options,
+        n=shape[0],
+        k=shape[1],
+        judged_on=judged_on,
+        before=None if old is None else measure(old, found.before, options),
+        change=change,
+        verdict=verdict,
+        by_margin=by_margin(margins, *tops, options),
+        by_class=by_class(new.classes, None if old is None else old.classes),
+        groups=0 if segments is None else len(segments.names),
+        by_group=() if segments is None else by_group(segments, *tops, options),
+        conventions=text.conventions(bins, draws, level),
+    )

@@ -1,0 +1,178 @@
+"""What a report says in words: its conventions, and its table for terminals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calibrators.report.by_class import MOST_CLASSES
+from calibrators.report.by_segment import MOST_SEGMENTS
+from calibrators.report.by_temperature import CELLS, SHOWN
+from calibrators.report.measurement import FLOOR_DRAWS
+from calibrators.report.metric_catalogue import BY_NAME
+from calibrators.report.verdict import (
+    CALIBRATION,
+    LEAST_RANKING_LOSS,
+    LEAST_ROWS,
+    RANKING,
+    WIDEST_RANKING,
+    Verdict,
+    in_doubt,
+)
+
+if TYPE_CHECKING:
+    from calibrators.metrics import Interval, NoiseFloor
+    from calibrators.report.report import Report
+
+
+def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
+    """How everything in a report is counted, a sentence or two for each subject.
+
+    >>> conventions(15, 1000, 0.95)["equal width"][:40]
+    'The 15 bins are (i/15, (i+1)/15]: a conf'
+    """
+    return {
+        "prediction": "The prediction is the class of the largest probability, the first of them "
+        "if several are equal; confidence is that probability. All errors are of this top label, "
+        "except the class-wise ECE, NLL and Brier score, which look at every class.",
+        "equal width": f"The {bins} bins are (i/{bins}, (i+1)/{bins}]: a confidence on an edge "
+        "belongs to the bin below it, 0 to the first bin. ECE is the mean absolute gap between "
+        "accuracy and mean confidence, each bin weighted by its rows; MCE is the largest gap of a "
+        "bin that is not empty.",
+        "equal mass": f"The {bins} bins hold equally many of the sorted confidences; equal "
+        "confidences at an edge are shared between the bins in proportion, so that the order of "
+        "the rows never matters.",
+        "debiased": "The debiased squared error is the mean squared gap of the equal-mass bins, "
+        "less the part that chance adds, acc (1 - acc) / (n_b - 1) in each bin. Its expectation is "
+        "0 for a calibrated model, so it can be negative; its square root counts that as 0.",
+        "smooth ECE": "Gaussian smoothing of the gaps, reflected at 0 and 1, with the bandwidth at "
+        "which the error equals it; no bins.",
+        "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that; the Brier "
+        "score is summed over the classes, from 0 to 2.",
+        "intervals": f"{100 * level:g} % intervals. Those of binned errors are from {draws:,} "
+        "bootstrap draws of the rows, with the bins kept; the draws are shifted so that their mean "
+        "is the estimate, because resampling adds its noise a second time. Those of NLL and Brier "
+        "score are what endless draws would give, from mean, variance and skewness; of an accuracy "
+        "Wilson's, of its change Agresti and Min's; of AUROC and AURC by what each row adds to "
+        "them (DeLong). Changes are after minus before on the same rows. Where each row is judged "
+        "by a fit on other folds, the intervals of the changes of NLL, Brier score, AUROC and AURC "
+        "are widened (1.5 times for 5 folds; Nadeau & Bengio 2003), because such fits are not "
+        "independent.",
+        "noise floor": "The ECE of a perfectly calibrated model with these confidences on as many "
+        f"rows: right and wrong redrawn {FLOOR_DRAWS} times from the confidences, mean and 95 % "
+        "quantile. An ECE below that quantile is no evidence of miscalibration.",
+        "margin": "Rows are split at the thirds of the margin, the largest minus the second "
+        "largest logit of the uncalibrated model; rows of equal margin stay together. Their "
+        "equal-mass tables have fewer bins where there would be fewer than 20 rows in each.",
+        "classes": "Of each class: the rows labelled so and their share, the mean of its "
+        "probability over all rows, and the mean absolute gap between the two over equally wide "
+        "bins of that probability, each weighted by its rows. The mean of this error over all "
+        f"classes is the class-wise ECE. At most {MOST_CLASSES} classes are kept, the worst of "
+        "the after side.",
+        "segments": "Of each segment: its rows, the accuracy and mean confidence of its "
+        "predictions, the ECE of equally wide bins over its rows alone, and the noise floor of "
+        f"that ECE. At most {MOST_SEGMENTS} segments are kept, those of the most rows; the one "
+        "whose ECE after lies farthest above the 95 % quantile of its noise floor is the first.",
+        "temperatures": "What a map of temperature type, fitted on all rows, divides the logits of "
+        f"the judged rows by, in {CELLS} equal cells of the margin from 0 to its "
+        f"{100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of the rows.",
+        "gate": "A gate decides by the interval of the debiased squared error, widened where rows "
+        "that are all right or all wrong show no spread: upwards to the largest gap of all rows "
+        "together that Wilson's interval of the accuracy allows, downwards by what such a bin "
+        "leaves in doubt. A gate of the ECE decides by an interval of its own: its lower bound is "
+        "the ECE less what noise may have added, 0 as long as a calibrated model would show such "
+        "an ECE by chance; its upper bound is the ECE and the quantile of its spread.",
+        "verdict": "Better and worse mean that the whole interval of the change lies on that side "
+        "of 0; a loss of AUROC counts beyond "
+        f"{100 * LEAST_RANKING_LOSS:g} points. It rests on the debiased squared error, NLL, Brier "
+        "score, accuracy and the AUROC of right against wrong. Where calibration is better, any "
+        "loss makes a trade-off, and so does an AUROC whose interval reaches below 0 and more than "
+        f"{100 * WIDEST_RANKING:g} points below its estimate; where it is not, worse needs "
+        "intervals that hold for all five together (each of 99 % in place of 95 %). It needs "
+        f"{LEAST_ROWS} rows.",
+    }
+
+
+def summary(report: Report) -> str:
+    """A report as a plain-text table for terminals, about 90 columns wide."""
+    compared = report.before is not None
+    percent = f"{100 * report.level:g} % interval"
+    head = ("", "before", "after", "change", percent) if compared else ("", "value", percent)
+    rows = [head]
+    for metric, before, after, change, interval in report.rows():
+        cells = (before, after, change, interval) if compared else (after, interval)
+        rows.append((metric.title, *cells))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        "  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]))).rstrip()
+        for line in rows
+    ]
+    floors = floor(report.noise_floor)
+    if report.before is not None:
+        floors = f"before {floor(report.before.noise_floor)}, after {floors}"
+    lines = [heading(report), "", *table, "", f"noise floor of the ECE: {floors}"]
+    if report.by_group:
+        worst = report.by_group[0]
+        figures = f"ECE {100 * worst.after.ece:.2f} %, noise floor {floor(worst.after.noise_floor)}"
+        looked_at = f"{report.groups:,} segments"
+        if report.groups > len(report.by_group):
+            looked_at = f"the {len(report.by_group)} largest of {looked_at}"
+        lines.append(f"farthest off of {looked_at}: {worst.name} ({figures})")
+    if report.verdict is not None:
+        lines.append(f"verdict: {report.verdict} ({verdict_sentence(report)})")
+    lines += [f"warning: {one}" for one in _warnings(report)]
+    return "\n".join(lines)
+
+
+def verdict_sentence(report: Report) -> str:
+    """Return what the verdict means for these rows: what got worse, and by how much.
+
+    Like ``Verdict.meaning`` it begins in lower case and has no full stop; empty without a verdict.
+    """
+    named = [name for name in report.lost if name != CALIBRATION]
+    worse = " and ".join(_change(name, report.change[name]) for name in named)
+    match report.verdict:
+        case Verdict.IMPROVED | Verdict.TRADE_OFF if worse:
+            return f"calibration is better, but worse: {worse}"
+        case Verdict.TRADE_OFF if in_doubt(report.change):
+            fall = _change(RANKING, report.change[RANKING])
+            return (
+                "calibration is better, but these rows are too few to say that ranking is not "
+                f"worse: {fall}"
+            )
+        case Verdict.WORSE if CALIBRATION in report.lost:
+            return "calibration is worse" + (f", and so: {worse}" if worse else "")
+        case Verdict.WORSE if worse:
+            return f"nothing is gained, and worse: {worse}"
+        case Verdict.NO_MEASURABLE_CHANGE if worse:
+            return (
+                f"calibration is neither measurably better nor worse; possibly worse: {worse}, "
+                "not sure enough with five intervals looked at"
+            )
+        case Verdict.NO_MEASURABLE_CHANGE if CALIBRATION in report.lost:
+            return "calibration is possibly worse, not sure enough with five intervals looked at"
+        case None:
+            return ""
+        case found:
+            return found.meaning
+
+
+def _warnings(report: Report) -> list[str]:
+    """Return the messages of the fit's warnings; a report made elsewhere may hold anything."""
+    kept = report.fit.get("warnings")
+    found = kept if isinstance(kept, list) else []
+    return [str(one["message"]) for one in found if isinstance(one, dict) and "message" in one]
+
+
+def _change(name: str, found: Interval) -> str:
+    metric = BY_NAME[name]
+    return f"{metric.title} {metric.change(found)}"
+
+
+def heading(report: Report) -> str:
+    """Which rows, and how they were judged."""
+    return f"{report.n:,} rows, {report.k:,} classes; judged on: {report.judged_on}"
+
+
+def floor(found: NoiseFloor) -> str:
+    """A noise floor in percent: mean, and the 95 % quantile."""
+    return f"{100 * found.mean:.2f} % (up to {100 * found.quantile95:.2f} %)"

@@ -1,0 +1,28 @@
+"""Every call of the SDK, described once: a flow for each, gathered by what it is about."""
+
+from calibrd.api.aliases import AliasCalls
+from calibrd.api.datasets import DatasetCalls
+from calibrd.api.fits import FitCalls
+from calibrd.api.keys import KeyCalls
+from calibrd.api.local import LocalCalls
+from calibrd.api.operations import OperationCalls
+from calibrd.api.predictions import PredictCalls
+from calibrd.api.runs import RunCalls
+from calibrd.api.versions import VersionCalls
+
+
+class Calls(
+    AliasCalls,
+    FitCalls,
+    DatasetCalls,
+    KeyCalls,
+    LocalCalls,
+    OperationCalls,
+    PredictCalls,
+    RunCalls,
+    VersionCalls,
+):
+    """All of them."""
+
+
+__all__ = ["Calls"]

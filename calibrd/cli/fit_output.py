@@ -1,0 +1,65 @@
+"""What ``calibrd fit`` answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from calibrators.fitting.fallback import fallback_sentence
+from calibrd.cli.context import Asked
+from calibrd.models import Alias, Recommendation, Version
+from calibrd.terminal import printable
+
+
+def answer_one(asked: Asked, version: Version, alias: Alias | None) -> None:
+    """Answer with the report of a version, and where its alias points."""
+    report = version.report
+    document = {**_document(version), "alias": alias}
+    lines = [] if report is None else [report.summary(), ""]
+    lines += choice(version.fit_info)
+    lines.append(printable(f"{version.reference} ({version.method}) is on the service"))
+    if alias is not None:
+        lines.append(f"{version.calibrator}@{alias.name} is version {alias.version}")
+        if alias.warning:
+            asked.output.note(printable(f"warning: {alias.warning}"))
+    asked.output.answer(document, "\n".join(lines))
+
+
+def answer_all(asked: Asked, versions: list[Version], advice: Recommendation | None) -> None:
+    """Answer with a line for each of several versions, and which of them is recommended."""
+    lines = []
+    for one in versions:
+        judged = one.verdict or "not judged"
+        if one.report is not None:
+            errors = (side.metrics["ece"] or 0.0 for side in one.report.sides.values())
+            judged = f"{judged}, ECE {' → '.join(f'{100 * error:.2f} %' for error in errors)}"
+            judged += f"; {one.report.verdict_sentence}" if one.report.verdict_sentence else ""
+        line = printable(f"{one.reference} ({one.method}): {judged}")
+        lines += [line, *choice(one.fit_info)]
+    if advice is not None:
+        name = f"{versions[0].calibrator}@{advice.version}" if advice.version else "none"
+        lines.append(printable(f"recommended: {name}, because {advice.reason}"))
+    document = {"versions": [*map(_document, versions)], "recommendation": advice}
+    asked.output.answer(document, "\n".join(lines))
+
+
+def choice(info: Mapping[str, Any]) -> list[str]:
+    """Return lines on what ``auto`` chose and left out, or what a method fell back to, and why."""
+    if told := fallback_sentence(info):
+        return [printable(told)]
+    if info.get("chosen_by") != "auto":
+        return []
+    kept = info.get("left_out")
+    others = [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
+    left_out = [f"left out {one.get('method')}: {one.get('why')}" for one in others]
+    lines = [f"auto chose {info.get('winner')}: {info.get('why')}", *left_out]
+    return [printable(line) for line in lines]
+
+
+def _document(version: Version) -> dict[str, Any]:
+    report = version.report
+    return {
+        "version": dataclasses.replace(version, report=None),
+        "report": None if report is None else report.to_dict(),
+    }

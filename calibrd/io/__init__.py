@@ -1,0 +1,1 @@
+"""Arrays and files of every kind, read and written in blocks."""

@@ -1,0 +1,69 @@
+"""Checked sets of any library's arrays, and the segment of each row from whatever holds names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from calibrators import CalibrationSet, DataError
+from calibrators.data import Kind
+from calibrators.segments import Groups, check_cells
+from calibrd.io.arrays import Array, as_array
+
+
+def checked_set(values: Any, labels: Any, kind: Kind, groups: Any = None) -> CalibrationSet:
+    """Logits or probabilities of any library, labels, and groups if there are any, as a set."""
+    array, truth = as_array(values, kind), as_array(labels, "labels")
+    names = None if groups is None else as_groups(groups)
+    if kind == "logits":
+        return CalibrationSet(array, truth, names)
+    if kind == "probabilities":
+        return CalibrationSet.from_probabilities(array, truth, names)
+    raise ValueError(f"kind must be 'logits' or 'probabilities', got {kind!r}")
+
+
+def as_groups(values: Any, name: str = "groups") -> Array:
+    """Names or whole numbers (n,) of a list, an array, a tensor or a column.
+
+    Categories go by their names. What is neither text nor a whole number is a DataError, which
+    calls them ``name``; how names may look is left to ``calibrators``.
+
+    >>> as_groups(["web", "app"]).tolist(), as_groups((3, 12)).tolist()
+    (['web', 'app'], [3, 12])
+    >>> as_groups(["web", None])
+    Traceback (most recent call last):
+    calibrators.errors.DataError: groups must be text, or all integers, with a name such as \
+'other' for rows that have no segment (1 row breaks this rule, first row 1)
+    """
+    if isinstance(values, list | tuple):
+        return _from_cells(values, name)
+    for reader in ("to_pylist", "to_list"):  # of pyarrow, of pandas and polars
+        if hasattr(values, reader):
+            return _from_cells(getattr(values, reader)(), name)
+    if isinstance(values, np.ndarray):
+        return values
+    if hasattr(values, "__dlpack__"):
+        return as_array(values, name)
+    if not hasattr(values, "__array__") or isinstance(values, str | bytes):
+        raise DataError(
+            "bad_groups",
+            f"{name} must be a list, an array or a column with the segment of each row, "
+            f"got {type(values).__name__}",
+        )
+    array = np.asarray(values)  # of pandas: categories and other arrays of its own, frames
+    return _from_cells(array.tolist(), name) if array.dtype == object and array.ndim == 1 else array
+
+
+def names_of(groups: Groups) -> Array:
+    """The name of each row's segment, as text (n,)."""
+    return np.array(groups.names, np.str_)[groups.codes]
+
+
+def _from_cells(cells: Sequence[Any], name: str) -> Array:
+    if check_cells(cells, name) is str:
+        return np.array(cells, dtype=object)
+    array = np.array(cells)
+    # below zero and beyond 63 bits at once, integers have no common type in numpy but float64
+    return array if array.dtype.kind in "iu" else np.array(cells, dtype=object)

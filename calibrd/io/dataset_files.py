@@ -1,0 +1,173 @@
+"""Sets and maps in files, read whole, with errors that name the file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import CalibrationMap, CalibrationSet, DataError, archive
+from calibrators.data import Kind
+from calibrators.segments import Groups
+from calibrd.io import npy_files, parquet_files
+from calibrd.io.calibration_sets import as_groups, checked_set
+
+Array = NDArray[Any]
+KINDS: tuple[Kind, ...] = ("logits", "probabilities")
+GROUPS = ("groups", "group")
+VALUES_AT_ONCE = 1 << 20
+_log = logging.getLogger("calibrd")
+
+
+class SetFile(NamedTuple):
+    """What a model said and what was true, as a file holds it; of which segments, if it says so.
+
+    ``left_out`` says which rule is broken by what the file calls segments but are none.
+    """
+
+    path: Path
+    kind: Kind
+    values: Array
+    labels: Array
+    groups: Array | None = None
+    left_out: DataError | None = None
+
+    def for_segments(self, needed: bool) -> SetFile:
+        """The same; raises ``left_out`` if segments are needed and the file has none that are."""
+        if needed and self.left_out is not None:
+            raise self.left_out
+        return self
+
+    def checked(self) -> CalibrationSet:
+        """The same, checked; errors name the file."""
+        with parquet_files.errors_of(self.path, 0):
+            return checked_set(self.values, self.labels, self.kind, self.groups)
+
+
+def read_set(
+    path: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    labels_column: str = "labels",
+    groups_column: str | None = None,
+    kind: Kind | None = None,
+) -> SetFile:
+    """The rows of an npz (``logits`` or ``probabilities``, and ``labels``), parquet or arrow file.
+
+    In a file with columns the numbers are in one of lists or in several, and are logits unless
+    ``kind`` says otherwise. Segments are those of ``groups`` (or ``group``), if that is there; a
+    column that is named must be. One that is not named and breaks the rules of segments (numbers
+    with a point, missing values, identifiers) is left out, and a warning says so.
+    """
+    source = Path(path)
+    match source.suffix.lower():
+        case ".npz":
+            return _from_npz(source, kind, labels_column, groups_column)
+        case ending if ending in (*parquet_files.PARQUET, *parquet_files.ARROW):
+            return _from_table(source, kind or "logits", columns, labels_column, groups_column)
+    raise DataError("unknown_format", f"{source} must end in .npz, .parquet or .arrow")
+
+
+def read_map(path: str | Path) -> CalibrationMap:
+    """The map of a .calibrd file; ArchiveError if a single byte differs."""
+    return archive.load(Path(path).read_bytes())
+
+
+def groups_among(path: Path, names: Sequence[str], wanted: str | None) -> str | None:
+    """What a file calls its segments: as it is wanted, or as it is usual, if it has any."""
+    found = wanted or _usual(names)
+    if found is not None and names.count(found) != 1:
+        told = ", ".join(map(repr, names)) or "nothing"
+        raise DataError("missing_column", f"{path} must have groups {found!r} once, but has {told}")
+    return found
+
+
+def _from_npz(path: Path, kind: Kind | None, labels: str, wanted: str | None) -> SetFile:
+    with npy_files.opened_npz(path) as held:
+        names = [name.removesuffix(".npy") for name in held.namelist()]
+        told = npy_files.members_of(held)
+    found = [one for one in KINDS if one in names and kind in (None, one)]
+    if len(found) != 1 or labels not in names:
+        raise DataError(
+            "missing_array",
+            f"{path} must hold 'logits' or 'probabilities', not both, and {labels!r}, "
+            f"but holds {told}",
+        )
+    with np.load(path, allow_pickle=False) as stored:
+        values, truth = (_member(path, stored, name) for name in (found[0], labels))
+        made = SetFile(path, found[0], values, truth)
+        return _with_groups(made, names, wanted, lambda name: _segments_in(path, stored, name))
+
+
+def _member(path: Path, stored: Any, name: str) -> Array:
+    try:
+        return np.asarray(stored[name])
+    except ValueError as error:
+        raise DataError(
+            "not_an_array", f"{path} must hold arrays of numbers, not of pickled objects: {error}"
+        ) from error
+
+
+def _segments_in(path: Path, stored: Any, name: str) -> Array:
+    try:
+        return _member(path, stored, name)
+    except DataError as error:
+        raise DataError(
+            error.code,
+            f"{path} must hold {name!r} as text or integers, not as pickled objects: "
+            f"save {name}.astype(str)",
+        ) from error
+
+
+def _from_table(
+    path: Path, kind: Kind, columns: Sequence[str] | None, labels: str, wanted: str | None
+) -> SetFile:
+    values, truth, named, seen = [], [], [], 0
+    with parquet_files.open_table(path) as table:
+        chosen, (answer,) = table.chosen(columns or [kind]), table.chosen([labels])
+        names = table.schema.names
+        groups = groups_among(path, names, wanted) if wanted else _usual(names)
+        for batch in table.batches(VALUES_AT_ONCE):
+            with parquet_files.errors_of(path, seen):
+                values.append(parquet_files.numbers_of(batch, chosen))
+                truth.append(parquet_files.numbers_of(batch, [answer]))
+            if groups is not None and names.count(groups) == 1:
+                named.extend(batch.column(groups).to_pylist())
+            seen += len(batch)
+    if not seen:
+        raise DataError("empty", f"{path} holds no rows")
+    made = SetFile(path, kind, np.concatenate(values), np.concatenate(truth))
+
+    def read(_: str) -> Array:
+        with parquet_files.errors_of(path, 0):
+            return as_groups(named)
+
+    return _with_groups(made, names, wanted, read)
+
+
+def _with_groups(
+    made: SetFile, names: Sequence[str], wanted: str | None, read: Callable[[str], Array]
+) -> SetFile:
+    """The same rows with their segments; without, if no one named what breaks the rules."""
+    try:
+        found = groups_among(made.path, names, wanted)
+        if found is None:
+            return made
+        groups = read(found)
+        if wanted is None:
+            with parquet_files.errors_of(made.path, 0):
+                Groups.of(groups, rows=len(made.values))
+    except DataError as error:
+        if wanted is not None:
+            raise
+        _log.warning("%r names no segments and is left out: %s", _usual(names), error)
+        return made._replace(left_out=error)
+    return made._replace(groups=groups)
+
+
+def _usual(names: Sequence[str]) -> str | None:
+    return next((one for one in GROUPS if one in names), None)

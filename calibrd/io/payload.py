@@ -1,0 +1,115 @@
+"""A dataset as the bytes that are sent, made of pieces: nothing is copied to be hashed.
+
+Numbers go as safetensors; with names of segments, which that format cannot hold, as npz.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zipfile
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import IO, Any, cast
+
+import numpy as np
+
+from calibrators.data import Kind
+from calibrd.io import npy_files
+from calibrd.io.arrays import as_array
+from calibrd.io.calibration_sets import checked_set, names_of
+
+SAFETENSORS, NPZ = "application/x-safetensors", "application/x-npz"
+DTYPES = {"<f4": "F32", "<f8": "F64", "<f2": "F16", "<i8": "I64"}
+
+
+class Payload:
+    """Bytes that lie in several places, as one."""
+
+    def __init__(self, pieces: Sequence[memoryview], media_type: str = SAFETENSORS) -> None:
+        self.media_type = media_type
+        self._pieces = pieces
+        self.bytes = sum(piece.nbytes for piece in pieces)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of all of it."""
+        found = hashlib.sha256()
+        for piece in self._pieces:
+            found.update(piece)
+        return found.hexdigest()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from start to stop.
+
+        >>> Payload([memoryview(b"abc"), memoryview(b"def")]).read(2, 5)
+        b'cde'
+        """
+        return b"".join(self._cut(start, stop))
+
+    def _cut(self, start: int, stop: int) -> Iterator[memoryview]:
+        offset = 0
+        for piece in self._pieces:
+            first, last = max(start - offset, 0), min(stop - offset, piece.nbytes)
+            if first < last:
+                yield piece[first:last]
+            offset += piece.nbytes
+
+
+def packed(values: Any, labels: Any, kind: Kind, groups: Any = None) -> Payload:
+    """Logits or probabilities, labels and groups, checked as the service checks them."""
+    array, truth = as_array(values, kind), as_array(labels, "labels")
+    checked = checked_set(array, truth, kind, groups)
+    if array.dtype.kind != "f" or array.itemsize > 8:
+        array = array.astype(np.float64)
+    arrays = {kind: array, "labels": checked.labels}
+    if checked.groups is None:
+        return tensors(arrays)
+    return npz({**arrays, "groups": names_of(checked.groups)})
+
+
+def tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
+    """Arrays in the safetensors format; the same arrays give the same bytes."""
+    header: dict[str, Any] = {}
+    pieces, offset = [], 0
+    for name, array in arrays.items():
+        plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        end = offset + plain.nbytes
+        header[name] = {
+            "dtype": DTYPES[plain.dtype.str],
+            "shape": list(plain.shape),
+            "data_offsets": [offset, end],
+        }
+        pieces.append(plain.reshape(-1).view(np.uint8).data)
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return Payload([memoryview(struct.pack("<Q", len(text)) + text), *pieces])
+
+
+def npz(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
+    """Arrays as an npz file that is not compressed; the same arrays give the same bytes."""
+    pieces = _Pieces()
+    with zipfile.ZipFile(cast(IO[bytes], pieces), "w") as archive:
+        for name, array in arrays.items():
+            plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                npy_files.write_header(file, plain.shape, plain.dtype)
+                file.write(plain.reshape(-1).view(np.uint8).data)
+    return Payload(pieces.written, NPZ)
+
+
+class _Pieces:
+    """A file that can only be written, and keeps what it is given as it is."""
+
+    def __init__(self) -> None:
+        self.written: list[memoryview] = []
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Keep these bytes."""
+        self.written.append(memoryview(data))
+        return self.written[-1].nbytes
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""

@@ -1,0 +1,229 @@
+"""Files of rows read and written a block at a time, whichever of the formats they have."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import DataError
+from calibrd.io import npy_files, parquet_files
+from calibrd.io.calibration_sets import as_groups
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = NDArray[Any]
+NUMPY = (".npy", ".npz")
+ENDINGS = (*NUMPY, *parquet_files.PARQUET, *parquet_files.ARROW)
+BLOCK_VALUES = 1 << 20
+
+
+class Block(NamedTuple):
+    """Some rows: their numbers, all their columns if they have such, and their segments."""
+
+    values: Array
+    batch: pa.RecordBatch | None
+    groups: Array | None = None
+
+
+class Source(NamedTuple):
+    """What is read: how many rows, which of its columns the numbers are in, and the rows."""
+
+    path: Path
+    rows: int
+    names: list[str]
+    inputs: list[str]
+    blocks: Iterator[Block]
+
+    def kept(self, target: Path, *, drop_inputs: bool) -> list[str]:
+        """The columns or arrays that a target takes over: tables those of tables, npz of npz."""
+        if target.suffix.lower() == ".npy" or _form(target) != _form(self.path):
+            return []
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise DataError(
+                    "repeated_column",
+                    f"{self.path} has more than one column {name!r}, and {target} would keep them: "
+                    "rename one, or write an .npy",
+                )
+        return [name for name in self.names if not (drop_inputs and name in self.inputs)]
+
+
+Write = Callable[[Block, Mapping[str, Array]], None]
+
+
+def _form(path: Path) -> str:
+    ending = path.suffix.lower()
+    return ending if ending in NUMPY else "table"
+
+
+def refuse_taken(added: Iterable[str], held: Collection[str]) -> None:
+    """Nothing that is there already is written over."""
+    taken = [name for name in added if name in held]
+    if taken:
+        raise DataError(
+            "name_taken",
+            f"the source has {taken[0]!r} already: choose another output (--output-column)",
+        )
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a file whose name does not tell a format."""
+    if path.suffix.lower() not in ENDINGS:
+        raise DataError("unknown_format", f"{path} must end in one of {', '.join(ENDINGS)}")
+
+
+def check_folder(target: Path) -> None:
+    """Refuse a place where no file can be written."""
+    if target.is_dir():
+        raise IsADirectoryError(21, "is a folder: name a file in it", str(target))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(2, f"there is no folder {target.parent}", str(target))
+
+
+@contextmanager
+def open_source(
+    path: Path,
+    kind: str,
+    columns: Sequence[str] | None,
+    groups: Callable[[Sequence[str]], str | None] = lambda names: None,
+) -> Iterator[Source]:
+    """A file to read; what holds the numbers is called as their ``kind``, or is ``columns``.
+
+    ``groups`` says which of its arrays or columns names segments, if one does.
+    """
+    if path.suffix.lower() not in NUMPY:
+        with parquet_files.open_table(path) as table:
+            chosen = table.chosen(columns or [kind])
+            blocks = _blocks_of_table(table, chosen, groups(table.schema.names))
+            yield Source(path, table.rows, table.schema.names, chosen, blocks)
+        return
+    if columns is not None:
+        raise DataError("no_columns", f"{path} has no columns to choose from")
+    names = npy_files.names_in(path) if path.suffix.lower() == ".npz" else []
+    segments = groups(names)
+    with ExitStack() as opened:
+        rows = opened.enter_context(npy_files.open_rows(path, kind))
+        step = rows.rows_of(BLOCK_VALUES)
+        if segments is None:
+            found = (Block(values, None) for values in rows.blocks(step))
+        else:
+            named = opened.enter_context(npy_files.open_rows(path, segments))
+            if named.shape[0] != rows.shape[0]:
+                raise DataError(
+                    "groups_length",
+                    f"{path}: {kind} have {rows.shape[0]} rows but {segments} {named.shape[0]}",
+                )
+            pairs = zip(rows.blocks(step), named.blocks(step), strict=True)
+            found = (Block(values, None, names) for values, names in pairs)
+        yield Source(path, rows.shape[0], names, [kind], found)
+
+
+def _blocks_of_table(
+    table: parquet_files.Table, columns: Sequence[str], groups: str | None
+) -> Iterator[Block]:
+    seen = 0
+    for batch in table.batches(BLOCK_VALUES):
+        with parquet_files.errors_of(table.path, seen):
+            values = parquet_files.numbers_of(batch, columns)
+            names = None if groups is None else as_groups(batch.column(groups))
+        yield Block(values, batch, names)
+        seen += len(batch)
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """A file beside the target that takes its place at the end of the block, if that is reached."""
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_target(
+    part: Path, ending: str, source: Source, kept: Sequence[str], output: str
+) -> Iterator[Write]:
+    """What writes blocks into a new file of the format that ``ending`` tells.
+
+    ``kept`` are the columns or arrays of the source that go along; ``output`` is what the array is
+    called in an npz.
+    """
+    if ending == ".npy":
+        with part.open("xb") as file:
+            yield _rows_into(file, source.rows)
+    elif ending == ".npz":
+        with zipfile.ZipFile(part, "x") as archive:
+            with archive.open(f"{output}.npy", "w", force_zip64=True) as file:
+                yield _rows_into(file, source.rows)
+            if kept:
+                npy_files.copy_arrays(source.path, archive, kept)
+    else:
+        # row groups of parquet have dictionaries of their own, an arrow file has but one
+        plain = (
+            ending in parquet_files.ARROW and source.path.suffix.lower() in parquet_files.PARQUET
+        )
+        with _Tables(part, ending, kept, plain=plain) as target:
+            yield target.write
+
+
+def _rows_into(file: IO[bytes], rows: int) -> Write:
+    begun = False
+
+    def write(block: Block, added: Mapping[str, Array]) -> None:
+        nonlocal begun
+        (found,) = _single(added)
+        if not begun:
+            npy_files.write_header(file, (rows, *found.shape[1:]), found.dtype)
+            begun = True
+        file.write(np.ascontiguousarray(found).data)
+
+    return write
+
+
+def _single(added: Mapping[str, Array]) -> Iterable[Array]:
+    if len(added) != 1:
+        raise DataError("no_columns", f"{', '.join(added)} need a target with columns")
+    return added.values()
+
+
+class _Tables:
+    """Record batches into a file that is opened when the first has told the schema."""
+
+    def __init__(self, part: Path, ending: str, kept: Sequence[str], *, plain: bool) -> None:
+        self._part = part
+        self._plain = plain
+        self._ending = ending
+        self._kept = kept
+        self._opened: Any = None
+        self._writer: Any = None
+
+    def __enter__(self) -> _Tables:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._opened is not None:
+            self._opened.__exit__(*error)
+
+    def write(self, block: Block, added: Mapping[str, Array]) -> None:
+        """A block with its new columns."""
+        batch = None if block.batch is None else block.batch.select([*self._kept])
+        if batch is not None and self._plain:
+            batch = parquet_files.without_dictionaries(batch)
+        whole = parquet_files.with_columns(batch, added)
+        if self._writer is None:
+            self._opened = parquet_files.new_table(self._part, self._ending, whole.schema)
+            self._writer = self._opened.__enter__()
+        self._writer.write_batch(whole)

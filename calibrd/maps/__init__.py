@@ -1,0 +1,1 @@
+"""Maps that are applied in this process."""

@@ -1,0 +1,132 @@
+"""The maps that were loaded here before: what the SDK falls back on while the service is away."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from calibrators import CalibrationMap, archive
+from calibrators.errors import ArchiveError
+from calibrd.api.references import Reference
+from calibrd.transport.disk_cache import Cache, Entry, write_whole
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# whoever writes a map's bytes names them in an entry long before
+SWEPT_AFTER_SECONDS = 3600.0
+
+_log = logging.getLogger("calibrd")
+
+
+@dataclass(frozen=True)
+class LoadedMap:
+    """A version of a calibrator in this process, and when the service last said that it is it."""
+
+    number: int
+    sha256: str
+    model: str | None
+    confirmed_at: datetime
+    map: CalibrationMap
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All but the map itself."""
+        return {name: value for name, value in vars(self).items() if name != "map"}
+
+
+class MapMemory:
+    """Maps on disk: an entry for each reference, and the bytes under their hash.
+
+    Other processes may use the folder at the same time. Nothing in it is believed: bytes whose hash
+    is not the one of the entry count as missing.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.folder = cache.folder / "maps"
+
+    def recall(self, reference: Reference) -> LoadedMap | None:
+        """What the reference meant when it was last confirmed, if that is here and intact."""
+        text = self._entry(reference).read()
+        if text is None:
+            return None
+        try:
+            facts = _facts(text)
+            content = self._bytes(facts["sha256"]).read_bytes()
+        except (OSError, ValueError):
+            return None
+        if hashlib.sha256(content).hexdigest() != facts["sha256"]:
+            _log.info("the cached map of %s is damaged, and not used", reference)
+            return None
+        try:
+            return LoadedMap(**facts, map=archive.load(content))
+        except ArchiveError as error:
+            _log.info("the cached map of %s cannot be read: %s", reference, error)
+            return None
+
+    def keep(self, reference: Reference, loaded: LoadedMap, content: bytes | None = None) -> None:
+        """Remember what a reference means; without ``content`` its bytes are here already."""
+        path = self._bytes(loaded.sha256)
+        if content is not None:
+            try:
+                write_whole(path, content)
+            except OSError as error:
+                _log.info("cannot remember the map of %s: %s", reference, error)
+                return
+        elif not path.exists():
+            return
+        facts = {**loaded.facts, "confirmed_at": loaded.confirmed_at.isoformat()}
+        self._entry(reference).write(json.dumps(facts))
+        if content is not None:
+            self._sweep()
+
+    def _entry(self, reference: Reference) -> Entry:
+        return Entry(self.folder / f"{reference}.json")
+
+    def _bytes(self, sha256: str) -> Path:
+        return self.folder / f"{sha256}.map"
+
+    def _sweep(self) -> None:
+        """Remove bytes that no entry names, and what broken writers left; young ones stay."""
+        with contextlib.suppress(OSError):
+            old = time.time() - SWEPT_AFTER_SECONDS
+            others = [path for path in self.folder.iterdir() if path.suffix != ".json"]
+            unused = [path for path in others if path.stat().st_mtime < old]
+            named = {self._named(path) for path in self.folder.glob("*.json")} if unused else set()
+            for path in unused:
+                if path not in named:
+                    path.unlink(missing_ok=True)
+
+    def _named(self, entry: Path) -> Path | None:
+        try:
+            return self._bytes(_facts(entry.read_text(encoding="utf-8"))["sha256"])
+        except ValueError:
+            return None
+
+
+def _facts(text: str) -> dict[str, Any]:
+    """The facts in an entry; ValueError if it is not one."""
+    found = json.loads(text)
+    match found:
+        case {
+            "number": int(number),
+            "sha256": str(sha256),
+            "model": str() | None as model,
+            "confirmed_at": str(confirmed),
+        } if SHA256.fullmatch(sha256):
+            when = datetime.fromisoformat(confirmed)
+            if when.tzinfo is None:
+                raise ValueError("a time without a zone")
+            return {
+                "number": number,
+                "sha256": sha256,
+                "model": model,
+                "confirmed_at": when.astimezone(UTC),
+            }
+    raise ValueError("not an entry")

@@ -1,0 +1,87 @@
+"""Fit on this machine, for logits that may not leave it; and what binds a map to its model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from calibrators import CalibrationSet, FitError, fit_and_judge
+from calibrators.data import Kind
+from calibrators.fitting.evaluation import TICKS, Judged
+from calibrators.registry import DEFAULT_METHOD, make_recipe
+from calibrd.io.calibration_sets import checked_set
+from calibrd.progress import Progress
+
+BAR = "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
+
+
+def fit_local(
+    logits: Any,
+    labels: Any,
+    *,
+    method: str = DEFAULT_METHOD,
+    params: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    kind: Kind = "logits",
+    groups: Any = None,
+    evaluation: CalibrationSet | tuple[Any, ...] | None = None,
+    held_out: float | None = None,
+    device: str = "cpu",
+    progress: bool = True,
+) -> Judged:
+    """Fit a map here as the service would, and judge it: gives ``(map, report)``.
+
+    Only the map and the report go to the service, with ``client.register(name, *fitted)``. ``kind``
+    says whether "logits" or "probabilities" are given, ``groups`` name the segment of each row;
+    ``evaluation`` are the ``(logits, labels)`` or ``(logits, labels, groups)`` to judge it on, and
+    ``held_out`` the share of the rows to keep for that; without both, see
+    ``calibrators.fit_and_judge``. Fits on a ``device`` other than "cpu" need torch
+    (``pip install 'calibrd[train]'``).
+
+    >>> fitted = fit_local([[3.0, 0.0]] * 80 + [[0.0, 3.0]] * 80, [0] * 60 + [1] * 80 + [0] * 20,
+    ...                    method="temperature", progress=False)
+    >>> round(fitted.map.temperature, 1), fitted.report.n
+    (2.7, 160)
+    """
+    recipe = make_recipe(method, params or {}, seed=seed)
+    data = checked_set(logits, labels, kind, groups)
+    if recipe.method_needing_groups and data.groups is None:
+        raise FitError(
+            "no_groups",
+            f"the method {recipe.method_needing_groups!r} needs the segment of each row: "
+            "give them as groups=",
+        )
+    if evaluation is not None and not isinstance(evaluation, CalibrationSet):
+        values, truth, *names = evaluation
+        evaluation = checked_set(values, truth, kind, *names)
+    with Progress(TICKS, f"fit {method}", shown=progress, bar_format=BAR) as bar:
+
+        def step(step: int, total: int, loss: float | None) -> None:
+            bar.reach(step, **({} if loss is None else {"loss": f"{loss:.4f}"}))
+
+        return fit_and_judge(
+            recipe,
+            data,
+            evaluation=evaluation,
+            held_out=held_out,
+            seed=seed,
+            device=device,
+            progress=step,
+        )
+
+
+def fingerprint(model: str | Path | bytes | bytearray | memoryview) -> str:
+    """What binds a map to a model: the hash of the model's file, or of bytes.
+
+    For the ``model=`` of ``fit``, ``register``, ``load`` and ``predict``. A file is read in pieces.
+    ``calibrd.torch.fingerprint`` is that of a module in memory.
+
+    >>> fingerprint(b"weights")[:18]
+    'sha256:9a129038d9a'
+    """
+    if isinstance(model, str | Path):
+        with Path(model).open("rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return f"sha256:{hashlib.sha256(model).hexdigest()}"

@@ -1,0 +1,239 @@
+"""Calibration maps as torch modules, from the graph that each map writes of itself for ONNX.
+
+So every method that has an ONNX form has one here; a new operation is a line in OPERATIONS.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from calibrators import CalibrationMap, DataError, ExportError
+from calibrators.export.onnx import DOUBLE, FLOAT, calibrated_logits
+from calibrd.maps.local_map import LocalMap, map_of
+
+
+class Operation(NamedTuple):
+    """How torch does an operation of ONNX: ``run(tensors, numbers, attributes)``.
+
+    ``numbers`` are inputs that must be known when the module is made, such as axes; they follow
+    the first ``tensors`` inputs (None: all inputs are tensors).
+    """
+
+    run: Callable[..., Tensor]
+    tensors: int | None = None
+
+
+def _plain(function: Callable[..., Tensor]) -> Operation:
+    return Operation(lambda tensors, numbers, attributes: function(*tensors))
+
+
+def _folded(function: Callable[..., Tensor]) -> Operation:
+    return Operation(lambda tensors, numbers, attributes: functools.reduce(function, tensors))
+
+
+def _reduced(function: Callable[..., Tensor]) -> Operation:
+    def run(tensors: list[Tensor], numbers: list[list[int]], attributes: dict[str, Any]) -> Tensor:
+        return function(tensors[0], dim=numbers[0], keepdim=bool(attributes.get("keepdims", 1)))
+
+    return Operation(run, tensors=1)
+
+
+def _top(tensors: list[Tensor], numbers: list[list[int]], attributes: dict[str, Any]) -> Tensor:
+    return torch.topk(tensors[0], numbers[0][0], dim=attributes.get("axis", -1)).values
+
+
+def _softmax(tensors: list[Tensor], numbers: list[Any], attributes: dict[str, Any]) -> Tensor:
+    return torch.softmax(tensors[0], dim=attributes.get("axis", -1))
+
+
+def _cast(tensors: list[Tensor], numbers: list[Any], attributes: dict[str, Any]) -> Tensor:
+    return tensors[0].to(attributes["to"])
+
+
+def _largest_at(tensors: list[Tensor], numbers: list[Any], attributes: dict[str, Any]) -> Tensor:
+    keepdim = bool(attributes.get("keepdims", 1))
+    return torch.argmax(tensors[0], dim=attributes.get("axis", 0), keepdim=keepdim)
+
+
+def _part(tensors: list[Tensor], numbers: list[Any], attributes: dict[str, Any]) -> Tensor:
+    (start,), (end,), (axis,) = numbers
+    return tensors[0].narrow(axis, start, end - start)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "Abs": _plain(torch.abs),
+    "Add": _plain(torch.add),
+    "ArgMax": Operation(_largest_at),
+    "Cast": Operation(_cast),
+    "Clip": _plain(torch.clamp),
+    "Div": _plain(torch.div),
+    "Equal": _plain(torch.eq),
+    "Exp": _plain(torch.exp),
+    "Gather": _plain(lambda table, places: table[places]),
+    "Greater": _plain(torch.gt),
+    "IsInf": _plain(torch.isinf),
+    "Less": _plain(torch.lt),
+    "Log": _plain(torch.log),
+    "MatMul": _plain(torch.matmul),
+    "Max": _folded(torch.maximum),
+    "Min": _folded(torch.minimum),
+    "Mul": _plain(torch.mul),
+    "Neg": _plain(torch.neg),
+    "Not": _plain(torch.logical_not),
+    "Reciprocal": _plain(torch.reciprocal),
+    "ReduceMax": _reduced(torch.amax),
+    "ReduceMin": _reduced(torch.amin),
+    "ReduceSum": _reduced(torch.sum),
+    "Relu": _plain(torch.relu),
+    "Slice": Operation(_part, tensors=1),
+    "Softmax": Operation(_softmax),
+    "Sub": _plain(torch.sub),
+    "TopK": Operation(_top, tensors=1),
+    "Where": _plain(torch.where),
+}
+
+
+class Step(NamedTuple):
+    """An operation as it was written down; ``to`` of a Cast is a type, or None for the input's."""
+
+    operation: str
+    tensors: tuple[str, ...]
+    numbers: tuple[list[int], ...]
+    attributes: dict[str, Any]
+    output: str
+
+
+class Recorder:
+    """A builder, as ``calibrators.export.onnx.Graph`` is one, that keeps the steps for torch."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.constants: dict[str, Any] = {}
+        self.narrow: set[str] = set()
+
+    def constant(self, value: Any, dtype: Any = np.float32) -> str:
+        """A constant's name; those of float32 take the type of the input when they are used."""
+        name = f"constant_{len(self.constants)}"
+        floats = np.issubdtype(dtype, np.floating)
+        self.constants[name] = np.asarray(value, np.float64 if floats else dtype)
+        if dtype == np.float32:
+            self.narrow.add(name)
+        return name
+
+    def add(self, operation: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """An operation; gives the name of its (first) output."""
+        known = OPERATIONS.get(operation)
+        if known is None:
+            raise ExportError(
+                "unknown_operation", f"calibrd.torch does not know the operation {operation!r} yet"
+            )
+        if operation == "Cast":
+            attributes["to"] = _type_of(attributes["to"])
+        count = len(inputs) if known.tensors is None else known.tensors
+        numbers = tuple(self.constants[name].tolist() for name in inputs[count:])
+        name = output or f"{operation.lower()}_{len(self.steps)}"
+        self.steps.append(Step(operation, inputs[:count], numbers, attributes, name))
+        return name
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The constants that are tensors when it runs."""
+        used = {name for step in self.steps for name in step.tensors}
+        return {
+            name: torch.from_numpy(np.array(value))
+            for name, value in self.constants.items()
+            if name in used
+        }
+
+
+def _type_of(number: int) -> torch.dtype | None:
+    """ONNX's float is whatever the input has, at least float32."""
+    types = {FLOAT: None, DOUBLE: torch.float64}
+    if number not in types:
+        raise ExportError("unknown_operation", f"calibrd.torch does not know the type {number}")
+    return types[number]
+
+
+class MapModule(nn.Module):
+    """A calibration map on tensors: logits (n, k) in, calibrated probabilities (n, k) out.
+
+    Equal to ``map.apply`` to 1e-6. Its numbers are buffers, so they are in the ``state_dict`` and
+    move with ``to``; they keep their precision under ``half`` and autocast, and the answer is
+    float32, or float64 for such logits. Gradients flow through. A map that was fitted on
+    probabilities takes those. NaN stays NaN. Of a map that follows an alias it is what that map
+    applies now, and stays so.
+
+    >>> from calibrators.methods.temperature import TemperatureMap
+    >>> MapModule(TemperatureMap(k=2, temperature=2.0))(torch.tensor([[4.0, 0.0]])).numpy().round(3)
+    array([[0.881, 0.119]], dtype=float32)
+    """
+
+    START = "start"
+
+    def __init__(self, map: CalibrationMap | LocalMap) -> None:
+        super().__init__()
+        map = map_of(map)
+        self.k, self.kind, self.method = map.k, map.kind, map.method
+        recorded = Recorder()
+        self._end = calibrated_logits(map, recorded, self.START)
+        self._steps = recorded.steps
+        self._narrow = recorded.narrow
+        for name, tensor in recorded.tensors().items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Calibrated probabilities (n, k)."""
+        return torch.softmax(self.logits(values), dim=1)
+
+    def logits(self, values: Tensor) -> Tensor:
+        """Calibrated logits (n, k), whose softmax are the calibrated probabilities."""
+        rows = self._rows(values)
+        kind = rows.device.type
+        if torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return self._run(rows)
+        return self._run(rows)
+
+    def extra_repr(self) -> str:
+        """What a print of the module says."""
+        return f"method={self.method!r}, k={self.k}, kind={self.kind!r}"
+
+    def _rows(self, values: Tensor) -> Tensor:
+        """Rows (n, k) of at least float32; a binary model may give one column."""
+        rows = values.to(torch.promote_types(values.dtype, torch.float32))
+        if self.k == 2 and (rows.ndim == 1 or rows.shape[-1] == 1):
+            second = rows.reshape(-1, 1)
+            first = 1 - second if self.kind == "probabilities" else torch.zeros_like(second)
+            rows = torch.cat((first, second), dim=1)
+        if rows.ndim != 2 or rows.shape[1] != self.k:
+            raise DataError(
+                "wrong_classes",
+                f"this map takes {self.kind} (n, {self.k}), got shape {tuple(values.shape)}",
+            )
+        return rows
+
+    def _run(self, rows: Tensor) -> Tensor:
+        found = {self.START: rows}
+        for name, buffer in self.named_buffers(recurse=False):
+            found[name] = buffer.to(rows.dtype) if name in self._narrow else buffer
+        for step in self._steps:
+            attributes = step.attributes
+            if attributes.get("to", rows) is None:
+                attributes = {**attributes, "to": rows.dtype}
+            tensors = [found[name] for name in step.tensors]
+            run = OPERATIONS[step.operation].run
+            found[step.output] = run(tensors, list(step.numbers), attributes)
+        return found[self._end]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MapModule:
+        """Moves the buffers as ``to`` and ``half`` ask, but never to fewer digits."""
+        kept = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in kept.items():
+            setattr(self, name, buffer.to(getattr(self, name).device))
+        return self

@@ -1,0 +1,128 @@
+"""AdaFocal, steered: the loss, the validation passes that update it, and the run they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+try:
+    from calibrators.losses import AdaFocalLoss
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "calibrd.training.AdaFocal needs torch: pip install 'calibrd[train]'", name=error.name
+    ) from error
+
+from calibrators.adafocal import AdaFocalState, Summary
+from calibrd.training.observer import BUDGET_SECONDS, Observer
+from calibrd.training.reporting.messages import Start, kept_in
+from calibrd.training.reporting.reporter import Service
+from calibrd.training.row_statistics import IGNORED
+
+
+class AdaFocal(Observer):
+    """A focal loss that follows the model's calibration, and a run of the service that shows it.
+
+    In each validation pass ``observe`` every batch, then ``step``: the gammas of ``loss`` follow.
+    ``settings`` are those of ``calibrators.adafocal.Settings`` (``bins``, ``rate``, ...); or give a
+    ``loss`` of your own making. ``client`` is a client, a URL, or None to stay in this process.
+
+    The update runs here, on the statistics of all ranks of torch.distributed; the service records
+    and checks it. Neither a service that is away nor a full disk changes a gamma or stops training:
+    no call waits longer than ``budget`` seconds, and what is not sent waits in ``folder`` for this
+    process or the next. The run goes on from its last state, or anew with ``fresh``, or from the
+    ``state_dict`` of a checkpoint given as ``resume``. Several ranks without torch.distributed give
+    ``rank``, ``world_size`` and a ``session`` that they share; the service then merges and updates,
+    and a rank that has no answer within the budget goes on with its own statistics until it has.
+
+    >>> import torch
+    >>> steered = AdaFocal(None, run="resnet", rate=10.0)
+    >>> logits, labels = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 1, 0])
+    >>> loss = steered.loss(logits, labels)
+    >>> steered.observe(logits, labels)
+    >>> steered.step().rows, steered.state.step
+    (3, 1)
+    """
+
+    kind = "adafocal"
+
+    def __init__(
+        self,
+        client: Service,
+        run: str,
+        *,
+        loss: AdaFocalLoss | None = None,
+        budget: float = BUDGET_SECONDS,
+        rank: int | None = None,
+        world_size: int | None = None,
+        session: str | None = None,
+        fresh: bool = False,
+        resume: dict[str, Any] | None = None,
+        folder: str | Path | None = None,
+        ignore_index: int = IGNORED,
+        **settings: Any,
+    ) -> None:
+        if loss is not None and (settings or ignore_index != IGNORED):
+            raise ValueError("give a loss, or its settings and ignore_index, not both")
+        if not isinstance(loss, AdaFocalLoss | None):
+            raise TypeError(f"loss must be an AdaFocalLoss, got {type(loss).__name__}")
+        self.loss = AdaFocalLoss(ignore_index=ignore_index, **settings) if loss is None else loss
+        if resume is not None:
+            self._load(resume)
+        first = self.loss.state
+        super().__init__(
+            client,
+            run,
+            first.settings,
+            Start(first.step, first),
+            ignore_index=self.loss.ignore_index,
+            budget=budget,
+            rank=rank,
+            world_size=world_size,
+            session=session,
+            fresh=fresh or resume is not None or first.step > 0,
+            folder=folder,
+        )
+        if self._start.state is not None:
+            self.loss.state = self._start.state
+        self._note_checkpoint(resume)
+
+    @property
+    def state(self) -> AdaFocalState:
+        """The bins and gammas in force."""
+        return self.loss.state
+
+    def step(self) -> Summary:
+        """End a validation pass: update the gammas; what the pass says of the model.
+
+        With torch.distributed all ranks call it, and all have the same gammas then.
+        """
+        statistics = self._merged()
+        before = self.loss.state
+        start = Start(before.step, before)
+        if self._ranks.decides == "service" and self._link is not None:
+            self.loss.state = self._link.exchange(
+                statistics, start, lambda state: state.update(statistics)
+            )
+            return statistics.summary()
+        after = self._ranks.agreed(before.update(statistics).to_dict())
+        self.loss.state = AdaFocalState.from_dict(after)
+        if self._link is not None:
+            self._link.record(statistics, start, self.loss.state)
+        return statistics.summary()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: plain numbers and text."""
+        return {"run": self.run, "state": self.loss.state.to_dict()}
+
+    def load_state_dict(self, document: dict[str, Any]) -> None:
+        """Go on from the step of a checkpoint: the run then has a new session from there on."""
+        self._load(document)
+        self._note_checkpoint(document)
+
+    def _load(self, document: dict[str, Any]) -> None:
+        state = AdaFocalState.from_dict(kept_in(document, "state"))
+        if state.settings != self.loss.state.settings:
+            raise ValueError(
+                f"the checkpoint has {state.settings}, but this AdaFocal {self.loss.state.settings}"
+            )
+        self.loss.state = state

@@ -1,0 +1,1 @@
+"""How calls reach the service: connection, responses, retries and errors."""

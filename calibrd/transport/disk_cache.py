@@ -1,0 +1,75 @@
+"""What the SDK remembers on disk, by service and key: loaded maps, uploads that broke off."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from calibrd.transport.connection import Connection
+
+_log = logging.getLogger("calibrd")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A small file, written whole or not at all."""
+
+    path: Path
+
+    def read(self) -> str | None:
+        """What was written last, if it can be read."""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def write(self, text: str) -> None:
+        """Replace it, if that is possible: it is only a memory."""
+        try:
+            write_whole(self.path, text.encode())
+        except OSError as error:
+            _log.info("cannot remember %s: %s", self.path, error)
+
+    def forget(self) -> None:
+        """Remove it."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+class Cache:
+    """The folder of one service and one key; what one key saw, another is not shown."""
+
+    def __init__(self, connection: Connection) -> None:
+        seen = f"{connection.url}\n{connection.api_key or ''}"
+        name = hashlib.sha256(seen.encode()).hexdigest()[:32]
+        self.folder = cache_folder() / name
+
+    def upload(self, name: str) -> Entry:
+        """The id of an upload that has not been committed."""
+        return Entry(self.folder / "uploads" / name)
+
+
+def cache_folder() -> Path:
+    """CALIBRD_CACHE_DIR, or where this system keeps caches."""
+    given = os.environ.get("CALIBRD_CACHE_DIR")
+    return Path(given) if given else platformdirs.user_cache_path("calibrd", ensure_exists=False)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a private file so that no reader sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

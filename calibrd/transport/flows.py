@@ -1,0 +1,143 @@
+"""What a call is made of, without saying how it is sent: one description for both clients.
+
+A call is a generator, a *flow*. It yields steps (send this request, wait so long, do these at once)
+and is given what they gave; its return value is the answer of the call. ``Client`` and
+``AsyncClient`` differ only in how they do a step.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+
+from calibrd.transport.response_bodies import MOST_BYTES
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Send:
+    """A request; a ``foreign`` one goes to another server, without the key."""
+
+    method: str
+    url: str
+    content: bytes | None = None
+    query: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | None = None
+    foreign: bool = False
+    most_bytes: int = MOST_BYTES  # of the answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response, read whole; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait for some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that keeps a core or a disk busy: an event loop should not wait for it."""
+
+    do: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Together:
+    """Flows to be run at once, at most so many; gives their answers in order.
+
+    When one fails, those that have not begun are left out and its error is raised.
+    """
+
+    flows: Sequence[Callable[[], Flow[Any]]]
+    at_once: int = 4
+
+
+Step: TypeAlias = Send | Pause | Work | Together
+Flow: TypeAlias = Generator[Step, Any, R]
+
+
+class Blocking(ABC):
+    """A client whose calls block."""
+
+    @abstractmethod
+    def run(self, flow: Flow[R]) -> R:
+        """Do the steps of a flow, one after the other."""
+
+
+class Awaiting(ABC):
+    """A client whose calls are awaited."""
+
+    @abstractmethod
+    async def run(self, flow: Flow[R]) -> R:
+        """Do the steps of a flow, one after the other."""
+
+
+class Call(Protocol[P, R]):
+    """A method of both clients, as types see it; ``flow`` is what other flows go through."""
+
+    @property
+    def flow(self) -> Callable[Concatenate[Any, P], Flow[R]]:
+        """The description of the call."""
+
+    @overload
+    def __get__(self, client: None, owner: Any) -> Call[P, R]: ...
+    @overload
+    def __get__(self, client: Blocking, owner: Any) -> Callable[P, R]: ...
+    @overload
+    def __get__(self, client: Awaiting, owner: Any) -> Callable[P, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, client: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(
+        self, client: Awaiting, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+
+
+def call(flow: Callable[Concatenate[Any, P], Flow[R]]) -> Call[P, R]:
+    """Makes a flow a method of both clients: one blocks, the other is awaited.
+
+    It is a plain function, which inspect, help and mock know; what it gives is up to ``run``.
+    """
+
+    @functools.wraps(flow)
+    def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.run(flow(self, *args, **kwargs))
+
+    made: Any = run
+    made.flow = flow
+    made.__signature__ = _signature(flow)
+    return cast(Call[P, R], made)
+
+
+def _signature(flow: Callable[..., Any]) -> inspect.Signature:
+    """The signature that a user of the method sees: with the answer's type."""
+    found = inspect.signature(flow)
+    answer = str(found.return_annotation).removeprefix("Flow[").removesuffix("]")
+    return found.replace(return_annotation=answer)
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn of a call at the line outside of this package that made it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -1,0 +1,1 @@
+"""Who may call: API keys, dashboard sessions, workspaces and scopes."""

@@ -1,0 +1,61 @@
+"""The same Idempotency-Key gives the same answer, and does the work once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from service.access.permissions import Principal
+from service.errors import Conflict, Invalid
+from service.storage.store import Store
+
+LONGEST_KEY = 200
+
+
+def check_key(key: str | None) -> str | None:
+    """The key, if it is one short line of text."""
+    if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
+        raise Invalid(
+            "bad_idempotency_key",
+            f"an Idempotency-Key must have 1 to {LONGEST_KEY} printable characters",
+        )
+    return key
+
+
+def answered(
+    store: Store, principal: Principal, key: str | None, request: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What was answered to an equal request with this key; None if it is new."""
+    found = None if key is None else store.idempotency.find(principal.workspace, key)
+    if found is None:
+        return None
+    request_sha256, answer = found
+    if request_sha256 != _digest(request):
+        raise Invalid(
+            "idempotency_key_reused",
+            "this Idempotency-Key came with a different request before: use a new one",
+        )
+    return answer
+
+
+def keep(
+    store: Store,
+    principal: Principal,
+    key: str | None,
+    request: dict[str, Any],
+    answer: dict[str, Any],
+) -> None:
+    """Remember the answer, in the transaction that did the work."""
+    if key is None:
+        return
+    if not store.idempotency.keep(principal.workspace, key, _digest(request), answer):
+        raise Conflict(
+            "idempotency_key_in_use",
+            "a request with this Idempotency-Key was answered meanwhile: send it again",
+        )
+
+
+def _digest(request: dict[str, Any]) -> str:
+    text = json.dumps(request, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,241 @@
+"""API keys ``cal_<id>_<secret>``: made, ended, and checked from memory."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import threading
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from service.access.permissions import Principal, Scope
+from service.errors import Conflict, Invalid, NotFound, Unauthenticated, Unavailable
+from service.names import check_name, is_readable
+from service.settings import DAY, HOUR
+from service.storage.database import Database
+from service.storage.records import Key, Workspace
+from service.storage.store import Store
+
+TOKEN = re.compile(r"cal_([0-9a-f]{12})_([0-9a-f]{48})")
+DEFAULT_WORKSPACE = "default"
+DEFAULT_SCOPE = Scope.PREDICT
+MOST_DAYS = 36500
+MOST_GRACE_HOURS = 8760
+LONGEST_NAME = 100
+MOST_KEYS = 1000  # of a workspace that are valid; and as many that have ended are kept
+
+
+class NewKey(NamedTuple):
+    """A key and, this once, the token that proves it."""
+
+    key: Key
+    token: str
+
+
+def workspace_named(store: Store, name: str, *, make: bool = False) -> Workspace:
+    """The workspace of this name; made if it is not there and ``make`` says so."""
+    found = store.keys.workspace_named(name)
+    if found is not None:
+        return found
+    if not make:
+        raise NotFound("no_such_workspace", f"there is no workspace {name!r}")
+    return store.keys.add_workspace(check_name(name, "a workspace"))
+
+
+def create(
+    store: Store, workspace: str, *, name: str, scopes: list[Scope], days: float | None = None
+) -> NewKey:
+    """Make a key of a workspace, valid for ``days`` or until it is revoked.
+
+    The first key of all ends open access, so it must be able to make the others.
+    """
+    if not scopes:
+        raise Invalid("no_scopes", f"a key needs at least one scope of {', '.join(Scope)}")
+    if not (0 < len(name) <= LONGEST_NAME and is_readable(name)):
+        raise Invalid(
+            "bad_name", f"the name of a key must have 1 to {LONGEST_NAME} printable characters"
+        )
+    if days is not None and not 0 < days <= MOST_DAYS:
+        raise Invalid("bad_days", f"a key is valid for more than 0 and at most {MOST_DAYS} days")
+    if Scope.ADMIN not in scopes and store.keys.count() == 0:
+        raise Conflict(
+            "first_key_needs_admin",
+            "the first key needs the scope admin: it ends access without keys, and nobody could "
+            "make another one",
+        )
+    _make_room(store, workspace)
+    id, secret = secrets.token_hex(6), secrets.token_hex(24)
+    key = store.keys.add(
+        id=id,
+        workspace=workspace,
+        name=name,
+        secret_sha256=_digest(secret),
+        scopes=sorted(set(scopes)),
+        expires_at=None if days is None else time.time() + days * DAY,
+    )
+    return NewKey(key, f"cal_{id}_{secret}")
+
+
+def _make_room(store: Store, workspace: str) -> None:
+    """Forget keys that ended long ago; raise Conflict if too many others are there."""
+    store.keys.forget_ended(workspace, MOST_KEYS)
+    if store.keys.count_live(workspace) >= MOST_KEYS:
+        raise Conflict(
+            "too_many_keys",
+            f"this workspace has {MOST_KEYS} valid keys, and no more are made: revoke some that "
+            "are not used",
+            limit=MOST_KEYS,
+        )
+
+
+def find(store: Store, workspace: str, id: str) -> Key:
+    """A key of the workspace."""
+    key = store.keys.get(workspace, id)
+    if key is None:
+        raise NotFound("no_such_key", "there is no such key")
+    return key
+
+
+def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) -> Key:
+    """End a key now; ending one twice is no error.
+
+    The last valid key with the scope admin is kept unless ``even_last``: without it nobody could
+    manage the workspace over HTTP.
+    """
+    if not even_last and is_last_admin(store, workspace, id):
+        raise Conflict(
+            "last_admin_key",
+            "this is the last valid key with the scope admin: make another one first, or revoke "
+            "it on the service's machine with python -m service keys revoke",
+        )
+    find(store, workspace, id)
+    store.keys.revoke(workspace, id)
+    return find(store, workspace, id)
+
+
+def is_last_admin(store: Store, workspace: str, id: str) -> bool:
+    """Return whether no other valid key of the workspace has the scope admin, and this one has."""
+    admins = [key.id for key in store.keys.live(workspace) if Scope.ADMIN in key.scopes]
+    return admins == [id]
+
+
+def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
+    """A new key like an old one, valid as long from now; the old one ends in so many hours."""
+    if not 0 <= grace_hours <= MOST_GRACE_HOURS:
+        raise Invalid("bad_grace", f"the grace time is 0 to {MOST_GRACE_HOURS} hours")
+    old = find(store, workspace, id)
+    if not is_valid(old, time.time()):
+        raise Invalid("key_has_ended", "a key that was revoked or has expired cannot be rotated")
+    days = None if old.expires_at is None else (old.expires_at - old.created_at) / DAY
+    scopes = [Scope(one) for one in old.scopes]
+    made = create(store, workspace, name=old.name, scopes=scopes, days=days)
+    store.keys.end_at(id, grace_hours * HOUR)
+    return made
+
+
+def is_valid(key: Key, at: float) -> bool:
+    """Whether a key may be used at a time."""
+    return key.revoked_at is None and (key.expires_at is None or at < key.expires_at)
+
+
+class KeyRing:
+    """All keys in memory: checking one needs no database, and works while that is down."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._keys: dict[str, Key] = {}
+        self._principals: dict[str, Principal] = {}
+        self._used: dict[str, float] = {}
+        self._states: dict[str, tuple[object, ...]] = {}
+        self._anyone: Principal | None = None
+        self._lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Read the keys of workspaces that have changed, and note which were used."""
+        with self._lock:
+            with self._database.read() as store:
+                states = store.keys.states()
+                changed = {id for id, state in states.items() if state != self._states.get(id)}
+                read = store.keys.of_workspaces(changed) if changed else []
+                if self._anyone is None:
+                    default = workspace_named(store, DEFAULT_WORKSPACE).id
+                    self._anyone = Principal(default, "anonymous", frozenset(Scope))
+            if changed or self._states.keys() != states.keys():
+                self._take(read, changed, states.keys())
+                self._states = states
+            used, self._used = self._used, {}
+            if used:
+                with self._database.write() as store:
+                    store.keys.used(dict(used))
+
+    def _take(self, read: list[Key], changed: Collection[str], known: Collection[str]) -> None:
+        """Take the keys of workspaces that have changed, and those of the others as they are."""
+        keys = {
+            key.id: key
+            for key in self._keys.values()
+            if key.workspace in known and key.workspace not in changed
+        }
+        keys |= {key.id: key for key in read}
+        self._principals = {id: _principal(key) for id, key in keys.items()}
+        self._keys = keys
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key was ever made; ended ones count, so ending all opens nothing."""
+        return not self._keys
+
+    @property
+    def anyone(self) -> Principal:
+        """The caller where no keys are needed."""
+        if self._anyone is None:
+            raise Unavailable("not_ready", "the service is starting: try again")
+        return self._anyone
+
+    def authenticate(self, token: str) -> Principal:
+        """Who a token belongs to."""
+        return self.admit(self.key_of(token))
+
+    def key_of(self, token: str) -> str:
+        """The id of the key that a token proves."""
+        match = TOKEN.fullmatch(token)
+        key = self._keys.get(match[1]) if match else None
+        if match is None or key is None:
+            raise Unauthenticated("invalid_key", "this key is not known")
+        if not hmac.compare_digest(_digest(match[2]), key.secret_sha256):
+            raise Unauthenticated("invalid_key", "this key is not known")
+        return key.id
+
+    def admit(self, id: str) -> Principal:
+        """Who a key stands for, as long as it is valid."""
+        key, now = self._keys.get(id), time.time()
+        if key is None:
+            raise Unauthenticated("invalid_key", "this key is not known")
+        if not is_valid(key, now):
+            why = "was revoked" if key.revoked_at is not None else "has expired"
+            raise Unauthenticated("key_has_ended", f"this key {why}")
+        self._used[key.id] = now
+        return self._principals[key.id]
+
+    def check(self, principal: Principal) -> None:
+        """Raise Unauthenticated if a caller that was let in would not be let in any more."""
+        if principal.key is not None:
+            self.admit(principal.key)
+        elif not self.is_empty:
+            raise Unauthenticated("key_required", "a key is needed since one was made")
+
+
+def actor_of(key: Key) -> str:
+    """How histories name who used a key."""
+    return f"{key.name} (key {key.id})"
+
+
+def _principal(key: Key) -> Principal:
+    scopes = frozenset(Scope(one) for one in key.scopes)
+    return Principal(key.workspace, actor_of(key), scopes, key.id)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,130 @@
+"""SQL on workspaces and API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import and_, delete, func, insert, select, tuple_, update
+from sqlalchemy.sql import ColumnElement
+
+from service.storage.notifications import announce
+from service.storage.records import Key, Workspace
+from service.storage.repository import AT_ONCE, After, Repository, new_id, now
+from service.storage.tables import keys, web_sessions, workspaces
+
+
+class Keys(Repository):
+    """Workspaces and their keys."""
+
+    def workspace_named(self, name: str) -> Workspace | None:
+        """The workspace of this name."""
+        return self._one(Workspace, select(workspaces).where(workspaces.c.name == name))
+
+    def workspaces_among(self, ids: Collection[str]) -> set[str]:
+        """Those of the ids that are workspaces."""
+        return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
+
+    def add_workspace(self, name: str) -> Workspace:
+        """A new workspace."""
+        values = {"id": new_id("ws"), "name": name, "created_at": now()}
+        made = self._one(Workspace, insert(workspaces).values(values).returning(*workspaces.c))
+        assert made is not None  # noqa: S101
+        return made
+
+    def add(
+        self,
+        *,
+        id: str,
+        workspace: str,
+        name: str,
+        secret_sha256: str,
+        scopes: list[str],
+        expires_at: float | None,
+    ) -> Key:
+        """A new key."""
+        values = {
+            "id": id,
+            "workspace": workspace,
+            "name": name,
+            "secret_sha256": secret_sha256,
+            "scopes": scopes,
+            "expires_at": expires_at,
+            "created_at": now(),
+        }
+        announce(self.session)
+        made = self._one(Key, insert(keys).values(values).returning(*keys.c))
+        assert made is not None  # noqa: S101
+        return made
+
+    def get(self, workspace: str, id: str) -> Key | None:
+        """A key of the workspace."""
+        return self._one(Key, select(keys).where(keys.c.id == id, keys.c.workspace == workspace))
+
+    def page(self, workspace: str, limit: int, after: After | None) -> list[Key]:
+        """A page of the keys of a workspace, newest first; also of those that have ended."""
+        chosen = select(keys).where(keys.c.workspace == workspace)
+        if after is not None:
+            chosen = chosen.where(tuple_(keys.c.created_at, keys.c.id) < tuple_(*after))
+        order = (keys.c.created_at.desc(), keys.c.id.desc())
+        return self._all(Key, chosen.order_by(*order).limit(limit))
+
+    def of_workspaces(self, ids: Collection[str]) -> list[Key]:
+        """The keys of some workspaces."""
+        return self._all(Key, select(keys).where(keys.c.workspace.in_(ids)))
+
+    def live(self, workspace: str) -> list[Key]:
+        """The keys of a workspace that have not ended, oldest first."""
+        chosen = select(keys).where(keys.c.workspace == workspace, _is_live())
+        return self._all(Key, chosen.order_by(keys.c.created_at, keys.c.id))
+
+    def count_live(self, workspace: str) -> int:
+        """Return how many keys of a workspace have not ended."""
+        mine = (keys.c.workspace == workspace) & _is_live()
+        return self.session.scalar(select(func.count()).select_from(keys).where(mine)) or 0
+
+    def forget_ended(self, workspace: str, kept: int) -> None:
+        """Delete the keys of a workspace that have ended, but for the newest of them."""
+        mine = (keys.c.workspace == workspace) & ~_is_live()
+        oldest = select(keys.c.id).where(mine).order_by(keys.c.created_at.desc())
+        gone = list(self.session.scalars(oldest.offset(kept).limit(AT_ONCE)))
+        if gone:
+            self._changed(delete(web_sessions).where(web_sessions.c.key.in_(gone)))
+            self._changed(delete(keys).where(keys.c.id.in_(gone)))
+
+    def states(self) -> dict[str, tuple[object, ...]]:
+        """Return, by workspace, what changes whenever one of its keys is made, ended or deleted."""
+        facts = (
+            func.count(),
+            func.count(keys.c.revoked_at),
+            func.coalesce(func.sum(keys.c.expires_at), 0.0),
+            func.max(keys.c.created_at),
+        )
+        chosen = select(keys.c.workspace, *facts).group_by(keys.c.workspace)
+        return {row[0]: tuple(row[1:]) for row in self.session.execute(chosen)}
+
+    def count(self) -> int:
+        """How many keys there are, valid or not."""
+        return int(self.session.scalar(select(func.count()).select_from(keys)) or 0)
+
+    def revoke(self, workspace: str, id: str) -> bool:
+        """End a key now; False if there is no such key or it was ended before."""
+        mine = (keys.c.id == id) & (keys.c.workspace == workspace) & keys.c.revoked_at.is_(None)
+        announce(self.session)
+        return self._changed(update(keys).where(mine).values(revoked_at=now())) == 1
+
+    def end_at(self, id: str, seconds_from_now: float) -> None:
+        """Let a key expire in so many seconds, unless it does so earlier."""
+        end = now() + seconds_from_now
+        announce(self.session)
+        earlier = keys.c.expires_at.is_not(None) & (keys.c.expires_at < end)
+        self._changed(update(keys).where(keys.c.id == id, ~earlier).values(expires_at=end))
+
+    def used(self, times: Mapping[str, float]) -> None:
+        """Note when keys were last used."""
+        for id, at in times.items():
+            self._changed(update(keys).where(keys.c.id == id).values(last_used_at=at))
+
+
+def _is_live() -> ColumnElement[bool]:
+    lasts = keys.c.expires_at.is_(None) | (keys.c.expires_at > now())
+    return and_(keys.c.revoked_at.is_(None), lasts)

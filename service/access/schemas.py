@@ -1,0 +1,65 @@
+"""What requests and answers on keys look like."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from service.access.keys import LONGEST_NAME, MOST_DAYS, MOST_GRACE_HOURS, NewKey
+from service.http.schemas import Asked, when
+from service.storage import records
+
+ScopeName = Literal["predict", "fit", "promote", "admin"]
+
+
+class KeyIn(Asked):
+    """A key to make."""
+
+    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+    scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=4)]
+    days: Annotated[float, Field(ge=1e-9, le=MOST_DAYS)] | None = None
+
+
+class RotateIn(Asked):
+    """How long the old key goes on working."""
+
+    grace_hours: Annotated[float, Field(ge=0, le=MOST_GRACE_HOURS)] = 24.0
+
+
+class KeyOut(BaseModel):
+    """A key, without its secret."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    created_at: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+    @classmethod
+    def of(cls, key: records.Key) -> KeyOut:
+        """The answer for a key."""
+        return cls(
+            id=key.id,
+            name=key.name,
+            scopes=key.scopes,
+            created_at=when(key.created_at),
+            expires_at=when(key.expires_at),
+            revoked_at=when(key.revoked_at),
+            last_used_at=when(key.last_used_at),
+        )
+
+
+class NewKeyOut(BaseModel):
+    """A new key; ``token`` is shown this once."""
+
+    key: KeyOut
+    token: str
+
+    @classmethod
+    def of(cls, made: NewKey) -> NewKeyOut:
+        """The answer for a new key."""
+        return cls(key=KeyOut.of(made.key), token=made.token)

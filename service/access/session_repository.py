@@ -1,0 +1,34 @@
+"""SQL on sessions of the dashboard."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, insert, select
+
+from service.storage.repository import AT_ONCE, Repository, now
+from service.storage.tables import web_sessions
+
+
+class Sessions(Repository):
+    """Sessions by the SHA-256 of their tokens."""
+
+    def add(self, token_sha256: str, key: str, seconds: float) -> None:
+        """A new session of a key, for so many seconds."""
+        values = {"token_sha256": token_sha256, "key": key}
+        times = {"created_at": now(), "expires_at": now() + seconds}
+        self._changed(insert(web_sessions).values(**values, **times))
+
+    def key_of(self, token_sha256: str) -> str | None:
+        """The id of the key of a session that has not expired."""
+        mine = (web_sessions.c.token_sha256 == token_sha256) & (web_sessions.c.expires_at > now())
+        found: str | None = self.session.scalar(select(web_sessions.c.key).where(mine))
+        return found
+
+    def remove(self, token_sha256: str) -> None:
+        """End a session."""
+        self._changed(delete(web_sessions).where(web_sessions.c.token_sha256 == token_sha256))
+
+    def forget_expired(self, limit: int = AT_ONCE) -> int:
+        """Delete so many sessions that have expired; return how many were."""
+        token = web_sessions.c.token_sha256
+        expired = select(token).where(web_sessions.c.expires_at <= now()).limit(limit)
+        return self._changed(delete(web_sessions).where(token.in_(expired)))

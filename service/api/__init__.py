@@ -1,1 +1,0 @@
-"""HTTP: routes, what stands before them, and the form of every answer."""

@@ -1,6 +1,0 @@
-"""The Open Inference Protocol (KServe V2, Triton's HTTP) for calibration maps."""
-
-from service.api.inference_protocol.openapi import OPENAPI
-from service.api.inference_protocol.routes import inference_routes
-
-__all__ = ["OPENAPI", "inference_routes"]

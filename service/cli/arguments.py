@@ -1,0 +1,150 @@
+"""The command line: its flags, and what its user did wrong."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+
+from pydantic import ValidationError
+
+from service.cli.backup import read_backup, write_backup
+from service.cli.doctor import doctor
+from service.cli.keys import manage_keys
+from service.cli.list_workers import list_workers
+from service.cli.migrate import migrate
+from service.cli.output import say_error, say_note
+from service.cli.serve import serve
+from service.cli.sweep import sweep_up
+from service.cli.worker import work
+from service.errors import ServiceError
+from service.fits.service import QUEUES
+from service.settings import PREFIX, Settings, settings_from, unknown_variables
+from service.worker.supervisor import SUPERVISOR
+
+MISUSED = 2
+
+# what it returns, if anything, is the exit code
+Command = Callable[[Settings, argparse.Namespace], int | None]
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; a mistake of its user is told in one line."""
+    asked = command_parser().parse_args(arguments)
+    _warn_of_unknown_variables()
+    try:
+        code: int = asked.run(settings_from(vars(asked)), asked) or 0
+    except ValidationError as error:
+        for one in error.errors(include_url=False, include_input=False):
+            name = str(one["loc"][0])
+            rule = one["msg"].removeprefix("Value error, ")
+            say_error(f"{_flag(name)} ({PREFIX}{name.upper()}): {rule}")
+        return MISUSED
+    except ServiceError as error:
+        say_error(error.message)
+        return MISUSED
+    return code
+
+
+def _warn_of_unknown_variables() -> None:
+    if SUPERVISOR in os.environ:
+        return  # whoever started this worker has said it
+    for name, meant in unknown_variables(os.environ).items():
+        hint = f": did you mean {meant}?" if meant else ", and is ignored"
+        say_note(f"warning: {name} is not a setting{hint}")
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m service",
+        description="The calibration service.",
+        epilog="`python -m service COMMAND --help` lists what a command takes.",
+    )
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    settings = _settings_flags()
+
+    def verb(name: str, run: Command, summary: str, words: str = "") -> argparse.ArgumentParser:
+        made = verbs.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            usage=f"%(prog)s [options] {words}".rstrip(),
+            parents=[settings],
+        )
+        made.set_defaults(run=run)
+        return made
+
+    verb("serve", serve, "run the API, with workers beside it")
+    _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queues"))
+    listing = verb("workers", list_workers, "list the workers that are alive")
+    listing.add_argument("--here", action="store_true", help="those of this machine only")
+    verb("migrate", migrate, "bring the database up to date, and end")
+    managing = "make, list, rotate or revoke API keys"
+    _add_key_flags(verb("keys", manage_keys, managing, "ACTION [ID]"))
+    writing = "back up the embedded database and its blobs, while the service goes on"
+    _add_backup_flags(verb("backup", write_backup, writing, "FILE.tar"))
+    reading = verb(
+        "restore", read_backup, "restore a backup into an empty data directory", "FILE.tar"
+    )
+    reading.add_argument("file", help="that `backup` has written")
+    checking = verb("doctor", doctor, "check all that is stored, and say what is amiss")
+    checking.add_argument("--json", action="store_true", help="one JSON object a line")
+    sweeping = verb("sweep", sweep_up, "delete stored bytes that nothing names")
+    sweeping.add_argument("--dry-run", action="store_true", help="only name them")
+    sweeping.add_argument(
+        "--adopt", action="store_true", help="also if the store was last swept for another database"
+    )
+    return parser
+
+
+def _settings_flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(add_help=False)
+    group = flags.add_argument_group(
+        "settings", f"Each is also an environment variable, {PREFIX}PORT for --port; flags win."
+    )
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default == "" else f" [{field.default}]"
+        group.add_argument(
+            _flag(name),
+            dest=name,
+            default=argparse.SUPPRESS,
+            metavar=name.rpartition("_")[2].upper(),
+            help=f"{field.description}{default}",
+        )
+    return flags
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
+    worker.add_argument(
+        "--queue",
+        action="append",
+        dest="queues",
+        choices=QUEUES,
+        help=f"to take from, may be given twice; by default {QUEUES[0]}, and both with a GPU",
+    )
+    worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
+
+
+def _add_backup_flags(backup: argparse.ArgumentParser) -> None:
+    backup.add_argument("file", help="to write")
+    backup.add_argument("--force", action="store_true", help="replace the file if it is there")
+    backup.add_argument(
+        "--keep-going", action="store_true", help="leave out what is damaged, and say so"
+    )
+
+
+def _add_key_flags(keys: argparse.ArgumentParser) -> None:
+    keys.add_argument("action", choices=["create", "list", "rotate", "revoke"])
+    keys.add_argument("id", nargs="?", help="of the key to rotate or revoke")
+    keys.add_argument("--workspace", default="default", help="made by `create` if it is new")
+    keys.add_argument("--name", default="unnamed", help="what the key is for")
+    keys.add_argument(
+        "--scopes", action="append", help="comma list of predict,fit,promote,admin [predict]"
+    )
+    keys.add_argument("--days", type=float, help="how long it is valid; by default until revoked")
+    keys.add_argument("--grace-hours", type=float, default=24.0, help="of the key rotated")

@@ -1,0 +1,78 @@
+"""``python -m service keys``."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+
+from service.access import keys
+from service.access.permissions import Scope
+from service.cli.open_store import prepared
+from service.cli.output import command_to_paste, minute, say, say_note
+from service.errors import Conflict, Invalid
+from service.settings import Settings
+from service.storage.records import Key
+from service.storage.store import Store
+
+
+def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
+    """Make, list, rotate or revoke keys."""
+    if asked.action in ("rotate", "revoke") and asked.id is None:
+        command = command_to_paste(asked, f"keys {asked.action} ID")
+        raise Invalid("no_id", f"name the key: {command}")
+    with closing(prepared(settings)) as database, database.write() as store:
+        made = asked.action == "create"
+        workspace = keys.workspace_named(store, asked.workspace, make=made).id
+        match asked.action:
+            case "create":
+                given = ",".join(asked.scopes or [keys.DEFAULT_SCOPE])
+                scopes = [_scope(one) for one in given.split(",")]
+                _show_new(_created(store, workspace, asked, scopes))
+            case "rotate":
+                _show_new(keys.rotate(store, workspace, asked.id, grace_hours=asked.grace_hours))
+            case "revoke":
+                if keys.is_last_admin(store, workspace, asked.id):
+                    command = command_to_paste(asked, "keys create --scopes admin")
+                    say_note(f"warning: this was the last key with the scope admin: {command}")
+                say(_line(keys.revoke(store, workspace, asked.id, even_last=True)))
+            case _:
+                _list(store, workspace, asked)
+
+
+def _created(
+    store: Store, workspace: str, asked: argparse.Namespace, scopes: list[Scope]
+) -> keys.NewKey:
+    try:
+        return keys.create(store, workspace, name=asked.name, scopes=scopes, days=asked.days)
+    except Conflict as error:
+        if error.code != "first_key_needs_admin":
+            raise
+        command = command_to_paste(asked, "keys create --scopes admin --name first")
+        raise Conflict(error.code, f"{error.message}: {command}") from error
+
+
+def _show_new(new: keys.NewKey) -> None:
+    say(new.token)
+    say_note(f"key {new.key.id} of {', '.join(new.key.scopes)}; it is shown this once, keep it")
+
+
+def _list(store: Store, workspace: str, asked: argparse.Namespace) -> None:
+    found = store.keys.page(workspace, 2 * keys.MOST_KEYS, None)[::-1]
+    for key in found:
+        say(_line(key))
+    if not found:
+        command = command_to_paste(asked, "keys create --scopes admin")
+        say_note(f"there are no keys: {command}")
+
+
+def _line(key: Key) -> str:
+    state = "revoked" if key.revoked_at else f"expires {minute(key.expires_at)}"
+    used = f"last used {minute(key.last_used_at)}"
+    return "  ".join((key.id, key.name, ",".join(key.scopes), state, used))
+
+
+def _scope(name: str) -> Scope:
+    try:
+        return Scope(name.strip())
+    except ValueError as error:
+        raise Invalid("bad_scope", f"{name!r} is not a scope: {', '.join(Scope)}") from error

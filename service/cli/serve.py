@@ -1,0 +1,145 @@
+"""``python -m service serve``."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import gc
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+
+import uvicorn
+
+from service import logs
+from service.cli.open_store import check_writable, prepared
+from service.cli.output import command_to_paste, say
+from service.cli.startup_banner import welcome
+from service.errors import Invalid
+from service.settings import Settings
+from service.storage.database import Database
+
+KEEP_ALIVE_SECONDS = 75
+# how long a thread that computes may keep the event loop waiting; by default 5 ms
+SWITCH_SECONDS = 0.001
+GC_THRESHOLDS = (20_000, 20, 100)
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(settings: Settings, asked: argparse.Namespace) -> None:
+    """Run the API until it is interrupted."""
+    for number in ENDING:
+        signal.signal(number, lambda *_: sys.exit(0))
+    logs.configure(settings.log_level, settings.log_format)
+    listening = _listen(settings)
+    port = listening.getsockname()[1]
+    check_writable(settings.data_dir)  # uploads lie there, wherever the rest does
+    with closing(prepared(settings)) as database:
+        _check_open(settings, database, asked)
+    # no other command needs the web framework
+    from service.app import create_app
+    from service.http.server.protocol import protocol_with
+
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _allow_many_connections()
+    app = create_app(settings)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=protocol_with(settings.response_timeout, settings.max_connections_per_address),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    server.greeting = welcome(settings, port)
+    server.end_waiting = app.state.parts.end_waiting
+    server.run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Greets when it is ready to answer, and ends in peace however often it is told to."""
+
+    greeting: str
+    end_waiting: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            _collect_garbage_seldom()
+            say(self.greeting)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.end_waiting()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End orderly; uvicorn would break off at a second Ctrl-C, and raise signals again."""
+        for number in ENDING:
+            signal.signal(number, self._end)
+        yield
+
+    def _end(self, *_: object) -> None:
+        self.should_exit = True
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files to the hard one: by default it is often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _collect_garbage_seldom() -> None:
+    """Exempt what is loaded by now from garbage collection, and collect seldom.
+
+    Nobody is answered during a collection; with thousands of connections a full one takes most of
+    a second.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
+def _check_open(settings: Settings, database: Database, asked: argparse.Namespace) -> None:
+    """Refuse to be reachable from elsewhere without a key."""
+    if settings.is_loopback:
+        return
+    with database.read() as store:
+        if store.keys.count():
+            return
+    command = command_to_paste(asked, "keys create --scopes admin --name first")
+    raise Invalid(
+        "no_keys",
+        f"listening on {settings.host} would let anyone in, because no key was made yet.\n"
+        f"Make one:  {command}\n"
+        "or listen on this machine only:  --host 127.0.0.1",
+    )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """The listening socket; taken before anything else, so that a port in use is told at once."""
+    try:
+        return socket.create_server(
+            (settings.host, settings.port),
+            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
+            backlog=2048,
+        )
+    except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]
+        advice = (
+            "stop what listens there, or choose another with --port"
+            if error.errno in (errno.EADDRINUSE, errno.EACCES)
+            else "choose an address of this machine with --host"
+        )
+        raise Invalid(
+            "cannot_listen",
+            f"cannot listen on {settings.host}:{settings.port} ({reason}): {advice}",
+        ) from error

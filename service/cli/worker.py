@@ -1,0 +1,16 @@
+"""``python -m service worker``."""
+
+from __future__ import annotations
+
+import argparse
+
+from service.cli.open_store import prepared
+from service.settings import Settings
+
+
+def work(settings: Settings, asked: argparse.Namespace) -> None:
+    """Run a worker until it is interrupted."""
+    prepared(settings).close()
+    from service.worker.process import run_worker  # loads torch
+
+    run_worker(settings, asked.queues, asked.device)

@@ -1,0 +1,121 @@
+"""The route that compares two versions of a calibrator on the same rows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+
+from service.access.permissions import Principal, Scope
+from service.comparisons import service as comparing
+from service.comparisons.service import Comparison, Pair
+from service.dependencies import Caller, Joined, Parts, check_scope
+from service.errors import Invalid, NotFound, Unavailable
+from service.http import openapi_bodies
+from service.http.middleware.request_limits import waiting
+from service.http.strict_route import StrictRoute
+from service.registry import service as versions
+from service.storage.records import Dataset
+from service.storage.store import Store
+
+router = APIRouter(
+    prefix="/v1/calibrators/{name}/compare", tags=["calibrators"], route_class=StrictRoute
+)
+
+LONGEST_WAIT = 25.0
+
+Number = Annotated[int, Query(ge=1, lt=2**31)]
+
+
+class ComparisonOut(BaseModel):
+    """What the second version changes: the first is the report's `before`."""
+
+    calibrator: str
+    first: int
+    second: int
+    dataset: Annotated[str | None, Field(description="null: on the rows that both were judged on")]
+    rows: Annotated[int, Field(description="rows that both were measured on")]
+    verdict: str | None
+    no_verdict: Annotated[str | None, Field(description="why there is no verdict")]
+    report: dict[str, Any]
+
+    @classmethod
+    def of(cls, pair: Pair, found: Comparison) -> ComparisonOut:
+        """The answer for a comparison."""
+        return cls(
+            calibrator=pair.calibrator,
+            first=pair.first.number,
+            second=pair.second.number,
+            dataset=found.dataset,
+            rows=found.report.n,
+            verdict=found.report.verdict,
+            no_verdict=found.no_verdict or None,
+            report=found.report.to_dict(),
+        )
+
+
+@router.get(
+    "", summary="Compare two versions on the same rows", responses=openapi_bodies.COMPARE_ANSWERS
+)
+async def compare_versions(
+    request: Request,
+    joined: Joined,
+    caller: Caller,
+    name: openapi_bodies.Name,
+    first: Number,
+    second: Number,
+    dataset: Annotated[str | None, Query(pattern=openapi_bodies.ID_PATTERN)] = None,
+) -> ComparisonOut:
+    """On rows that both were judged on, by fits that had not seen them; or on a `dataset`.
+
+    Without a `dataset`, versions that have no judged rows in common are compared on the evaluation
+    dataset of one of them, if it is still there; else the answer is 409 `no_common_rows`. There is
+    no verdict on rows that a version was fitted on: `no_verdict` says so. A dataset needs the scope
+    `fit`.
+    """
+    pair, data = await joined.executors.query.run(
+        caller.workspace, _ground, joined, caller, name, (first, second), dataset
+    )
+    asked = asyncio.wrap_future(joined.comparisons.ask(caller, pair, data))
+    asked.add_done_callback(lambda one: one.cancelled() or one.exception())  # or asyncio logs it
+    with waiting(request.scope, joined.settings.max_waits_per_key):
+        done, _ = await asyncio.wait([asked], timeout=LONGEST_WAIT)
+    joined.keys.check(caller)
+    if not done:
+        raise Unavailable("comparing", "the comparison takes a while: ask again for its result")
+    return ComparisonOut.of(pair, asked.result())
+
+
+def pair_of(store: Store, caller: Principal, name: str, numbers: tuple[int, int]) -> Pair:
+    """The two versions that are to be compared."""
+    if numbers[0] == numbers[1]:
+        raise Invalid("same_version", f"choose two versions: both are {numbers[0]}")
+    calibrator = versions.calibrator_named(store, caller, name)
+    return Pair(name, *(versions.version_of(store, calibrator, one) for one in numbers))
+
+
+def chosen_dataset(store: Store, caller: Principal, pair: Pair, asked: str) -> Dataset:
+    """The dataset that the caller names."""
+    check_scope(caller, Scope.FIT)
+    found = store.datasets.get(caller.workspace, asked)
+    if found is None or not comparing.suits(found, pair.second):
+        raise NotFound("no_such_dataset", "there is no such dataset for these versions")
+    return found
+
+
+def _ground(
+    joined: Parts, caller: Principal, name: str, numbers: tuple[int, int], asked: str | None
+) -> tuple[Pair, Dataset | None]:
+    """The two versions, and the dataset to compare them on; None for their judged rows."""
+    with joined.database.read() as store:
+        pair = pair_of(store, caller, name, numbers)
+        if asked is not None:
+            return pair, chosen_dataset(store, caller, pair, asked)
+        if pair.has_judged_rows:
+            return pair, None
+        data = comparing.default_dataset(store, caller, pair) if caller.may(Scope.FIT) else None
+        if data is None:
+            raise comparing.no_ground(pair)
+        return pair, data

@@ -1,0 +1,252 @@
+"""Two versions measured on the same rows: what the second changes, with intervals.
+
+Versions are compared on rows that both were judged on, by fits that had not seen them, or on a
+dataset. There is no verdict on rows that a version was fitted on.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import orjson
+
+from calibrators import CalibrationError, Report, archive
+from calibrators.comparison.judged_rows import JudgedRows
+from service.access.permissions import Principal
+from service.concurrency.task_process import TASK_FAILED, TaskProcess
+from service.datasets.load import stored_file
+from service.errors import Conflict, ServiceError, TooLarge, Unavailable
+from service.registry.service import Judged
+from service.serving.map_cache import Maps
+from service.storage.blob_keys import judged_key
+from service.storage.blobs import Blobs
+from service.storage.records import Dataset, Version
+from service.storage.store import Store
+
+SECONDS = 120.0
+MOST_ROWS = 100_000
+MOST_LOADED = 40_000_000
+KEPT = 64
+MOST_WAITING = 16
+MOST_WAITING_OF_ONE = 4
+
+
+class Pair(NamedTuple):
+    """Which versions of a calibrator: the first is compared with the second."""
+
+    calibrator: str
+    first: Version
+    second: Version
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Return what tells it from other pairs."""
+        return self.calibrator, self.first.number, self.second.number
+
+    @property
+    def has_judged_rows(self) -> bool:
+        """Whether both were judged on rows of the same data set, and these are kept."""
+        return self.first.judged_data is not None and (
+            self.first.judged_data == self.second.judged_data
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first version is the report's "before", the second its "after", on the same rows.
+
+    ``dataset`` is None if they are rows that both were judged on; else ``rows`` is how many the
+    dataset has: the report may be on fewer, drawn evenly. Where ``no_verdict`` says why, the
+    report has no verdict.
+    """
+
+    report: Report
+    rows: int
+    dataset: str | None = None
+    no_verdict: str = ""
+
+
+class Comparisons:
+    """Measured in a process of their own, one after the other; the last ones are remembered."""
+
+    def __init__(self, blobs: Blobs, maps: Maps) -> None:
+        self._blobs = blobs
+        self._maps = maps
+        self._kept: OrderedDict[tuple[str, ...], Future[Comparison]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compare")
+        self._process = TaskProcess()
+
+    def ask(self, principal: Principal, pair: Pair, dataset: Dataset | None) -> Future[Comparison]:
+        """Return the comparison on a dataset, or on common judged rows if that is None.
+
+        It begins now if nobody asked for it before. One that failed is told to whoever asks next,
+        and begun anew for those after.
+        """
+        if dataset is not None:
+            _check_size(dataset)
+        ground = "" if dataset is None else dataset.id
+        key = (principal.workspace, *map(str, pair.key), ground)
+        with self._lock:
+            found = self._kept.pop(key, None)
+            if found is None:
+                self._check_waiting(principal.workspace)
+                found = self._submit(principal, pair, dataset)
+            if not _has_failed(found):
+                self._kept[key] = found
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Begin no more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._process.end()
+
+    def _submit(
+        self, principal: Principal, pair: Pair, dataset: Dataset | None
+    ) -> Future[Comparison]:
+        try:
+            if dataset is None:
+                return self._thread.submit(self._compare_judged, principal, pair)
+            return self._thread.submit(self._compare, principal, pair, dataset)
+        except RuntimeError as error:
+            raise Unavailable("ending", "the service is ending: try again") from error
+
+    def _check_waiting(self, workspace: str) -> None:
+        waiting = [key[0] for key, one in self._kept.items() if not one.done()]
+        mine = waiting.count(workspace)
+        if mine >= MOST_WAITING_OF_ONE or len(waiting) >= MOST_WAITING:
+            raise Unavailable(
+                "busy", f"{mine or len(waiting)} comparisons wait already: try again in a minute"
+            )
+
+    def _compare_judged(self, principal: Principal, pair: Pair) -> Comparison:
+        rows = [_judged_bytes(self._blobs, principal, one) for one in (pair.first, pair.second)]
+        packed = {"rows": [base64.b64encode(one).decode() for one in rows]}
+        answer = self._run("compare_judged", packed)
+        report = Report.from_dict(orjson.loads(answer)["report"])
+        return Comparison(report, report.n)
+
+    def _compare(self, principal: Principal, pair: Pair, dataset: Dataset) -> Comparison:
+        sides = pair.first, pair.second
+        maps = [
+            archive.dump(self._maps.load(principal, pair.calibrator, str(one.number)).map)
+            for one in sides
+        ]
+        with stored_file(self._blobs, dataset, "dataset") as path:
+            request = {
+                "path": str(path),
+                "format": dataset.format,
+                "kind": dataset.kind,
+                "dataset": dataset.id,
+                "most_rows": MOST_ROWS,
+                "maps": [base64.b64encode(one).decode() for one in maps],
+            }
+            answer = self._run("compare", request)
+        found = orjson.loads(answer)
+        report = Report.from_dict(found["report"])
+        seen = [
+            one.number for one in sides if self._has_seen(principal, one, dataset, found["data"])
+        ]
+        if seen:
+            report = replace(report, verdict=None)
+        return Comparison(report, found["rows"], dataset.id, _why_no_verdict(seen))
+
+    def _run(self, task: str, request: dict[str, Any]) -> bytes:
+        """Return what a task gives; what these two versions do not allow is a Conflict."""
+        try:
+            return self._process.run(task, request, SECONDS)
+        except ServiceError as error:
+            if type(error) is not ServiceError or error.code == TASK_FAILED:
+                raise
+            raise Conflict(error.code, error.message) from error
+
+    def _has_seen(
+        self, principal: Principal, version: Version, dataset: Dataset, fingerprint: str
+    ) -> bool:
+        """Whether a version was fitted on these bytes, or on these rows in another format."""
+        if version.dataset_sha256 == dataset.sha256:
+            return True
+        rows = judged_rows(self._blobs, principal, version)
+        return rows is not None and rows.fitted_on == fingerprint
+
+
+def judged_rows(blobs: Blobs, principal: Principal, version: Version) -> JudgedRows | None:
+    """Return the rows that a version was judged on; None if it has none, or they are damaged."""
+    if version.judged_sha256 is None:
+        return None
+    try:
+        return JudgedRows.load(_judged_bytes(blobs, principal, version))
+    except (ServiceError, CalibrationError):
+        return None
+
+
+def default_dataset(store: Store, principal: Principal, pair: Pair) -> Dataset | None:
+    """Return the evaluation dataset of one of the two fits that neither was fitted on, if any."""
+    for one in (pair.second, pair.first):
+        fit = None if one.fit is None else store.fits.get(one.fit, principal.workspace)
+        if fit is None or fit.evaluation is None:
+            continue
+        found = store.datasets.get(principal.workspace, fit.evaluation)
+        if found is not None and suits(found, pair.second) and not is_seen(pair, found):
+            return found
+    return None
+
+
+def suits(dataset: Dataset, version: Version) -> bool:
+    """Whether a version can be applied to a dataset."""
+    return dataset.is_ready and (dataset.kind, dataset.classes) == (version.kind, version.classes)
+
+
+def is_seen(pair: Pair, dataset: Dataset) -> bool:
+    """Whether one of the versions is known to be fitted on these bytes."""
+    return any(Judged(one, None).has_seen(dataset) for one in (pair.first, pair.second))
+
+
+def no_ground(pair: Pair) -> Conflict:
+    """Return the error for a pair that can only be compared on a dataset that is named."""
+    one = next((one for one in pair[1:] if one.judged_sha256 is None), None)
+    why = (
+        "they were judged on rows of different data"
+        if one is None
+        else f"version {one.number} has no judged rows"
+    )
+    return Conflict(
+        "no_common_rows",
+        f"versions {pair.first.number} and {pair.second.number} cannot be compared as they are, "
+        f"because {why}: name a dataset that neither was fitted on",
+    )
+
+
+def _check_size(dataset: Dataset) -> None:
+    values = (dataset.rows or 0) * (dataset.classes or 0)
+    if values > MOST_LOADED:
+        raise TooLarge(
+            "dataset_too_large",
+            f"versions are compared on datasets of at most {MOST_LOADED:,} values (rows times "
+            f"classes), this one has {values:,}",
+            limit=MOST_LOADED,
+        )
+
+
+def _judged_bytes(blobs: Blobs, principal: Principal, version: Version) -> bytes:
+    sha256 = version.judged_sha256 or ""
+    return blobs.get(judged_key(principal.workspace, version.id, sha256), sha256)
+
+
+def _why_no_verdict(seen: list[int]) -> str:
+    if not seen:
+        return ""
+    if len(seen) > 1:
+        return "both versions were fitted on these rows, which flatters their figures"
+    return f"version {seen[0]} was fitted on these rows, which flatters its figures"
+
+
+def _has_failed(asked: Future[Comparison]) -> bool:
+    return asked.cancelled() or (asked.done() and asked.exception() is not None)

@@ -1,0 +1,1 @@
+"""Thread pools, memory budgets, task processes and long polls, shared by features."""

@@ -1,1 +1,0 @@
-"""Use cases: what the service does, in short transactions, with no SQL and no framework."""

@@ -1,0 +1,1 @@
+"""Datasets: upload whole or in parts, check, store, load and expire."""

@@ -1,0 +1,184 @@
+"""Arrays in a body, and arrays as a body."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import orjson
+
+from calibrators.data import Kind
+from service.datasets.formats import csv_text, json_text, npy, npz, safetensors, segments
+from service.datasets.formats.layout import Array, Bytes, Readable, check_dimensions
+from service.datasets.formats.media_types import Format
+from service.datasets.formats.segments import GROUPS
+from service.errors import Invalid, Malformed, NotAcceptable, TooLarge
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+LABELS = "labels"
+VALUES = "values"
+NAMES = (*KINDS, VALUES, LABELS, GROUPS)
+GROUP_COPIES = 2
+
+
+class Arrays(NamedTuple):
+    """What was sent: values (n, k) or (n,), labels and groups (n,), and what the values are.
+
+    There need be no labels and no groups. ``declared`` is None where nothing says it (npy, arrays
+    called ``values``, a bare JSON list, some CSV). The arrays may share the memory of the body; in
+    which order of bytes, rows and columns they are kept is as sent.
+    """
+
+    values: Array
+    labels: Array | None = None
+    declared: Kind | None = None
+    groups: Array | None = None
+
+
+def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
+    """The arrays of a body of at most ``limit`` bytes, as sent and unpacked.
+
+    npz, safetensors and JSON objects name them: one of ``logits``, ``probabilities`` and (where it
+    need not be said which) ``values``, with ``labels`` and ``groups`` if there are any; CSV names
+    their columns. The rules of calibrators (NaN, ranges) are left to it.
+    """
+    check_size(len(body), limit)
+    if not len(body):
+        raise Malformed("empty_body", "the body is empty: send the logits or probabilities")
+    match format:
+        case Format.NPY:
+            return Arrays(_checked(VALUES, npy.decode(body)))
+        case Format.NPZ:
+            return _named(_npz(body, limit))
+        case Format.SAFETENSORS:
+            return _named(safetensors.decode(body))
+        case Format.JSON:
+            return _document(json_text.parse(body))
+        case Format.CSV:
+            return Arrays(*csv_text.decode(body))
+
+
+def arrays_of_document(document: dict[str, Any]) -> Arrays:
+    """The arrays among the fields of a JSON document; other fields are left alone."""
+    declared = declared_kind(document)
+    labels, groups = document.get(LABELS), document.get(GROUPS)
+    return Arrays(
+        json_text.numbers(declared or VALUES, document[declared or VALUES]),
+        None if labels is None else json_text.numbers(LABELS, labels),
+        declared,
+        None if groups is None else segments.from_list(groups),
+    )
+
+
+def encode(format: Format, arrays: dict[str, Array]) -> bytes:
+    """Arrays as a body; npy holds exactly one, whose name is dropped."""
+    match format:
+        case Format.NPY:
+            if len(arrays) != 1:
+                raise NotAcceptable(
+                    "one_array_only", "npy holds one array: ask for npz, safetensors or JSON"
+                )
+            return npy.encode(next(iter(arrays.values())))
+        case Format.NPZ:
+            file = io.BytesIO()
+            np.savez(file, allow_pickle=False, **arrays)
+            return file.getvalue()
+        case Format.SAFETENSORS:
+            return safetensors.encode(arrays)
+        case Format.JSON:
+            return orjson.dumps(
+                {name: np.ascontiguousarray(one) for name, one in arrays.items()},
+                option=orjson.OPT_SERIALIZE_NUMPY,
+            )
+        case Format.CSV:
+            raise NotAcceptable("not_acceptable", "CSV is read for datasets, and never answered")
+
+
+def check_size(size: int, limit: int) -> None:
+    """Refuse more bytes than allowed."""
+    if size > limit:
+        raise TooLarge(
+            "body_too_large", f"at most {limit} bytes are taken, got {size}", limit=limit
+        )
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse arrays that no one asked for."""
+    for name in names:
+        if name not in NAMES:
+            raise Invalid(
+                "unknown_array",
+                f"the array {name[:40]!r} is not known: name the values logits or probabilities, "
+                "the true classes labels, and the segments groups",
+            )
+
+
+def declared_kind(names: Iterable[str]) -> Kind | None:
+    """Which of logits and probabilities is there, None for values; exactly one must be."""
+    given = set(names)
+    sent = [name for name in (*KINDS, VALUES) if name in given]
+    if len(sent) != 1:
+        raise Invalid(
+            "logits_or_probabilities",
+            "send exactly one of logits, probabilities and values, "
+            f"got {' and '.join(sent) or 'none of them'}",
+        )
+    return next((kind for kind in KINDS if kind in given), None)
+
+
+def npz_members(file: Readable, size: int, limit: int) -> dict[str, npz.Member]:
+    """The members of an npz file by array name; together at most ``limit`` bytes unpacked."""
+    found = npz.members(file, size)
+    check_names(one.name.removesuffix(".npy") for one in found if one.name.endswith(".npy"))
+    odd = next((one.name for one in found if not one.name.endswith(".npy")), None)
+    if odd is not None:
+        raise Invalid("unknown_array", f"the zip member {odd[:40]!r} is not an npy file")
+    check_size(sum(one.unpacked for one in found), limit)
+    return {one.name.removesuffix(".npy"): one for one in found}
+
+
+def unpacked_size(body: Bytes, limit: int) -> int:
+    """Return how much memory the arrays of an npz body take, by its directory alone."""
+    found = npz_members(io.BytesIO(body), len(body), limit)
+    groups = found[GROUPS].unpacked if GROUPS in found else 0
+    # each row gets the number and the scale of its segment, even if its name has one byte
+    return sum(one.unpacked for one in found.values()) + GROUP_COPIES * groups
+
+
+def _npz(body: Bytes, limit: int) -> dict[str, Array]:
+    file = io.BytesIO(body)
+    found = npz_members(file, len(body), limit)
+    return {
+        name: npy.decode(npz.Unpacked(file, one).read(one.unpacked), is_text=name == GROUPS)
+        for name, one in found.items()
+    }
+
+
+def _document(document: Any) -> Arrays:
+    if isinstance(document, list):
+        return Arrays(json_text.numbers(VALUES, document))
+    if not isinstance(document, dict):
+        raise Invalid("not_an_array", "the body must be a list of numbers or an object of arrays")
+    check_names(document)
+    return arrays_of_document(document)
+
+
+def _named(arrays: dict[str, Array]) -> Arrays:
+    check_names(arrays)
+    declared = declared_kind(arrays)
+    groups = arrays.pop(GROUPS, None)
+    for name, array in arrays.items():
+        _checked(name, array)
+    return Arrays(
+        arrays[declared or VALUES],
+        arrays.get(LABELS),
+        declared,
+        None if groups is None else segments.checked(groups),
+    )
+
+
+def _checked(name: str, array: Array) -> Array:
+    check_dimensions(name, array.shape)
+    return array

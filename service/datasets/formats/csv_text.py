@@ -1,0 +1,224 @@
+"""Arrays as CSV: a header that names the columns, then a line for each row.
+
+One column is ``label`` (or ``labels``), one may be ``group`` (or ``groups``), the segment of each
+row; the others are the classes. Their names say what they are:
+
+    logit_0, logit_1, ...                    logits; the number is the class, in any order
+    p_0, ... or probability_0, ...           probabilities, likewise
+    logit, p or probability, and no other    two classes, of which this is class 1
+    any other names                          classes in the file's order; ``kind`` must be given
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from calibrators.data import Kind
+from service.datasets.formats import segments
+from service.datasets.formats.layout import Array, Bytes
+from service.errors import Invalid, Malformed, TooLarge
+
+LABELS = ("label", "labels")
+GROUPS = ("group", "groups")
+KINDS: dict[str, Kind] = {"logit": "logits", "p": "probabilities", "probability": "probabilities"}
+SHOWN = 40
+MOST_COLUMNS = 200_000
+
+_NUMBERED = re.compile(rf"({'|'.join(KINDS)})_(\d{{1,9}})")
+_LARGEST = (1 << 63) - 1
+
+Number = TypeVar("Number", int, float)
+
+
+class Table(NamedTuple):
+    """Values (n, k), labels and groups (n,), as in ``bodies.Arrays``."""
+
+    values: Array
+    labels: Array
+    declared: Kind | None
+    groups: Array | None
+
+
+class Header(NamedTuple):
+    """The names of all columns; the places of labels, groups (if any) and classes in order."""
+
+    names: list[str]
+    labels: int
+    groups: int | None
+    classes: list[int]
+    declared: Kind | None
+
+
+def decode(body: Bytes) -> Table:
+    """The arrays of a CSV file: UTF-8, with commas, quotes where they are wanted.
+
+    >>> decode(b"logit_1,label,logit_0\\n2.5,1,-1\\n").values.tolist()
+    [[-1.0, 2.5]]
+    """
+    _check_text(body)
+    lines = _lines(body)
+    header = _header(next(lines, (0, []))[1])
+    values, labels = array("d"), array("q")
+    groups: list[str] = []
+    for line, row in lines:
+        _check_width(line, row, header)
+        for place in header.classes:
+            values.append(_cell(line, header.names[place], row[place], float))
+        labels.append(_cell(line, header.names[header.labels], row[header.labels], _label))
+        if header.groups is not None:
+            groups.append(row[header.groups].strip())
+    return Table(
+        np.frombuffer(values).reshape(len(labels), len(header.classes)),
+        np.frombuffer(labels, np.int64),
+        header.declared,
+        None if header.groups is None else segments.from_names(groups),
+    )
+
+
+def _check_text(body: Bytes) -> None:
+    try:
+        str(body, "utf-8")
+    except UnicodeDecodeError as error:
+        raise Malformed(
+            "malformed_csv", f"the file is not UTF-8 text: byte {error.start} cannot be read"
+        ) from error
+
+
+def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
+    """Return the lines that are not blank, with their numbers in the file."""
+    physical = _PhysicalLines(body)
+    reader = csv.reader(physical, skipinitialspace=True, strict=True)
+    try:
+        for row in reader:
+            physical.commas = 0
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise Malformed("malformed_csv", f"line {reader.line_num}: {error}") from error
+
+
+class _PhysicalLines:
+    """The lines of a body, decoded as they are read; ``commas`` counts those of the row at hand.
+
+    The reader makes a string of every cell, so a row of too many is stopped before it is split.
+    """
+
+    def __init__(self, body: Bytes) -> None:
+        self.commas = 0
+        self._file = io.TextIOWrapper(io.BytesIO(body), encoding="utf-8-sig", newline="")
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._file:
+            self.commas += line.count(",")
+            if self.commas >= MOST_COLUMNS:
+                raise TooLarge(
+                    "too_many_columns", f"at most {MOST_COLUMNS} columns are read in a row"
+                )
+            yield line
+
+
+def _header(line: Sequence[str]) -> Header:
+    names = [one.strip().lower() for one in line]
+    _check_names(names)
+    found = [place for place, name in enumerate(names) if name in LABELS]
+    if len(found) != 1:
+        raise Invalid(
+            "no_labels",
+            "the first line must name the columns, and one of them label (or labels), "
+            f"got {len(found)} such columns",
+        )
+    segment = [place for place, name in enumerate(names) if name in GROUPS]
+    if len(segment) > 1:
+        raise Invalid("bad_columns", "two columns name segments: leave out group or groups")
+    others = [place for place in range(len(names)) if place not in (*found, *segment)]
+    if not others:
+        raise Invalid("bad_columns", "there is no column but the label: add logit_0, logit_1, ...")
+    return Header(names, found[0], segment[0] if segment else None, *_classes(names, others))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if not names:
+        raise Malformed("malformed_csv", "there is no header: the first line names the columns")
+    if len(names) == 1 and (found := re.search(r"[;\t|]", names[0])):
+        raise Malformed("malformed_csv", f"columns are separated by commas, got {found[0]!r}")
+    if "" in names:
+        raise Invalid(
+            "bad_columns",
+            f"column {names.index('') + 1} has no name: leave it out (pandas: index=False)",
+        )
+    twice, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise Malformed("duplicate_names", f"two columns are called {twice[:SHOWN]!r}")
+
+
+def _classes(names: Sequence[str], others: list[int]) -> tuple[list[int], Kind | None]:
+    """The places of the classes in order, and what their names say they are."""
+    if len(others) == 1 and names[others[0]] in KINDS:
+        return others, KINDS[names[others[0]]]
+    numbered = {place: _NUMBERED.fullmatch(names[place]) for place in others}
+    if not any(numbered.values()):
+        return others, None
+    by_class: dict[int, int] = {}
+    kinds = set()
+    for place, found in numbered.items():
+        if found is None:
+            raise Invalid(
+                "unknown_array",
+                f"the column {names[place][:SHOWN]!r} is neither a class nor label nor group: "
+                "leave it out",
+            )
+        by_class[int(found[2])] = place
+        kinds.add(KINDS[found[1]])
+    if len(kinds) != 1:
+        raise Invalid(
+            "logits_or_probabilities", "send exactly one of logits and probabilities, got both"
+        )
+    _check_classes(by_class, len(others))
+    return [by_class[one] for one in sorted(by_class)], kinds.pop()
+
+
+def _check_classes(numbers: Collection[int], columns: int) -> None:
+    missing = next((one for one in range(columns) if one not in numbers), None)
+    if missing is not None:
+        raise Invalid(
+            "bad_columns",
+            f"the classes of {columns} columns are numbered 0 to {columns - 1}, each once: "
+            f"there is none for class {missing}",
+        )
+
+
+def _check_width(line: int, row: Sequence[str], header: Header) -> None:
+    if len(row) != len(header.names):
+        raise Invalid(
+            "ragged",
+            f"line {line} has {len(row)} columns, the header has {len(header.names)}",
+            line=line,
+        )
+
+
+def _cell(line: int, name: str, text: str, made: Callable[[str], Number]) -> Number:
+    try:
+        if "_" in text:  # Python's digit separator, which no other reader takes
+            raise ValueError(text)
+        return made(text)
+    except ValueError as error:
+        what = "a number" if made is float else "a whole number, 0 for the first class"
+        raise Invalid(
+            "not_a_number",
+            f"line {line}, column {name[:SHOWN]!r}: {text[:SHOWN]!r} is not {what}",
+            line=line,
+            column=name[:SHOWN],
+        ) from error
+
+
+def _label(text: str) -> int:
+    """A label; those beyond 63 bits are out of any range."""
+    return max(-_LARGEST, min(int(text), _LARGEST))

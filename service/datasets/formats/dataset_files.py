@@ -1,0 +1,224 @@
+"""Datasets on disk: all rules checked in constant memory, and loaded for a fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrators import CalibrationSet, DataError
+from calibrators.data import Kind, as_logits, two_columns
+from calibrators.rounding import GridFinder
+from service.datasets.formats import segments
+from service.datasets.formats.bodies import LABELS, VALUES, check_names, check_size, declared_kind
+from service.datasets.formats.columns import Column, by_rows, columns
+from service.datasets.formats.layout import Array, Layout, check_dimensions
+from service.datasets.formats.media_types import Format
+from service.datasets.formats.segments import GROUPS
+from service.errors import Invalid, TooLarge
+
+BLOCK = 1 << 18
+FORTRAN_ROWS, FORTRAN_BYTES = 64, 24 << 20
+# the order in which CalibrationSet looks at the rules that rows can break
+RULES = (
+    "not_a_probability",
+    "rows_do_not_sum_to_one",
+    "label_out_of_range",
+    "nan",
+    "infinite",
+    "no_finite_logit",
+    "label_on_minus_infinity",
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is taken: bytes as sent and unpacked, bytes of JSON and CSV, classes."""
+
+    bytes: int
+    json_bytes: int
+    classes: int
+
+    def of(self, format: Format) -> int:
+        """The most bytes of a body in this format."""
+        is_text = format in (Format.JSON, Format.CSV)
+        return min(self.bytes, self.json_bytes) if is_text else self.bytes
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a dataset that keeps all rules; ``groups`` counts its segments, if any."""
+
+    rows: int
+    classes: int
+    kind: Kind
+    groups: int | None = None
+
+
+class Found(NamedTuple):
+    """The columns of a dataset, and what its values are."""
+
+    kind: Kind
+    values: Column
+    labels: Column
+    groups: Column | None
+
+
+def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
+    """Check a file as CalibrationSet would, with its codes and sentences, in blocks of rows.
+
+    Memory does not grow with the file, packed or not. ``kind`` may be left to the file's names.
+    """
+    check_size(path.stat().st_size, limits.of(format))
+    with path.open("rb") as file:
+        kind, values, labels, groups = _found(columns(file, format, limits.of(format)), kind)
+        classes = _check_layouts(values.layout, labels.layout, kind, limits)
+        rows, named = values.layout.shape[0], None
+        rounding = 0.0 if kind == "logits" else _rounding(path, format, kind, limits)
+        with TemporaryFile(dir=path.parent) as spool:
+            turned = by_rows(values, spool), by_rows(labels, spool)
+            _check_rows(*turned, kind, classes, rounding)
+        if groups is not None:  # last, as CalibrationSet does
+            segments.check_layout(groups.layout, rows)
+            named = segments.count(groups.layout, groups.rows)
+    return Facts(rows, classes, kind, named)
+
+
+def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet:
+    """The dataset in a file that ``inspect`` has passed.
+
+    Numbers that are not packed are mapped into memory, so they are read when they are needed.
+    """
+    with path.open("rb") as file:
+        limit = 1 << 62
+        kind, values, labels, groups = _found(columns(file, format, limit), kind)
+        make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
+        names = None if groups is None else groups.mapped(path)
+        return make(values.mapped(path), labels.mapped(path), names)
+
+
+def _found(found: dict[str, Column], kind: Kind | None) -> Found:
+    if LABELS not in found:
+        raise Invalid(
+            "no_labels", "a dataset needs labels: send npz, safetensors, JSON or CSV with both"
+        )
+    check_names(found)
+    declared = declared_kind(found)
+    known = declared or kind
+    if known is None:
+        raise Invalid(
+            "logits_or_probabilities",
+            "name the values logits or probabilities, or say by kind which they are",
+        )
+    if kind not in (None, known):
+        raise Invalid("wrong_kind", f"the dataset is said to hold {kind} but holds {known}")
+    return Found(known, found[declared or VALUES], found[LABELS], found.get(GROUPS))
+
+
+def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -> int:
+    """Check all but the numbers; how many classes there are."""
+    check_dimensions(kind, values.shape)
+    check_dimensions(LABELS, labels.shape)
+    if values.shape[1:] and values.shape[1] > limits.classes:
+        raise TooLarge(
+            "too_many_classes",
+            f"at most {limits.classes} classes are taken, got {values.shape[1]}",
+            limit=limits.classes,
+        )
+    made = as_logits if kind == "logits" else two_columns
+    classes = int(made(_sure_row(values, kind)).shape[1])
+    column = labels.shape if labels.shape[1:] != (1,) else labels.shape[:1]
+    if len(column) == 1 and column != values.shape[:1]:
+        raise DataError(
+            "length_mismatch", f"logits have {values.shape[0]} rows but labels have {column[0]}"
+        )
+    shape = labels.shape if len(column) == 2 else (1,)
+    CalibrationSet(np.full((1, classes), 2.0), np.broadcast_to(np.zeros((), labels.dtype), shape))
+    return classes
+
+
+def _sure_row(layout: Layout, kind: Kind) -> Array:
+    """At most one row of a layout's width and type that breaks no rule and warns of nothing."""
+    shape = (min(1, layout.shape[0]), *layout.shape[1:])
+    if kind == "logits" or layout.dtype.kind == "b":
+        return np.full(shape, 2, layout.dtype)
+    return np.full(shape, 0.5 if len(shape) == 1 else 1 / max(2, shape[1]))
+
+
+def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, rounding: float) -> None:
+    """Raise the DataError that CalibrationSet would raise for all rows at once.
+
+    A block reports the first rule in the order of RULES that it breaks. So the first of all blocks
+    is the first of the whole, and blocks that report another one have no row that breaks it.
+    """
+    total = values.layout.shape[0]
+    step = _rows_at_once(values.layout)
+    broken: dict[str, DataError] = {}
+    for start in range(0, total, step):
+        stop = min(total, start + step)
+        block, truth = values.rows(start, stop), labels.rows(start, stop)
+        try:
+            _check_block(block, truth.reshape(-1), kind, rounding)
+        except DataError as error:
+            broken[error.code] = _joined(broken.get(error.code), error, start)
+    for code in RULES:
+        if code in broken:
+            raise broken[code]
+    if broken:
+        raise next(iter(broken.values()))
+
+
+def _rows_at_once(layout: Layout) -> int:
+    """Return how many rows of an array are read as a block."""
+    width = max(1, layout.shape[1] if len(layout.shape) > 1 else 1)
+    step = max(1, BLOCK // width)
+    if layout.fortran:  # a block is one read for each column: no reads of a few bytes
+        step = max(step, min(FORTRAN_ROWS, FORTRAN_BYTES // (width * layout.dtype.itemsize)))
+    return step
+
+
+def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
+    """Return the step that all probabilities of a file were rounded to; 0 if there is none.
+
+    The file is opened once more, because packed rows can be read in their order only; exact
+    probabilities are told by their first block.
+    """
+    finder = GridFinder()
+    with path.open("rb") as file, TemporaryFile(dir=path.parent) as spool:
+        values = by_rows(_found(columns(file, format, limits.of(format)), kind).values, spool)
+        total = values.layout.shape[0]
+        step = _rows_at_once(values.layout)
+        for start in range(0, total, step):
+            if not finder.is_open:
+                break
+            finder.add(_widened(values.rows(start, min(total, start + step))))
+    return finder.step
+
+
+def _widened(block: Array) -> Array:
+    if block.dtype in (np.float32, np.float64):
+        return block
+    return block.astype(np.float32 if block.dtype.itemsize == 2 else np.float64)
+
+
+def _check_block(block: Array, truth: Array, kind: Kind, rounding: float) -> None:
+    if block.ndim == 1:
+        block = block[:, np.newaxis]
+    if kind == "logits":
+        # a last row that is no probability keeps a block from warning that it looks like them
+        block = np.concatenate([block, np.full((1, block.shape[1]), 2, block.dtype)])
+        CalibrationSet(block, np.append(truth, truth.dtype.type(0)))
+        return
+    CalibrationSet.from_probabilities(_widened(block), truth, rounding=rounding, warn=False)
+
+
+def _joined(before: DataError | None, error: DataError, start: int) -> DataError:
+    if error.rows is None or error.first is None:
+        return error
+    rule = str(error).rpartition(" (")[0]
+    if before is None or before.rows is None:
+        return DataError(error.code, rule, rows=error.rows, first=start + error.first)
+    return DataError(error.code, rule, rows=before.rows + error.rows, first=before.first)

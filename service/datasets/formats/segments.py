@@ -1,0 +1,132 @@
+"""The array ``groups``: the name of each row's segment, as text or as a whole number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from calibrators import DataError
+from calibrators.segments import (
+    LONGEST_NAME,
+    MOST_GROUPS,
+    Groups,
+    check_cells,
+    check_length,
+    name_rule,
+)
+from service.datasets.formats.layout import Array, Layout
+from service.errors import Invalid
+
+GROUPS = "groups"
+BLOCK_BYTES = 1 << 20
+BLOCK_NAMES = 1 << 12
+LAST_CHARACTER = 0x10FFFF
+
+
+def from_list(names: Any) -> Array:
+    """The groups of a JSON list, of text or of whole numbers (whose names are their digits).
+
+    >>> from_list(["web", "app"]).tolist(), from_list([3, 12]).tolist()
+    (['web', 'app'], ['3', '12'])
+    """
+    if not isinstance(names, list):
+        raise Invalid("not_an_array", "groups must be a list of names or of whole numbers")
+    is_text = check_cells(names) is str
+    return from_names(names if is_text else [str(one) for one in names])
+
+
+def from_names(names: Sequence[str]) -> Array:
+    """An array of names that are short enough to be one."""
+    longest = max(map(len, names), default=0)
+    if longest > LONGEST_NAME:
+        _refuse_names(names, [len(one) > LONGEST_NAME for one in names])
+    _refuse_names(names, ["\0" in one for one in names])
+    # numpy's own text gives every name the room of the longest
+    return np.array(names, dtype=object)
+
+
+def checked(array: Array) -> Array:
+    """An array of a file, if its text is text; the other rules are left to calibrators."""
+    if array.ndim not in (1, 2):
+        raise DataError("bad_groups", f"groups must have shape (n,), got {array.shape}")
+    broken = _no_text(array)
+    if broken is not None:
+        _refuse_where(broken, *NO_TEXT)
+    return array
+
+
+def check_layout(layout: Layout, rows: int) -> None:
+    """Raise what calibrators would raise for any groups of this type and shape."""
+    dtype = np.dtype(np.float32) if layout.bfloat16 else layout.dtype
+    shape = layout.shape[:1] if layout.shape[1:] == (1,) else layout.shape
+    if len(shape) != 1:
+        Groups.of(np.broadcast_to(np.zeros((), dtype), layout.shape))
+    Groups.of(np.ones(1, dtype))
+    check_length(shape[0], rows)
+
+
+def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
+    """How many segments there are; raises what calibrators would raise, block by block."""
+    total = layout.shape[0]
+    step = min(BLOCK_NAMES, max(1, BLOCK_BYTES // layout.dtype.itemsize))
+    found: dict[str, tuple[int, int]] = {}
+    odd_rows, odd_first = 0, 0
+    for start in range(0, total, step):
+        block = rows_of(start, min(total, start + step)).reshape(-1)
+        broken = _no_text(block)
+        if broken is not None:
+            odd_first = odd_first if odd_rows else start + int(broken.argmax())
+            odd_rows += int(broken.sum())
+        elif not odd_rows:
+            _add(found, block, start)
+    if odd_rows:
+        raise DataError(*NO_TEXT, rows=odd_rows, first=odd_first)
+    names = sorted(found)
+    try:
+        Groups.of(np.array(names, np.str_))
+    except DataError as error:
+        rows, first = found[names[error.first or 0]]
+        raise DataError(error.code, error.rule, rows=rows, first=first) from error
+    return len(names)
+
+
+NO_TEXT = ("bad_group_name", "the name of a group must be text: a character is beyond Unicode")
+
+
+def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
+    """Count the rows of each name, and remember its first."""
+    if block.dtype.hasobject:
+        block = block.astype(np.str_)
+    names, firsts, counts = np.unique(block, return_index=True, return_counts=True)
+    for name, first, rows in zip(map(str, names), firsts, counts, strict=True):
+        before, place = found.get(name, (0, start + int(first)))
+        found[name] = before + int(rows), place
+    if len(found) > MOST_GROUPS:
+        raise DataError(
+            "too_many_groups",
+            f"groups must name at most {MOST_GROUPS} segments, got more: "
+            "is this a column of identifiers?",
+        )
+
+
+def _no_text(array: Array) -> Array | None:
+    """Which rows have a number in place of a character, which Python could not read; or None."""
+    if array.dtype.kind != "U" or not array.size:
+        return None
+    flat = np.ascontiguousarray(array)
+    points = flat.view(flat.dtype.str[0] + "u4").reshape(len(array), -1)
+    broken: Array = np.any(points > LAST_CHARACTER, axis=1)
+    return broken if broken.any() else None
+
+
+def _refuse_names(names: Sequence[str], broken: Sequence[bool]) -> None:
+    if any(broken):
+        _refuse_where(broken, "bad_group_name", name_rule(names[broken.index(True)]))
+
+
+def _refuse_where(broken: Any, code: str, rule: str) -> None:
+    places = np.asarray(broken, dtype=bool)
+    if places.any():
+        raise DataError(code, rule, rows=int(places.sum()), first=int(places.argmax()))

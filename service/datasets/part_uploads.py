@@ -1,0 +1,322 @@
+"""Datasets that arrive in parts: through the service, or straight to the store by signed URLs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from service.access.permissions import Principal
+from service.datasets.formats.bodies import check_size
+from service.datasets.service import Added, Datasets, Keeping, find
+from service.datasets.spool import Landing, landing
+from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid, NotFound, TooLarge
+from service.settings import DAY
+from service.storage.blob_keys import dataset_key, part_key, parts_prefix
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+from service.storage.records import Dataset, Kind, Part
+from service.storage.repository import new_id
+from service.storage.store import Store
+
+MOST_PARTS = 10_000
+SIGNED_SECONDS = 15 * 60.0
+COMMITTED = "\x1fcommit "  # no client's Idempotency-Key can begin so
+
+
+class SignedPart(NamedTuple):
+    """Where a part can be sent, and until when."""
+
+    number: int
+    url: str
+    expires_at: float
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """The most bytes of an upload and of a part, and of all open uploads of a workspace."""
+
+    bytes: int
+    part_bytes: int
+    open_uploads: int
+    open_bytes: int
+
+
+class PartUploads:
+    """The use cases of uploads in parts.
+
+    A part's row says what it is to be; whether it is there is asked of the store, because a part
+    that is sent straight to the store arrives unseen.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        datasets: Datasets,
+        limits: UploadLimits,
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._datasets = datasets
+        self._limits = limits
+
+    def open(self, principal: Principal, kind: Kind | None, keeping: Keeping) -> Dataset:
+        """A dataset to be uploaded in parts."""
+        with self._database.write() as store:
+            store.datasets.lock_uploads(principal.workspace)
+            if store.datasets.open_uploads(principal.workspace) >= self._limits.open_uploads:
+                raise Conflict(
+                    "too_many_uploads",
+                    f"a workspace has at most {self._limits.open_uploads} uploads that are not "
+                    "committed: commit or delete some; those left open are deleted after a week",
+                )
+            opened = store.datasets.add(
+                principal.workspace,
+                new_id("ds"),
+                kind=kind,
+                delete_after_fit=keeping.delete_after_fit,
+                keep_seconds=keeping.seconds,
+            )
+        assert opened is not None  # noqa: S101 - it has no bytes that could be there already
+        return opened
+
+    def put(self, principal: Principal, id: str, number: int, arrived: Landing) -> Part:
+        """Take a part; sending a part again replaces it."""
+        arrived.flush()
+        part = Part(id, number, arrived.bytes, arrived.sha256)
+        with self._database.read() as store:
+            dataset = _open_one(store, principal, id)
+            self._check(part)
+            replaced = store.datasets.part(id, number)
+            self._check_room(store, dataset, part.bytes - (replaced.bytes if replaced else 0))
+        self._blobs.put(_key(dataset, part), arrived.path)
+        try:
+            self._note(principal, dataset, [part])
+        except (Conflict, NotFound, TooLarge):
+            if replaced != part:  # others took the room meanwhile
+                self._blobs.delete(_key(dataset, part))
+            raise
+        return part
+
+    def sign(
+        self,
+        principal: Principal,
+        id: str,
+        parts: Sequence[tuple[int, int, str]],
+        seconds: float = SIGNED_SECONDS,
+    ) -> list[SignedPart]:
+        """URLs to send parts to, each promised as its number, its bytes and their SHA-256."""
+        with self._database.read() as store:
+            dataset = _open_one(store, principal, id)
+        if not self._blobs.can_sign:
+            raise Conflict(
+                "no_presigned_uploads",
+                "blobs lie in a folder here, which takes no uploads of its own: "
+                f"send each part with PUT /v1/datasets/{dataset.id}/parts/{{number}}",
+            )
+        promised = [Part(dataset.id, *part) for part in parts]
+        for part in promised:
+            self._check(part)
+        check_size(sum(part.bytes for part in promised), self._limits.bytes)
+        number, times = Counter(part.number for part in promised).most_common(1)[0]
+        if times > 1:
+            raise Invalid("bad_part", f"part {number} is asked for {times} times")
+        self._note(principal, dataset, promised)
+        expires_at = time.time() + seconds
+        return [
+            SignedPart(part.number, self._blobs.sign_put(_key(dataset, part), seconds), expires_at)
+            for part in promised
+        ]
+
+    def arrived(self, dataset: Dataset, parts: Sequence[Part]) -> list[Part]:
+        """Those of its parts whose bytes are in the store."""
+        there = self._sizes(dataset)
+        return [part for part in parts if there.get(_key(dataset, part)) == part.bytes]
+
+    def commit(
+        self,
+        principal: Principal,
+        id: str,
+        folder: Path,
+        *,
+        parts: int | None,
+        sha256: str | None,
+        content_type: str | None,
+    ) -> Added:
+        """Join the parts and check what they make; committing again gives the same answer."""
+        with self._database.read() as store:
+            dataset = _uploaded(store, principal, id)
+            promised = store.datasets.parts_of(dataset.id)
+        if dataset.is_ready:
+            return Added(dataset, is_new=False)
+        try:
+            self._check_arrived(dataset, promised, parts)
+            with landing(folder) as whole:
+                for piece in self._joined(dataset, promised):
+                    whole.write(piece)
+                if sha256 is not None and sha256 != whole.sha256:
+                    raise Invalid(
+                        "hash_differs", f"the parts make sha256 {whole.sha256}, not {sha256}"
+                    )
+                facts = self._datasets.facts(whole, content_type, dataset.kind)
+                self._blobs.put(dataset_key(principal.workspace, id, whole.sha256), whole.path)
+                added = self._complete(principal, dataset, facts)
+        except (BlobMissing, Conflict) as error:
+            return self._committed_elsewhere(principal, id, error)
+        for part in promised:
+            self._blobs.delete(_key(dataset, part))
+        return added
+
+    def _check_arrived(self, dataset: Dataset, promised: list[Part], parts: int | None) -> None:
+        there = self._sizes(dataset)
+        arrived = [part for part in promised if _key(dataset, part) in there]
+        _check_complete(arrived, promised, parts)
+        for part in promised:
+            _check_size_of(part, there[_key(dataset, part)])
+
+    def _committed_elsewhere(
+        self, principal: Principal, id: str, error: BlobMissing | Conflict
+    ) -> Added:
+        """What another commit, which was faster, has made of the same parts; else the error."""
+        with self._database.read() as store:
+            dataset = _uploaded(store, principal, id)
+        if dataset.is_ready:
+            return Added(dataset, is_new=False)
+        if isinstance(error, Conflict):
+            raise error
+        raise Conflict(
+            "upload_changed", "a part was sent again while the parts were joined: commit again"
+        ) from error
+
+    def _check(self, part: Part) -> None:
+        if not 1 <= part.number <= MOST_PARTS:
+            raise Invalid(
+                "bad_part", f"parts are numbered from 1 to {MOST_PARTS}, got {part.number}"
+            )
+        check_size(part.bytes, self._limits.part_bytes)
+
+    def _check_room(
+        self, store: Store, dataset: Dataset, more: int, *, is_noted: bool = False
+    ) -> None:
+        """Raise TooLarge unless an upload may grow by so many bytes, noted or to be noted."""
+        if more <= 0:
+            return
+        ahead = 0 if is_noted else more
+        check_size(store.datasets.bytes_of_parts(dataset.id) + ahead, self._limits.bytes)
+        total = store.datasets.open_bytes(dataset.workspace) + ahead
+        if total > self._limits.open_bytes:
+            raise TooLarge(
+                "uploads_too_large",
+                f"the uploads of a workspace that are not committed have at most "
+                f"{self._limits.open_bytes} bytes together, and would have {total}: "
+                "commit or delete some; those left open are deleted after a week",
+                limit=self._limits.open_bytes,
+            )
+
+    def _note(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
+        """Write what parts are to be, and delete the bytes of those that they replace.
+
+        Raise TooLarge, and change nothing, if they are more bytes than allowed; a part that
+        replaces another counts instead of it.
+        """
+        with self._database.write() as store:
+            store.datasets.lock_uploads(principal.workspace)
+            _open_one(store, principal, dataset.id, lock=True)
+            before = store.datasets.put_parts(dataset.id, parts)
+            more = sum(part.bytes for part in parts) - sum(old.bytes for old in before)
+            self._check_room(store, dataset, more, is_noted=True)
+        hashes = {part.number: part.sha256 for part in parts}
+        for old in before:
+            if hashes[old.number] != old.sha256:
+                self._blobs.delete(_key(dataset, old))
+
+    def _sizes(self, dataset: Dataset) -> dict[str, int]:
+        """The parts that are in the store: the bytes of each by its key."""
+        prefix = parts_prefix(dataset.workspace, dataset.id)
+        return {blob.key: blob.bytes for blob in self._blobs.list(prefix)}
+
+    def _joined(self, dataset: Dataset, parts: Sequence[Part]) -> Iterator[bytes]:
+        total = 0
+        for part in parts:
+            pieces = self._blobs.chunks(_key(dataset, part), part.sha256, by_client=True)
+            try:
+                for piece in pieces:
+                    total += len(piece)
+                    check_size(total, self._limits.bytes)
+                    yield piece
+            except BlobCorrupt as error:
+                raise _differs(part, f"its bytes do not have the sha256 {part.sha256}") from error
+
+    def _complete(self, principal: Principal, dataset: Dataset, facts: dict[str, Any]) -> Added:
+        with self._database.write() as store:
+            made = store.datasets.complete(dataset.id, **facts)
+        if made is not None:
+            return Added(made, is_new=True)
+        kept = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at
+        days = None if kept is None else kept / DAY
+        known = self._datasets.known(principal, facts, Keeping(dataset.delete_after_fit, days))
+        if known is not None and known.id == dataset.id:
+            return Added(known, is_new=False)
+        if known is not None:  # first, so that who misses the bytes finds out why
+            with self._database.write() as store:
+                store.datasets.remove(dataset.id)
+                store.idempotency.keep(
+                    principal.workspace, COMMITTED + dataset.id, facts["sha256"], {"id": known.id}
+                )
+        self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
+        if known is None:
+            raise Conflict(
+                "upload_changed",
+                "this upload was deleted, or committed with other parts, meanwhile: look at it",
+            )
+        return Added(known, is_new=False)
+
+
+def _uploaded(store: Store, principal: Principal, id: str) -> Dataset:
+    """An upload, or the dataset of equal bytes that its commit has found."""
+    merged = store.idempotency.find(principal.workspace, COMMITTED + id)
+    return find(store, principal, id if merged is None else merged[1]["id"])
+
+
+def _open_one(store: Store, principal: Principal, id: str, *, lock: bool = False) -> Dataset:
+    found = find(store, principal, id, lock=lock)
+    if found.is_ready:
+        raise Conflict("dataset_complete", "this dataset is complete and takes no more parts")
+    return found
+
+
+def _key(dataset: Dataset, part: Part) -> str:
+    return part_key(dataset.workspace, dataset.id, part.number, part.sha256)
+
+
+def _check_complete(arrived: list[Part], promised: list[Part], expected: int | None) -> None:
+    if not arrived:
+        raise Conflict("parts_missing", "no part has arrived yet")
+    last = max(promised[-1].number, expected or 0)
+    numbers = {part.number for part in arrived}
+    missing = [number for number in range(1, last + 1) if number not in numbers]
+    if missing:
+        raise Conflict(
+            "parts_missing",
+            f"{len(missing)} of {last} parts are missing, first part {missing[0]}",
+            missing=missing[:100],
+        )
+    if expected is not None and len(arrived) > expected:
+        raise Conflict("too_many_parts", f"{len(arrived)} parts have arrived, not {expected}")
+
+
+def _check_size_of(part: Part, bytes: int) -> None:
+    if bytes != part.bytes:
+        raise _differs(part, f"it has {bytes} bytes, not {part.bytes}")
+
+
+def _differs(part: Part, how: str) -> Conflict:
+    return Conflict(
+        "part_differs",
+        f"part {part.number} is not what it was said to be: {how}; send that part again",
+        number=part.number,
+    )

@@ -1,0 +1,175 @@
+"""SQL on datasets and the parts of those being uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy.sql import ColumnElement
+
+from service.settings import DAY
+from service.storage.records import OPEN, Dataset, FitStatus, Kind, Part
+from service.storage.repository import After, Repository, now
+from service.storage.tables import datasets, fits, parts, workspaces
+
+UPLOAD_SECONDS = 7 * DAY  # from the opening of an upload in parts to its commit
+
+
+class Datasets(Repository):
+    """Datasets of a workspace."""
+
+    def add(
+        self,
+        workspace: str,
+        id: str,
+        *,
+        delete_after_fit: bool,
+        keep_seconds: float | None,
+        **facts: str | int | None,
+    ) -> Dataset | None:
+        """A new dataset, None if equal bytes came first.
+
+        ``facts`` are kind, sha256, format, bytes, rows, classes and groups, as far as they are
+        known.
+        """
+        values = {
+            "id": id,
+            "workspace": workspace,
+            "delete_after_fit": delete_after_fit,
+            "expires_at": None if keep_seconds is None else now() + keep_seconds,
+            "created_at": now(),
+            **facts,
+        }
+        return self._unless_there(Dataset, insert(datasets).values(values).returning(*datasets.c))
+
+    def get(self, workspace: str, id: str, *, lock: bool = False) -> Dataset | None:
+        """A dataset by its id; ``lock`` keeps it as it is until the transaction ends."""
+        mine = (datasets.c.workspace == workspace) & (datasets.c.id == id)
+        chosen = select(datasets).where(mine)
+        return self._one(Dataset, chosen.with_for_update() if lock else chosen)
+
+    def by_hash(self, workspace: str, sha256: str, kind: Kind | None = None) -> Dataset | None:
+        """A dataset by the SHA-256 of its bytes; of any kind unless one is named."""
+        mine = (datasets.c.workspace == workspace) & (datasets.c.sha256 == sha256)
+        chosen = select(datasets).where(mine).order_by(datasets.c.kind).limit(1)
+        return self._one(Dataset, chosen if kind is None else chosen.where(datasets.c.kind == kind))
+
+    def page(self, workspace: str, limit: int, after: After | None) -> list[Dataset]:
+        """A page of datasets whose time is not over, newest first."""
+        lasts = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
+        chosen = select(datasets).where(datasets.c.workspace == workspace, lasts)
+        if after is not None:
+            chosen = chosen.where(tuple_(datasets.c.created_at, datasets.c.id) < tuple_(*after))
+        order = (datasets.c.created_at.desc(), datasets.c.id.desc())
+        return self._all(Dataset, chosen.order_by(*order).limit(limit))
+
+    def like(self, workspace: str, kind: Kind, classes: int, limit: int) -> list[Dataset]:
+        """The newest complete datasets of a kind and number of classes whose time is not over."""
+        lasts = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
+        alike = (datasets.c.kind == kind) & (datasets.c.classes == classes)
+        mine = (datasets.c.workspace == workspace) & datasets.c.sha256.is_not(None)
+        chosen = select(datasets).where(mine, lasts, alike)
+        return self._all(Dataset, chosen.order_by(datasets.c.created_at.desc()).limit(limit))
+
+    def complete(self, id: str, **facts: str | int | None) -> Dataset | None:
+        """All parts have arrived: note what they make.
+
+        None if somebody else did so first, or if equal bytes are there already.
+        """
+        open_one = (datasets.c.id == id) & datasets.c.sha256.is_(None)
+        changed = update(datasets).where(open_one).values(**facts).returning(*datasets.c)
+        return self._unless_there(Dataset, changed)
+
+    def keep_longer(
+        self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
+    ) -> Dataset | None:
+        """Somebody sent equal bytes: keep them as long as the one who wants them longest."""
+        values: dict[str, Any] = {"expires_at": None}
+        if keep_seconds is not None:
+            known, end = datasets.c.expires_at, now() + keep_seconds
+            values["expires_at"] = case((known < end, end), else_=known)
+        if not delete_after_fit:
+            values["delete_after_fit"] = False
+        mine = datasets.c.id == id
+        return self._one(
+            Dataset, update(datasets).where(mine).values(**values).returning(*datasets.c)
+        )
+
+    def hashes(self, ids: Collection[str]) -> dict[str, str | None]:
+        """The SHA-256 of each of these datasets that is there, None while it is uploaded."""
+        chosen = select(datasets.c.id, datasets.c.sha256).where(datasets.c.id.in_(ids))
+        return {row.id: row.sha256 for row in self.session.execute(chosen)}
+
+    def remove(self, id: str) -> None:
+        """Forget a dataset and its parts."""
+        self._changed(delete(parts).where(parts.c.dataset == id))
+        self._changed(delete(datasets).where(datasets.c.id == id))
+
+    def is_in_use(self, id: str) -> bool:
+        """Whether a fit that is not finished needs it."""
+        return bool(self.session.scalar(select(needed_by_fits(id, OPEN))))
+
+    def expired(self, limit: int = 100) -> list[Dataset]:
+        """Datasets whose time is over and that no unfinished fit needs; uploads given up, too."""
+        given_up = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
+        over = (datasets.c.expires_at < now()) | given_up
+        chosen = select(datasets).where(over, ~needed_by_fits(datasets.c.id, OPEN))
+        return self._all(Dataset, chosen.limit(limit))
+
+    def lock_uploads(self, workspace: str) -> None:
+        """Let nobody else open uploads or note parts in a workspace until the transaction ends."""
+        # not FOR UPDATE, for which every new row of the workspace would wait
+        row = select(workspaces.c.id).where(workspaces.c.id == workspace)
+        self.session.execute(row.with_for_update(key_share=True))
+
+    def open_uploads(self, workspace: str) -> int:
+        """Return the number of uploads that are not committed."""
+        return self.session.scalar(select(func.count()).where(_is_open(workspace))) or 0
+
+    def open_bytes(self, workspace: str) -> int:
+        """Return the bytes of all parts of uploads that are not committed."""
+        total = select(func.sum(datasets.c.part_bytes)).where(_is_open(workspace))
+        return int(self.session.scalar(total) or 0)
+
+    def bytes_of_parts(self, id: str) -> int:
+        """Return the bytes of all parts of an upload."""
+        total = select(datasets.c.part_bytes).where(datasets.c.id == id)
+        return int(self.session.scalar(total) or 0)
+
+    def part(self, id: str, number: int) -> Part | None:
+        """Return a part that has arrived or was promised."""
+        mine = (parts.c.dataset == id) & (parts.c.number == number)
+        return self._one(Part, select(parts).where(mine))
+
+    def put_parts(self, id: str, new: Sequence[Part]) -> list[Part]:
+        """Note parts in place of earlier ones of their numbers; return those."""
+        same = (parts.c.dataset == id) & parts.c.number.in_([part.number for part in new])
+        replaced = self._all(Part, delete(parts).where(same).returning(*parts.c))
+        self._changed(insert(parts).values([vars(part) for part in new]))
+        more = sum(part.bytes for part in new) - sum(old.bytes for old in replaced)
+        grown = update(datasets).where(datasets.c.id == id)
+        self._changed(grown.values(part_bytes=datasets.c.part_bytes + more))
+        return replaced
+
+    def parts_of(self, id: str) -> list[Part]:
+        """The parts that have arrived or were promised, in order."""
+        return self._all(Part, select(parts).where(parts.c.dataset == id).order_by(parts.c.number))
+
+
+def needed_by_fits(
+    dataset: Any, statuses: Collection[FitStatus] | None = None
+) -> ColumnElement[bool]:
+    """Return whether fits, of some statuses if named, have a dataset; one index for each column."""
+
+    def has(column: ColumnElement[str | None]) -> ColumnElement[bool]:
+        chosen = select(fits.c.id).where(column == dataset)
+        if statuses is not None:
+            chosen = chosen.where(fits.c.status.in_(statuses))
+        return chosen.correlate(datasets).exists()
+
+    return or_(has(fits.c.dataset), has(fits.c.evaluation))
+
+
+def _is_open(workspace: str) -> ColumnElement[bool]:
+    return (datasets.c.workspace == workspace) & datasets.c.sha256.is_(None)

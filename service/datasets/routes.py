@@ -1,0 +1,200 @@
+"""Routes of datasets: whole bodies, and uploads in parts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from service.access.permissions import Scope
+from service.datasets import service as datasets
+from service.datasets.part_uploads import MOST_PARTS
+from service.datasets.receive_body import land
+from service.datasets.schemas import (
+    CommitIn,
+    DatasetOut,
+    PartOut,
+    PartsIn,
+    PartUrlsOut,
+    part_out,
+)
+from service.datasets.service import Keeping
+from service.datasets.spool import landing
+from service.dependencies import Caller, Joined, needs
+from service.errors import Invalid
+from service.http import openapi_bodies
+from service.http.paging import Cursor, Limit, Page, paged, time_place, written
+from service.http.schemas import KindName
+from service.http.strict_route import StrictRoute
+from service.storage.records import Dataset
+
+router = APIRouter(
+    prefix="/v1/datasets",
+    tags=["datasets"],
+    dependencies=needs(Scope.FIT),
+    route_class=StrictRoute,
+)
+
+Kind = Annotated[
+    KindName | None,
+    Query(description="what the values are; by default what the array is called in the body"),
+]
+DeleteAfterFit = Annotated[
+    bool, Query(description="delete the dataset when all fits on it have ended")
+]
+Days = Annotated[
+    float | None,
+    Query(ge=1e-9, le=36500, description="days to keep it; by default as the service is set up"),
+]
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Upload a dataset, or open an upload in parts",
+    openapi_extra=openapi_bodies.DATASET_BODY,
+    responses=openapi_bodies.DATASET_ANSWERS,
+)
+async def create_dataset(
+    request: Request,
+    response: Response,
+    joined: Joined,
+    caller: Caller,
+    kind: Kind = None,
+    upload: Annotated[Literal["parts"] | None, Query(description="`parts` opens an upload")] = None,
+    delete_after_fit: DeleteAfterFit = False,
+    days: Days = None,
+) -> DatasetOut:
+    """The body is streamed to disk, checked once and kept under its SHA-256.
+
+    Arrays `logits` (or `probabilities`) and `labels` in npz, safetensors, JSON or CSV; `groups`,
+    if there are any, name the segment of each row (safetensors: as whole numbers). Bytes that are
+    there already are not kept twice: the answer is 200 with the dataset there is.
+    """
+    keeping = Keeping(delete_after_fit, days or joined.settings.dataset_days or None)
+    if upload == "parts":
+        async for piece in request.stream():
+            if piece:
+                raise Invalid("no_body_yet", "an upload in parts is opened without a body")
+        opened = await joined.executors.query.run(
+            caller.workspace, joined.part_uploads.open, caller, kind, keeping
+        )
+        response.headers["Location"] = f"/v1/datasets/{opened.id}"
+        return DatasetOut.of(opened, parts=[])
+    with landing(joined.uploads) as arrived:
+        await land(request, arrived, joined.executors.store.of(caller.workspace))
+        content_type = request.headers.get("content-type")
+        added = await joined.executors.inspect.run(
+            caller.workspace,
+            joined.datasets.add,
+            caller,
+            arrived,
+            content_type,
+            kind,
+            keeping,
+        )
+    response.status_code = 201 if added.is_new else 200
+    response.headers["Location"] = f"/v1/datasets/{added.dataset.id}"
+    return DatasetOut.of(added.dataset)
+
+
+@router.get("", summary="List datasets, newest first")
+def list_datasets(
+    joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor = None
+) -> Page[DatasetOut]:
+    """Datasets of the caller's workspace."""
+    with joined.database.read() as store:
+        found = store.datasets.page(caller.workspace, limit + 1, time_place(cursor))
+    return paged(found, limit, DatasetOut.of, _place)
+
+
+@router.get("/{id}", summary="A dataset, by its id or by sha256:{hash}", response_model=DatasetOut)
+def get_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId) -> Response:
+    """While it is uploaded in parts, this says which parts have arrived."""
+    with joined.database.read() as store:
+        found = datasets.find(store, caller, id)
+        parts = store.datasets.parts_of(found.id)
+    arrived = None if found.is_ready else joined.part_uploads.arrived(found, parts)
+    return written(DatasetOut.of(found, arrived))
+
+
+@router.head("/{id}", summary="Whether a dataset is there", response_class=Response)
+def head_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId) -> Response:
+    """Ask by `sha256:{hash}` before sending bytes that may be there already."""
+    with joined.database.read() as store:
+        found = datasets.find(store, caller, id)
+    return Response(headers={"Location": f"/v1/datasets/{found.id}"})
+
+
+@router.delete("/{id}", status_code=204, summary="Delete a dataset")
+def delete_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId) -> None:
+    """What was fitted on it stays. 409 while a fit that is not finished needs it."""
+    joined.datasets.remove(caller, id)
+
+
+@router.put(
+    "/{id}/parts/{number}",
+    summary="Send a part",
+    openapi_extra=openapi_bodies.PART_BODY,
+)
+async def put_part(
+    request: Request,
+    joined: Joined,
+    caller: Caller,
+    id: openapi_bodies.DatasetId,
+    number: Annotated[int, Path(ge=1, le=MOST_PARTS)],
+) -> PartOut:
+    """Parts come in any order and may be sent again; their bytes are joined by number."""
+    with landing(joined.uploads) as arrived:
+        await land(request, arrived, joined.executors.store.of(caller.workspace))
+        part = await joined.executors.store.run(
+            caller.workspace, joined.part_uploads.put, caller, id, number, arrived
+        )
+    return part_out(part)
+
+
+@router.post(
+    "/{id}/parts/presigned",
+    summary="URLs to send parts straight to the store",
+    responses=openapi_bodies.PRESIGNED_ANSWERS,
+)
+def presign_parts(
+    joined: Joined, caller: Caller, id: openapi_bodies.DatasetId, body: PartsIn
+) -> PartUrlsOut:
+    """PUT the bytes of a part to its URL, without a key, within 15 minutes.
+
+    Parts sent so and parts sent to the service may be mixed. The commit checks their hashes.
+    """
+    promised = [(part.number, part.bytes, part.sha256) for part in body.parts]
+    return PartUrlsOut.of(joined.part_uploads.sign(caller, id, promised))
+
+
+@router.post(
+    "/{id}/commit",
+    summary="Join the parts and check the dataset",
+)
+async def commit_dataset(
+    response: Response,
+    joined: Joined,
+    caller: Caller,
+    id: openapi_bodies.DatasetId,
+    body: CommitIn | None = None,
+) -> DatasetOut:
+    """Committing twice gives the same answer. If the bytes were there already, that dataset's."""
+    asked = body or CommitIn()
+    added = await joined.executors.inspect.run(
+        caller.workspace,
+        joined.part_uploads.commit,
+        caller,
+        id,
+        joined.uploads,
+        parts=asked.parts,
+        sha256=asked.sha256,
+        content_type=asked.content_type,
+    )
+    response.headers["Location"] = f"/v1/datasets/{added.dataset.id}"
+    return DatasetOut.of(added.dataset)
+
+
+def _place(dataset: Dataset) -> tuple[float, str]:
+    return dataset.created_at, dataset.id

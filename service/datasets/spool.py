@@ -1,0 +1,105 @@
+"""Bytes that arrive: on disk, hashed, and gone at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from service.errors import NoSpace
+from service.storage.fsync import FULL
+
+HEAD = 512
+PREFIX = "upload-"
+
+
+class Landing:
+    """A file that takes bytes as they arrive, and hashes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = _new_file(folder)
+        self._digest = hashlib.sha256()
+        self.path = Path(self._file.name)
+        self.bytes = 0
+
+    def write(self, piece: bytes) -> None:
+        """Take some more bytes."""
+        with _room():
+            self._file.write(piece)
+        self._digest.update(piece)
+        self.bytes += len(piece)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # bytes that found no room, and that nobody will read
+            self._file.close()
+
+    @property
+    def sha256(self) -> str:
+        """The hash of what has arrived."""
+        return self._digest.hexdigest()
+
+    def flush(self) -> None:
+        """See that all bytes are on disk."""
+        with _room():
+            self._file.flush()
+
+    def head(self) -> bytes:
+        """The first bytes."""
+        self.flush()
+        with self.path.open("rb") as file:
+            return file.read(HEAD)
+
+
+def remove_left_behind(folder: Path) -> int:
+    """Remove the landings of processes that were killed; how many there were.
+
+    A landing is locked while its process lives, so those of others that share the folder stay.
+    """
+    removed = 0
+    for path in folder.glob(f"{PREFIX}*"):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        removed += 1
+    return removed
+
+
+def _new_file(folder: Path) -> IO[bytes]:
+    with _room():
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            made = tempfile.NamedTemporaryFile(dir=folder, prefix=PREFIX, delete=False)  # noqa: SIM115
+            fcntl.flock(made, fcntl.LOCK_EX)
+            if Path(made.name).exists():
+                return made
+            made.close()  # it was taken for left behind before it was locked
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Say it if the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise NoSpace("no_space", "the service has no room for uploads: try later") from error
+
+
+@contextmanager
+def landing(folder: Path) -> Iterator[Landing]:
+    """A landing that is removed at the end."""
+    made = Landing(folder)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,1 @@
+"""Fits: submit, queue, run in workers, follow and cancel."""

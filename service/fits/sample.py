@@ -1,0 +1,53 @@
+"""The bundled sample as a first fit: something to look at before there is data."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from calibrators.sample import TITLE, sample
+from service.access.permissions import Principal
+from service.datasets.service import Datasets, Keeping
+from service.datasets.spool import landing
+from service.fits import service as fits
+from service.fits.service import FitOrder, FitRequest, MethodOrder, Queue
+from service.storage.database import Database
+from service.storage.records import Fit
+
+CALIBRATOR = "sample"
+METHODS = ("temperature", "smart")
+NPZ = "application/x-npz"
+
+
+def order_sample(
+    database: Database,
+    datasets: Datasets,
+    queue: Queue,
+    principal: Principal,
+    *,
+    uploads: Path,
+    keeping: Keeping,
+    most_open: int,
+) -> Fit:
+    """Order fits on one part of the sample, judged on the other."""
+
+    def add(part: Literal["cal", "test"]) -> str:
+        with landing(uploads) as arrived:
+            arrived.write(_npz(part))
+            return datasets.add(principal, arrived, NPZ, None, keeping).dataset.id
+
+    order = FitOrder([MethodOrder(one) for one in METHODS], description=f"The sample: {TITLE}")
+    dataset, evaluation = add("cal"), add("test")
+    request = FitRequest(CALIBRATOR, order, dataset, evaluation)
+    request.check()
+    with database.write() as store:
+        return fits.submit(store, queue, principal, request, dataset=dataset, most_open=most_open)
+
+
+def _npz(part: Literal["cal", "test"]) -> bytes:
+    data, file = sample(part), io.BytesIO()
+    np.savez_compressed(file, logits=data.logits.astype(np.float32), labels=data.labels)
+    return file.getvalue()

@@ -1,0 +1,262 @@
+"""Fits: ordered, put on a queue in the same transaction, found and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+from calibrators import Calibrator
+from calibrators.fitting.evaluation import memory_bytes
+from calibrators.registry import make_recipe
+from service.access import idempotency
+from service.access.permissions import Principal
+from service.datasets.service import find_ready
+from service.errors import Conflict, Invalid, NotFound, TooLarge, TooMany
+from service.names import check_name
+from service.registry.service import calibrator_for, check_model, check_notes
+from service.storage.database import Database
+from service.storage.records import Dataset, Fit, FitStatus
+from service.storage.store import Store
+
+QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
+MOST_METHODS = 20
+LONGEST_ORDER = 16_384
+NUMBER_LENGTH = 8
+WORKER_IS_ALIVE = 6.0
+GIGABYTE = 1 << 30
+
+Device = Literal["auto", "cpu", "gpu"]
+
+
+class Queue(Protocol):
+    """Where fits wait for a worker."""
+
+    def enqueue(self, store: Store, fit: Fit) -> None:
+        """Put a fit on its queue, inside the store's transaction."""
+
+    def withdraw(self, fit: str) -> None:
+        """Take a cancelled fit from its queue, in a transaction of its own."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+@dataclass(frozen=True)
+class MethodOrder:
+    """A method to fit, by name, and its parameters."""
+
+    method: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FitOrder:
+    """What is asked of a fit."""
+
+    methods: Sequence[MethodOrder]
+    seed: int = 0
+    held_out: float | None = None
+    model: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    description: str = ""
+
+    @cached_property
+    def recipes(self) -> list[Calibrator]:
+        """The recipes of the methods; making those of many candidates takes a while."""
+        return [make_recipe(one.method, one.params, seed=self.seed) for one in self.methods]
+
+    def check(self) -> None:
+        """Raise if a worker would refuse it."""
+        if not 1 <= len(self.methods) <= MOST_METHODS:
+            raise Invalid(
+                "bad_methods",
+                f"a fit takes 1 to {MOST_METHODS} methods, got {len(self.methods)}",
+            )
+        self._check_size()
+        _ = self.recipes
+        check_model(self.model)
+        check_notes(self.tags, self.description)
+
+    def _check_size(self) -> None:
+        """Raise TooLarge if the methods are long: they are stored, and part of many answers."""
+        length = sum(len(one.method) + _length(one.params) for one in self.methods)
+        if length > LONGEST_ORDER:
+            raise TooLarge(
+                "order_too_large",
+                f"the methods of a fit and their parameters take at most {LONGEST_ORDER} "
+                f"characters, got about {length}",
+                limit=LONGEST_ORDER,
+            )
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """A fit as a caller asks for it.
+
+    ``dataset`` and ``evaluation`` are as they were named, or the SHA-256 of bytes sent with it.
+    """
+
+    calibrator: str
+    order: FitOrder
+    dataset: str
+    evaluation: str | None = None
+    device: Device = "auto"
+
+    def check(self) -> None:
+        """Raise if it could not be fitted, whatever the dataset."""
+        check_name(self.calibrator, "a calibrator")
+        self.order.check()
+        if self.evaluation is not None and self.order.held_out is not None:
+            raise Invalid("two_judges", "give held_out or an evaluation dataset, not both")
+
+
+def replayed(
+    store: Store, principal: Principal, request: FitRequest, key: str | None
+) -> Fit | None:
+    """The fit that an equal request with this key has ordered before."""
+    known = idempotency.answered(store, principal, key, asdict(request))
+    return None if known is None else find(store, principal, known["fit"])
+
+
+def submit(
+    store: Store,
+    queue: Queue,
+    principal: Principal,
+    request: FitRequest,
+    *,
+    dataset: str,
+    key: str | None = None,
+    memory_limit: int | None = None,
+    most_open: int | None = None,
+) -> Fit:
+    """Order a fit on a dataset; the row and the queue's entry are in the same transaction.
+
+    ``memory_limit`` is how many bytes a fit may need by its estimate, ``most_open`` how many fits
+    of a workspace may wait or run; None for any number.
+    """
+    _check_open(store, principal, most_open)
+    data = find_ready(store, principal, dataset)
+    other = None
+    if request.evaluation is not None:
+        other = find_ready(store, principal, request.evaluation)
+        _check_alike(data, other)
+    _check_groups(request.order, data, other)
+    for recipe in request.order.recipes:
+        check_memory(recipe, data.rows or 0, data.classes or 0, memory_limit)
+    name = request.calibrator
+    fit = store.fits.add(
+        principal.workspace,
+        calibrator=calibrator_for(store, principal, name).id,
+        calibrator_name=name,
+        order=asdict(request.order),
+        dataset=data.id,
+        evaluation=None if other is None else other.id,
+        queue=_queue_for(store, request.device),
+        created_by=principal.actor,
+    )
+    queue.enqueue(store, fit)
+    idempotency.keep(store, principal, key, asdict(request), {"fit": fit.id})
+    return fit
+
+
+def find(store: Store, principal: Principal, id: str) -> Fit:
+    """A fit of the caller."""
+    found = store.fits.get(id, principal.workspace)
+    if found is None:
+        raise NotFound("no_such_fit", "there is no such fit")
+    return found
+
+
+def cancel(database: Database, queue: Queue, principal: Principal, id: str) -> Fit:
+    """Stop a fit: at once if it waits, within seconds if it runs; again is no error."""
+    with database.write() as store:
+        found = find(store, principal, id)
+        changed = store.fits.cancel(id)
+    if changed is None and not found.cancel_requested:
+        raise Conflict("fit_is_final", f"this fit has {found.status}: there is nothing to cancel")
+    if changed is not None and changed.status is FitStatus.CANCELLED:
+        queue.withdraw(id)
+    return changed or found
+
+
+def _check_open(store: Store, principal: Principal, most: int | None) -> None:
+    """Raise TooMany if a workspace has as many fits waiting or running as it may."""
+    if most is None:
+        return
+    count = store.fits.count_open(principal.workspace)
+    if count >= most:
+        raise TooMany(
+            "too_many_fits",
+            f"{count} fits of this workspace wait or run already, and more than {most} are not "
+            "taken: wait for some to finish, or cancel some",
+            limit=most,
+        )
+
+
+def _length(value: Any) -> int:
+    """Return about how many characters a value has as JSON, without writing it."""
+    match value:
+        case str():
+            return len(value) + 2
+        case dict():
+            return 2 + sum(_length(name) + _length(one) + 4 for name, one in value.items())
+        case list() | tuple():
+            return 2 + sum(_length(one) + 2 for one in value)
+    return NUMBER_LENGTH
+
+
+def _check_alike(data: Dataset, evaluation: Dataset) -> None:
+    if data.sha256 == evaluation.sha256:
+        raise Invalid(
+            "evaluation_is_the_dataset",
+            "the evaluation dataset must hold rows that the fit does not see: "
+            "leave it out, and a part of the dataset is held out",
+        )
+    if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
+        raise Invalid(
+            "evaluation_differs",
+            f"the evaluation dataset must hold {data.kind} of {data.classes} classes like the "
+            f"dataset, got {evaluation.kind} of {evaluation.classes}",
+        )
+
+
+def check_memory(recipe: Calibrator, rows: int, classes: int, limit: int | None) -> None:
+    """Raise if a fit would need more memory than ``limit`` bytes by its estimate."""
+    needed = memory_bytes(recipe, rows, classes)
+    if limit is None or needed <= limit:
+        return
+    raise TooLarge(
+        "too_much_memory",
+        f"the method {recipe.name!r} needs about {needed / GIGABYTE:.2g} GiB of memory for "
+        f"{rows:,} rows of {classes:,} classes, more than the {limit / GIGABYTE:.2g} GiB that a "
+        "fit may use: send fewer rows, or choose another method",
+        needed=needed,
+        limit=limit,
+    )
+
+
+def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
+    """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
+    for recipe in order.recipes:
+        method = recipe.method_needing_groups
+        if method is None:
+            continue
+        for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):
+            if dataset is not None and dataset.groups is None:
+                raise Invalid(
+                    "no_groups",
+                    f"the method {method!r} needs the segment of each row, and the {name} "
+                    "names none: send it with groups",
+                )
+
+
+def _queue_for(store: Store, device: Device) -> str:
+    """Where a worker will take it; one without a GPU must not wait for one."""
+    if device == "cpu":
+        return CPU
+    has_gpu = any(GPU in worker.queues for worker in store.workers.alive(WORKER_IS_ALIVE))
+    if device == "gpu" and not has_gpu:
+        raise Conflict("no_gpu", "no worker with a GPU is running: ask for auto or cpu")
+    return GPU if has_gpu else CPU

@@ -1,0 +1,176 @@
+"""Deny by default: no request reaches a route without a caller, but for a few public paths."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote
+
+from starlette.requests import cookie_parser
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.access.keys import KeyRing
+from service.access.permissions import Principal
+from service.access.sessions import Sessions, form_token
+from service.errors import ServiceError, Unauthenticated
+from service.http.middleware.body_limits import refuse
+from service.http.middleware.csrf import (
+    FORM_HEADER,
+    check_form_token,
+    check_keyless,
+    check_origin,
+    header,
+    is_page,
+    page_before,
+    wants_page,
+)
+from service.http.middleware.fair_turns import TURN, Turn, Turns, is_untimed, owner_of
+
+HOME = "/"
+SIGN_IN = "/sign-in"
+PUBLIC = frozenset(
+    {
+        HOME,  # to programs; whoever wants the page must sign in
+        SIGN_IN,
+        "/healthz",
+        "/readyz",
+        "/docs",
+        "/openapi.json",
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+    }
+)
+PUBLIC_UNDER = "/static/"
+BEARER = b"bearer "
+COOKIE = "calibrd_session"
+NO_WEBSOCKETS = 1008  # "policy violation" of RFC 6455
+
+
+class Guard:
+    """Raw ASGI middleware that puts the caller into ``scope["principal"]``.
+
+    A caller is who holds the key in the Authorization header, or else the key that the session in
+    the cookie was begun with. A session needs more: the request must come from the service's own
+    pages, and what changes something must carry the session's token: in a header, or in the form,
+    where the routes of the pages look for it (``scope["form_token"]``).
+
+    While no key was ever made, a service on loopback takes every caller for its owner. Then the
+    Host header must name this machine, and a browser's request must come from the service's own
+    pages: so no web page can reach it through its reader's browser.
+
+    As soon as the caller is known, the request waits for its turn among the caller's others.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing, sessions: Sessions, *, is_loopback: bool
+    ) -> None:
+        self.app = app
+        self._keys = keys
+        self._sessions = sessions
+        self._is_loopback = is_loopback
+        self._turns = Turns()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in with its caller, refuse it, or lead it to where one signs in."""
+        if scope["type"] == "websocket":
+            # before it is accepted, which servers answer with 403
+            await send({"type": "websocket.close", "code": NO_WEBSOCKETS})
+            return
+        if scope["type"] == "http" and not is_untimed(scope):
+            try:
+                if needs_caller(scope):
+                    scope["principal"] = await self._caller(scope)
+            except Unauthenticated as error:
+                await self._take_turn(scope)
+                if wants_page(scope) and header(scope, b"authorization") is None:
+                    await _lead_to_sign_in(scope, receive, send)
+                else:
+                    await refuse(scope, receive, send, error)
+                return
+            except ServiceError as error:
+                await self._take_turn(scope)
+                await refuse(scope, receive, send, error)
+                return
+            await self._take_turn(scope)
+        await self.app(scope, receive, send)
+
+    async def _take_turn(self, scope: Scope) -> None:
+        turn = scope[TURN] = Turn(self._turns, owner_of(scope))
+        await turn.take()
+
+    async def _caller(self, scope: Scope) -> Principal:
+        token = _bearer(scope)
+        if token is not None:
+            return self._keys.authenticate(token)
+        if self._is_loopback and self._keys.is_empty:
+            check_keyless(scope)
+            return self._keys.anyone
+        session = session_of(scope)
+        key = None
+        if session is not None:
+            await self._take_turn(scope)
+            key = await asyncio.to_thread(self._sessions.key_of, session)
+        if session is None or key is None:
+            raise Unauthenticated(
+                "key_required", "send a key in the header: Authorization: Bearer cal_..."
+            )
+        caller = self._keys.admit(key)
+        check_origin(scope)
+        scope["form_token"] = expected = form_token(session)
+        sent = header(scope, FORM_HEADER)
+        if sent is not None or not is_page(scope["path"]):
+            check_form_token(scope, expected, sent)
+        return caller
+
+
+def needs_caller(scope: Scope) -> bool:
+    """Whether a request must say who makes it."""
+    return not is_public(scope["path"]) or (scope["path"] == HOME and wants_page(scope))
+
+
+def is_public(path: str) -> bool:
+    """Whether a path needs no caller.
+
+    >>> is_public("/static/app.css"), is_public("/v1/runs/resnet")
+    (True, False)
+    """
+    return path in PUBLIC or path.startswith(PUBLIC_UNDER)
+
+
+def session_of(scope: Scope) -> str | None:
+    """The token of the session that a request's cookie names."""
+    return cookie_parser(header(scope, b"cookie") or "").get(COOKIE) or None
+
+
+def root_of(path: str) -> str:
+    """From a page to where the service begins, whatever a proxy puts before it.
+
+    >>> root_of("/"), root_of("/jobs"), root_of("/keys/0a1b/revoke")
+    ('.', '.', '../..')
+    """
+    return "/".join([".."] * (path.count("/") - 1)) or "."
+
+
+def _bearer(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            if value[: len(BEARER)].lower() != BEARER:
+                raise Unauthenticated(
+                    "invalid_key", "the Authorization header must be: Bearer cal_..."
+                )
+            return str(value[len(BEARER) :].strip(), "latin-1")
+    return None
+
+
+async def _lead_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
+    """To the form, and from there on to where the request wanted to go, if it only looked."""
+    path = scope["path"]
+    target = f"{root_of(path)}{SIGN_IN}"
+    if scope["method"] in ("GET", "HEAD"):
+        query = str(scope["query_string"], "latin-1")
+        wanted = f"{quote(path)}?{query}" if query else quote(path)
+        target += f"?next={quote(wanted, safe='/')}"
+    else:
+        target += f"?ended=1&next={quote(page_before(scope) or '/', safe='/')}"
+    await RedirectResponse(target, 303)(scope, receive, send)

@@ -1,0 +1,175 @@
+"""How much one caller may have under way at once: requests, threads, and long waits."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.errors import TooMany
+from service.http.middleware.body_limits import refuse
+from service.http.middleware.fair_turns import owner_of, take_turn
+
+# requests of one caller that use the framework's 40 threads at the same time
+MOST_RUNNING = 8
+# they answer from memory, or take bodies for as long as these come, and have executors of their own
+OWN_EXECUTORS = re.compile(r".*/(predict|infer|datasets|fits|stats|parts/\d+)")
+ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+SLOT = "slot"
+# no name of ours comes near; patterns of routes take time with the square of a path's length
+LONGEST_PATH = 1024
+
+
+@dataclass
+class CallerLoad:
+    """What one caller has under way."""
+
+    running: asyncio.Semaphore
+    requests: int = 0
+    waits: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self.requests and not self.waits
+
+
+class Slot:
+    """A request's place among those of its caller, given back once."""
+
+    def __init__(self, load: CallerLoad) -> None:
+        self.load = load
+        self._is_running = False
+        self._is_held = True
+
+    async def run(self) -> None:
+        """Wait for the caller's turn to use a thread."""
+        await self.load.running.acquire()
+        self._is_running = True
+
+    def release(self) -> None:
+        """Give the place back; a second call does nothing."""
+        if not self._is_held:
+            return
+        self._is_held = False
+        self.load.requests -= 1
+        if self._is_running:
+            self.load.running.release()
+
+
+class RequestLimits:
+    """Raw ASGI middleware: refuse with 429 what one caller has too much of.
+
+    A caller is a key, or an address without one, and may have ``most_requests`` under way.
+    """
+
+    def __init__(self, app: ASGIApp, most_requests: int) -> None:
+        self.app = app
+        self._most_requests = most_requests
+        self._loads: dict[str, CallerLoad] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request, or refuse it."""
+        path: str = scope.get("path", "")
+        is_asked = path in ALWAYS_ANSWERED and scope["method"] in ("GET", "HEAD")
+        if scope["type"] != "http" or is_asked:
+            await self.app(scope, receive, send)
+            return
+        if len(path) > LONGEST_PATH:
+            await refuse(scope, receive, send, _too_long())
+            return
+        owner = owner_of(scope)
+        load = self._loads.get(owner)
+        if load is None:
+            load = self._loads[owner] = CallerLoad(asyncio.Semaphore(MOST_RUNNING))
+        if load.requests >= self._most_requests:
+            await refuse(scope, receive, send, _too_many(self._most_requests))
+            return
+        load.requests += 1
+        slot = scope[SLOT] = Slot(load)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            slot.release()
+            if load.is_idle and self._loads.get(owner) is load:
+                del self._loads[owner]
+
+
+class ThreadLimits:
+    """Raw ASGI middleware: let MOST_RUNNING requests of a caller use threads, the others wait.
+
+    It stands inside of what reads small bodies: who sends one slowly keeps nobody waiting.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request when its turn comes."""
+        slot: Slot | None = scope.get(SLOT)
+        if slot is not None and _uses_threads(scope):
+            await slot.run()
+            await take_turn(scope)
+        await self.app(scope, receive, send)
+
+
+def _uses_threads(scope: Scope) -> bool:
+    if scope["method"] in ("GET", "HEAD"):
+        return "principal" in scope and not scope["path"].endswith("/predict")
+    return not OWN_EXECUTORS.fullmatch(scope["path"])
+
+
+@contextmanager
+def waiting(scope: Scope, most: int) -> Iterator[None]:
+    """Count a stream or long poll as a wait of its caller; raise TooMany beyond ``most``.
+
+    The request gives its slot back: it only waits from now on.
+    """
+    slot: Slot = scope[SLOT]
+    load = slot.load
+    if load.waits >= most:
+        raise TooMany(
+            "too_many_waits",
+            f"this key has {load.waits} event streams and waiting requests open, at most {most} "
+            "are taken: close some, or ask without waiting",
+            limit=most,
+        )
+    load.waits += 1
+    slot.release()
+    try:
+        yield
+    finally:
+        load.waits -= 1
+
+
+class WaitingResponse(StreamingResponse):
+    """A stream that counts as a wait of its caller for as long as it lasts."""
+
+    def __init__(self, most: int, *args: Any, **kwargs: Any) -> None:
+        self._most = most
+        super().__init__(*args, **kwargs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; raise TooMany if the caller has too many waits."""
+        with waiting(scope, self._most):
+            await super().__call__(scope, receive, send)
+
+
+def _too_long() -> HTTPException:
+    return HTTPException(414, f"a path has at most {LONGEST_PATH} characters here")
+
+
+def _too_many(most: int) -> TooMany:
+    return TooMany(
+        "too_many_requests",
+        f"this key has {most} requests under way, and more are not taken: wait for answers "
+        "before sending more",
+        limit=most,
+    )

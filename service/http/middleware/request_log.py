@@ -1,0 +1,171 @@
+"""The outermost layer: request ids, headers of every answer, counters and the access log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.http.metrics import Metrics, Record
+
+UNMATCHED = "unmatched"
+CLIENT_LEFT = 499  # counted when nobody was answered; never sent
+QUIET_ENDINGS = ("/predict", "/infer", "/healthz", "/readyz", "/live", "/ready", "/metrics")
+PAGE_POLICY = (
+    b"default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src data:;"
+    b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+LONGEST_LOGGED_PATH = 300
+_ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+_NO_STORE = (b"cache-control", b"no-store")
+_PAGE_HEADERS = (
+    (b"content-security-policy", PAGE_POLICY),
+    (b"referrer-policy", b"no-referrer"),
+)
+_NOTHING: dict[str, Any] = {}
+_log = structlog.get_logger("calibrd.access")
+_stdlib_log = logging.getLogger("calibrd.access")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is the same for all requests of one route, method and status."""
+
+    template: str
+    is_quiet: bool
+    record: Record
+
+
+class Observed:
+    """Raw ASGI middleware that goes around everything else.
+
+    It puts ``request_id`` into the scope, and into the answer as X-Request-Id. Headers that a
+    route sets itself (Cache-Control, Content-Security-Policy) are left as they are.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self._metrics = metrics
+        self._kinds: dict[tuple[str, str, int], _Kind] = {}
+        self._prefix = secrets.token_hex(6)
+        self._numbers = count(1)
+        self._plain_routes: dict[Any, tuple[Any, ...]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app, and note how it went."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = perf_counter()
+        request_id = scope["request_id"] = self._request_id(scope)
+        status = CLIENT_LEFT
+
+        async def marking_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                # the app may send the same dictionary again, so it is not changed
+                headers = _completed(message.get("headers", ()), request_id)
+                message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            await self.app(scope, receive, marking_send)
+        finally:
+            self._note(scope, status, perf_counter() - began)
+
+    def _request_id(self, scope: Scope) -> str:
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _ACCEPTED_ID(value):
+                return str(value, "ascii")
+        return f"{self._prefix}-{next(self._numbers):x}"
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        method = scope["method"]
+        template = self._template(scope)
+        kind = self._kinds.get((template, method, status))
+        if kind is None:
+            kind = self._new_kind(template, method, status)
+        kind.record(seconds)
+        if not kind.is_quiet:
+            _log.info("request", **_access_fields(scope, kind.template, status, seconds))
+        elif _stdlib_log.isEnabledFor(logging.DEBUG):
+            _log.debug("request", **_access_fields(scope, kind.template, status, seconds))
+
+    def _template(self, scope: Scope) -> str:
+        """The path of the route as it was written, with its parameters' names."""
+        # FastAPI keeps the prefix of an included router apart from the route
+        context = scope.get("fastapi", _NOTHING).get("effective_route_context")
+        if context is not None:
+            route = context.starlette_route or context
+        else:
+            route = scope.get("route") or self._plain_route(scope)
+        return str(getattr(route, "path_format", UNMATCHED))
+
+    def _plain_route(self, scope: Scope) -> Any:
+        """The Starlette route that was taken: FastAPI names only its endpoint."""
+        endpoint = scope.get("endpoint")
+        if endpoint is None:
+            return None
+        routes = self._plain_routes.get(endpoint)
+        if routes is None:
+            every = getattr(scope.get("app"), "routes", ())
+            routes = tuple(route for route in every if _endpoint_of(route) is endpoint)
+            self._plain_routes[endpoint] = routes
+        if len(routes) == 1:
+            return routes[0]
+        return next((route for route in routes if route.path_regex.match(scope["path"])), None)
+
+    def _new_kind(self, template: str, method: str, status: int) -> _Kind:
+        label = method if method in _METHODS else "OTHER"
+        record = self._metrics.recorder(template, label, status)
+        kind = _Kind(template, status < 400 and template.endswith(QUIET_ENDINGS), record)
+        if label == method:  # methods that clients make up must not fill the memory
+            self._kinds[template, method, status] = kind
+        return kind
+
+
+def _endpoint_of(route: Any) -> Any:
+    return getattr(route, "endpoint", None) or getattr(route, "app", None)
+
+
+def _completed(headers: Any, request_id: str) -> list[tuple[bytes, bytes]]:
+    completed = [*headers, (b"x-request-id", request_id.encode("ascii")), _NO_SNIFFING]
+    is_page = has_policy = has_caching = False
+    for name, value in headers:
+        if name == b"content-type":
+            is_page = value.startswith(b"text/html")
+        elif name == b"cache-control":
+            has_caching = True
+        elif name == b"content-security-policy":
+            has_policy = True
+    if not has_caching:
+        completed.append(_NO_STORE)
+    if is_page and not has_policy:
+        completed.extend(_PAGE_HEADERS)
+    return completed
+
+
+def _access_fields(scope: Scope, template: str, status: int, seconds: float) -> dict[str, Any]:
+    fields = {
+        "method": scope["method"],
+        "route": template,
+        "path": scope["path"][:LONGEST_LOGGED_PATH],
+        "status": status,
+        "milliseconds": round(seconds * 1000, 3),
+        "request_id": scope["request_id"],
+    }
+    principal = scope.get("principal")
+    if principal is not None:
+        fields["actor"] = principal.actor
+    return fields

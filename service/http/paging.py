@@ -1,0 +1,100 @@
+"""Lists in pages: an opaque cursor says where the next one begins."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from math import isfinite
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import Query, Response
+from pydantic import BaseModel
+
+from service.errors import Invalid
+from service.storage.repository import After
+
+Item = TypeVar("Item")
+Out = TypeVar("Out")
+
+Limit = Annotated[int, Query(ge=1, le=200, description="most items of the page")]
+Cursor = Annotated[
+    str | None, Query(max_length=400, description="`next` of the page before; empty for the first")
+]
+
+
+class Page(BaseModel, Generic[Out]):
+    """A page of a list; ``next`` is the cursor of the following page, null on the last."""
+
+    items: list[Out]
+    next: str | None
+
+
+def paged(
+    found: Sequence[Item], limit: int, shape: Callable[[Item], Out], place: Callable[[Item], Any]
+) -> Page[Out]:
+    """A page of at most ``limit`` of what was found; ask for one more than that."""
+    more = len(found) > limit
+    kept = found[:limit]
+    return Page(items=[shape(one) for one in kept], next=_cursor(place(kept[-1])) if more else None)
+
+
+def affordable(costs: Iterable[int], most: int) -> int:
+    """Return how many items of a page, at least one, cost no more than ``most`` together.
+
+    >>> affordable([2, 2, 2], most=5), affordable([9, 1], most=5)
+    (2, 1)
+    """
+    return max(1, sum(total <= most for total in accumulate(costs)))
+
+
+def written(answer: BaseModel) -> Response:
+    """Return a large answer as JSON, written on the caller's thread and not on the event loop."""
+    return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
+
+
+def _cursor(place: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+
+
+def _place(cursor: str | None) -> Any:
+    if cursor is None:
+        return None
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        return json.loads(base64.b64decode(padded.encode("ascii"), b"-_", validate=True))
+    except (binascii.Error, ValueError, RecursionError) as error:
+        raise _bad_cursor() from error
+
+
+def time_place(cursor: str | None) -> After | None:
+    """The place of a cursor into a list ordered by time."""
+    place = _place(cursor)
+    if place is None:
+        return None
+    match place:
+        case [float() as created_at, str() as id] if isfinite(created_at) and id.isprintable():
+            return After(created_at, id)
+    raise _bad_cursor()
+
+
+def number_place(cursor: str | None) -> int | None:
+    """The place of a cursor into a list ordered by number."""
+    place = _place(cursor)
+    if place is not None and not (type(place) is int and 0 <= place < 2**31):
+        raise _bad_cursor()
+    return place
+
+
+def name_place(cursor: str | None) -> str | None:
+    """The place of a cursor into a list ordered by name."""
+    place = _place(cursor)
+    if place is not None and not (isinstance(place, str) and place.isprintable()):
+        raise _bad_cursor()
+    return place
+
+
+def _bad_cursor() -> Invalid:
+    return Invalid("bad_cursor", "this cursor is not one that this list gave")

@@ -1,0 +1,1 @@
+"""Connections as uvicorn serves them, with limits on heads, time and fairness."""

@@ -1,0 +1,307 @@
+"""HTTP as ``serve`` speaks it: uvicorn's, with limits on headers and errors as problem+json."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from service.http.problems import problem_response
+from service.http.server import head_limits as refusals
+from service.http.server.connections import Connections
+from service.http.server.head_limits import (
+    MAX_COOKIE_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_PARAMETERS,
+    MAX_PATH_BYTES,
+    MAX_TARGET_BYTES,
+    MAX_VALUE_BYTES,
+    MOST_PIPELINED,
+)
+from service.http.server.read_turns import ReadTurns, TurnReader
+
+MOST_PIECES = 1000  # of one read, which has at most 256 kB
+HEADER_OVERHEAD = 200  # bytes of memory that a header takes beside its text
+LONG_TARGETS = b"/predict"
+UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
+LINGER_SECONDS = 1.0
+LINGER_BYTES = 1 << 20
+
+
+class HttpProtocol(TurnReader):
+    """One connection.
+
+    The parser keeps headers, and trailers of a chunked body, until they end, at a cost that grows
+    with the square of their length: so bytes that bring a request no further are counted.
+    """
+
+    head_seconds = 10.0
+
+    open_connections = Connections(1 << 20)
+
+    _in_head = False
+    _got_further = False
+    _is_downgraded = False
+    _address = "unknown"
+    _data = b""
+    _pieces = 0
+    _header_bytes = 0
+    _held_head = 0
+    _bytes_without_progress = 0
+    _refusal: Exception | None = None
+    _is_refused = False
+    _clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect the first request soon."""
+        super().connection_made(transport)
+        if self.client is not None:
+            self._address = self.client[0]
+        self._start_clock()
+        self.open_connections.add(self, self._address)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client."""
+        self.open_connections.remove(self, self._address)
+        self._hold_head(0)
+        self._stop_clock()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close the connection at once, to make room for others."""
+        self.transport.abort()
+
+    def eof_received(self) -> None:
+        """Answer a client that ends its body too early: it may still read."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.more_body:
+            return
+        if not self._is_refused and not self._in_head:
+            self._refuse(refusals.truncated())
+
+    def on_response_complete(self) -> None:
+        """Note that the connection is idle, unless more requests wait on it."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.pipeline:
+            self.open_connections.set_idle(self, self._address)
+
+    def parse(self, data: bytes) -> None:
+        """Parse it; refuse what gets too long."""
+        if self._is_refused:
+            self._drop(data)
+            return
+        self._got_further = False
+        self._pieces = 0
+        self._data = data
+        super().parse(data)
+        self._data = b""
+        if self._got_further:
+            self._bytes_without_progress = 0
+        else:
+            self._bytes_without_progress += len(data)
+        if self._is_refused:
+            return
+        cycle = self.cycle
+        if cycle is not None and cycle.response_complete and cycle.more_body:
+            self.slow_down()  # the rest of a body that was answered already
+        if self._bytes_without_progress > MAX_HEAD_BYTES:
+            self._refuse(refusals.too_large())
+        elif self._in_head:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        """Count what an unfinished head takes, and for how long."""
+        size = self._bytes_without_progress + self._header_bytes
+        if not self._hold_head(size + HEADER_OVERHEAD * len(self.headers)):
+            self._refuse(refusals.too_many_heads())
+        elif self._clock is None:
+            self._start_clock()
+
+    def _hold_head(self, size: int) -> bool:
+        if size == self._held_head:
+            return True
+        change, self._held_head = size - self._held_head, size
+        return self.open_connections.hold_head(self._address, change)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._in_head = True
+        self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request's target, refused before anything of it is decoded."""
+        self.url += url
+        if len(self.url) > MAX_PATH_BYTES:
+            self._check_target()
+
+    def _check_target(self) -> None:
+        path, has_query, _ = self.url.partition(b"?")
+        if len(path) > MAX_PATH_BYTES:
+            self._stop(refusals.too_long_path())
+        if len(self.url) <= MAX_TARGET_BYTES or not has_query:
+            return
+        takes_long = self.parser.get_method() == b"GET" and path.endswith(LONG_TARGETS)
+        if not takes_long or len(self.url) > MAX_HEAD_BYTES:
+            self._stop(refusals.too_long_query())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer behind a chunked body, which is dropped."""
+        self._header_bytes += len(name) + len(value)
+        if not self._in_head:
+            return
+        name = name.lower()
+        if len(self.headers) >= MAX_HEADERS or self._header_bytes > MAX_HEAD_BYTES:
+            self._stop(refusals.too_large())
+        if len(value) > (MAX_COOKIE_BYTES if name == b"cookie" else MAX_VALUE_BYTES):
+            self._stop(refusals.too_long_value(name))
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._stop(refusals.unknown_coding())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Hand the request over, unless its head is too large, or too many requests wait."""
+        if len(self.url) + self._header_bytes > MAX_HEAD_BYTES:
+            self._stop(refusals.too_large())
+        if self.url.count(b"&") >= MAX_PARAMETERS:
+            self._stop(refusals.too_long_query())
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            if self._get_upgrade() == b"websocket":
+                self._stop(refusals.no_websockets())
+            self._is_downgraded = True  # see _unsupported_upgrade_warning
+            return
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._stop(refusals.too_many_pipelined())
+        super().on_headers_complete()
+        self._in_head = False
+        self._got_further = True
+        self.open_connections.set_busy(self, self._address)
+        self._hold_head(0)
+        self._stop_clock()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body; pieces of a few bytes cost more than they bring."""
+        self._pieces += 1
+        if self._pieces > MOST_PIECES:
+            self._stop(refusals.too_small_chunks())
+        self._got_further = True
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        if self._is_downgraded:
+            return
+        super().on_message_complete()
+        self._got_further = True
+
+    def _stop(self, error: Exception) -> None:
+        """End the parser's work; ``send_400_response`` answers with the error."""
+        self._refusal = error
+        raise error
+
+    def _should_upgrade_to_ws(self) -> bool:
+        """Never switch protocols, whatever WebSocket libraries are installed."""
+        return False
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Ignore other upgrades, such as h2c: the request is answered with HTTP/1.1.
+
+        The parser takes what follows such a head for another protocol, so another parser reads the
+        head once more without its upgrade, and then the body.
+        """
+        if not self._is_downgraded:
+            return
+        self._is_downgraded = False
+        (parsed,) = getattr(sys.exception(), "args", (len(self._data),))
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % one for one in self.headers if one[0] not in UPGRADE_HEADERS]
+        if not self.parser.should_keep_alive():
+            lines.append(b"connection: close")
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        super().parse(b"\r\n".join([*lines, b"", self._data[parsed:]]))
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser did not take."""
+        self._refuse(self._refusal or refusals.malformed())
+
+    def _refuse(self, error: Exception) -> None:
+        """Answer if it cannot be taken for the answer to an earlier request, and hang up."""
+        self._is_refused = True
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if self._in_head and not self.pipeline:
+                cycle.keep_alive = False  # the request before this one is answered still
+                return
+            if self._in_head or self.pipeline or cycle.response_started:
+                self.pipeline.clear()
+                self.transport.abort()
+                return
+            cycle.disconnected = True  # the app must not answer once more
+            cycle.message_event.set()
+        self.flow.resume_reading()
+        self.transport.write(self._written(error))
+        self.transport.write_eof()
+        # closed while bytes come in, the connection is reset and the answer may get lost
+        self._stop_clock()
+        self._clock = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _drop(self, data: bytes) -> None:
+        self._bytes_without_progress += len(data)
+        if self._bytes_without_progress > LINGER_BYTES:
+            self.transport.close()
+
+    def _written(self, error: Exception) -> bytes:
+        path = (self.url or b"").partition(b"?")[0][:MAX_PATH_BYTES]
+        answer = problem_response({"path": str(path, "latin-1")}, error)
+        headers = (
+            *self.server_state.default_headers,
+            *answer.raw_headers,
+            (b"connection", b"close"),
+        )
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        return b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)])
+
+    def _start_clock(self) -> None:
+        self._clock = self.loop.call_later(self.head_seconds, self._time_is_up)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _time_is_up(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_clock()  # it is our answer to an earlier request that takes so long
+        elif self._in_head:
+            self._refuse(refusals.too_slow(self.head_seconds))
+        else:
+            self.transport.close()
+
+
+def protocol_with(write_seconds: float, most_of_one_address: int) -> type[HttpProtocol]:
+    """Return the protocol of a server.
+
+    ``write_seconds`` is a time-out for clients that do not read their answers, and
+    ``most_of_one_address`` how many connections an address may have.
+    """
+    shared = {
+        "write_seconds": write_seconds,
+        "open_connections": Connections(most_of_one_address),
+        "read_turns": ReadTurns(),
+    }
+    return type("HttpProtocol", (HttpProtocol,), shared)

@@ -1,0 +1,115 @@
+"""Turns of connections whose bytes take long to parse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import perf_counter
+
+from service.http.server.write_deadline import WriteDeadline
+
+# the parser may work so long before the event loop looks at other things
+TURN_SECONDS = 0.005
+# so few bytes are parsed at once, whoever else is waiting
+SMALL_READ = 512
+LEFTOVER_PAUSE = 0.05
+
+
+class ReadTurns:
+    """Bound the time that parsing takes in one pass of the event loop.
+
+    In a pass the loop serves all connections that have received something, however many they are.
+    When their parsing has taken TURN_SECONDS, the others wait for the next pass.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[TurnReader] = deque()
+        self._spent = 0.0
+        self._is_pass_planned = False
+
+    @property
+    def has_time(self) -> bool:
+        """Whether more may be parsed in this pass."""
+        return not self._waiting and self._spent < TURN_SECONDS
+
+    def count(self, seconds: float) -> None:
+        """Count time that was spent in this pass."""
+        self._spent += seconds
+        self._plan_pass()
+
+    def wait(self, reader: TurnReader) -> None:
+        """Let a connection parse what it has in one of the next passes."""
+        self._waiting.append(reader)
+        self._plan_pass()
+
+    def _plan_pass(self) -> None:
+        if not self._is_pass_planned:
+            self._is_pass_planned = True
+            asyncio.get_running_loop().call_soon(self._begin_pass)
+
+    def _begin_pass(self) -> None:
+        self._is_pass_planned = False
+        self._spent = 0.0
+        began = perf_counter()
+        while self._waiting:
+            self._waiting.popleft().parse_waiting()
+            self._spent = perf_counter() - began
+            if self._spent >= TURN_SECONDS:
+                break
+        if self._spent:
+            self._plan_pass()
+
+
+class TurnReader(WriteDeadline):
+    """A connection that parses what it receives in turn with others.
+
+    Derived classes parse in ``parse`` and may ``slow_down``.
+    """
+
+    read_turns = ReadTurns()
+
+    _unparsed = b""
+    _is_slowed_down = False
+
+    def data_received(self, data: bytes) -> None:
+        """Parse it now, or when it is this connection's turn."""
+        if self._unparsed:
+            self._unparsed += data
+            self.transport.pause_reading()
+        elif len(data) <= SMALL_READ:
+            self.parse(data)
+        elif self.read_turns.has_time:
+            began = perf_counter()
+            self.parse(data)
+            self.read_turns.count(perf_counter() - began)
+        else:
+            self._unparsed = data
+            self.transport.pause_reading()
+            self.read_turns.wait(self)
+
+    def parse(self, data: bytes) -> None:
+        """Parse what was received."""
+        super().data_received(data)
+
+    def parse_waiting(self) -> None:
+        """Parse what has waited for its turn, and read on."""
+        data, self._unparsed = self._unparsed, b""
+        if not self.transport.is_closing():
+            self.parse(data)
+            self._read_on()
+
+    def slow_down(self) -> None:
+        """Read in no hurry what nobody waits for."""
+        self._is_slowed_down = True
+        self.transport.pause_reading()
+        self.loop.call_later(LEFTOVER_PAUSE, self._speed_up)
+
+    def _speed_up(self) -> None:
+        self._is_slowed_down = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read, unless the connection is closing or something waits still."""
+        waits = self._unparsed or self._is_slowed_down or self.flow.read_paused
+        if not waits and not self.transport.is_closing():
+            self.transport.resume_reading()

@@ -1,0 +1,79 @@
+"""API routes that refuse early: by scope before a body is read, by size before it is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.datasets.formats import json_text
+from service.dependencies import Needs, parse
+from service.errors import Invalid
+from service.http.middleware.fair_turns import take_turn
+
+# a body is checked field by field, and every broken rule costs time: few values are enough
+MOST_BODY_COST = 20_000
+INLINE_JSON_BYTES = 1 << 14
+
+
+class StrictRequest(Request):
+    """A request whose JSON has no NaN, no Infinity and not more values than the route takes."""
+
+    most_body_cost = MOST_BODY_COST
+
+    async def json(self) -> Any:
+        """Return the body as JSON; parse large ones off the event loop."""
+        body = await self.body()
+        await take_turn(self.scope)
+        if len(body) <= INLINE_JSON_BYTES:
+            return _parse(body, self.most_body_cost)
+        return await parse(self, _parse, body, self.most_body_cost)
+
+
+class StrictRoute(APIRoute):
+    """A route that checks the scope first and refuses unknown or repeated query parameters.
+
+    Attributes of an endpoint change this: with ``reads_its_query`` it checks its query itself,
+    and ``most_body_cost`` is how many values its JSON may hold (see ``documents.check_cost``).
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler, given a strict request."""
+        handle = super().get_route_handler()
+        known = [one.alias for one in self.dependant.query_params]
+        scope_checks = [
+            one.dependency for one in self.dependencies if isinstance(one.dependency, Needs)
+        ]
+        reads_its_query = getattr(self.endpoint, "reads_its_query", False)
+        most_body_cost = getattr(self.endpoint, "most_body_cost", MOST_BODY_COST)
+
+        async def handle_strictly(request: Request) -> Response:
+            for check_scope in scope_checks:
+                check_scope(request)
+            if request.scope["query_string"] and not reads_its_query:
+                _check_query(request, known)
+            strict = StrictRequest(request.scope, request.receive)
+            strict.most_body_cost = most_body_cost
+            return await handle(strict)
+
+        return handle_strictly
+
+
+def _parse(body: bytes, most_cost: int) -> Any:
+    document = json_text.parse(body, most_cost=most_cost)
+    json_text.check_shape(document, most_cost)
+    return document
+
+
+def _check_query(request: Request, known: list[str]) -> None:
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name not in known:
+            which = f"known are {', '.join(sorted(known))}" if known else "there are none"
+            raise Invalid("unknown_parameter", f"query.{name[:40]}: not known here; {which}")
+        if name in seen:
+            raise Invalid("unknown_parameter", f"query.{name}: given more than once")
+        seen.add(name)

@@ -1,0 +1,1 @@
+"""Run the service: health, metrics, doctor, backup, sweep."""

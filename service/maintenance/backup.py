@@ -1,0 +1,312 @@
+"""Backup and restore of the embedded mode: the database as of one moment, and what it names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib import metadata
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from service.errors import BlobMissing, Damaged, Invalid, NoSpace, Unavailable
+from service.maintenance.archive_file import (
+    BLOBS,
+    DATABASE,
+    BackupReader,
+    BackupWriter,
+    Manifest,
+    pieces_of,
+    reading,
+)
+from service.maintenance.inventory_repository import Inventory, pages
+from service.maintenance.snapshot import check_copy, copy_database, opened_copy, schema_of
+from service.settings import Settings
+from service.storage.blob_keys import (
+    BlobKind,
+    dataset_key,
+    judged_key,
+    map_key,
+    onnx_key,
+    part_key,
+)
+from service.storage.blobs import Blobs
+from service.storage.database import Database, embedded_file
+from service.storage.fsync import FULL, see_to_disk
+from service.storage.upgrade import (
+    check_current,
+    check_there,
+    is_known,
+    migration_lock,
+    newest_revision,
+)
+
+MOST_ROUNDS = 20
+
+
+class NamedBlob(NamedTuple):
+    """A blob that a row names; ``what`` it holds, in words."""
+
+    key: str
+    sha256: str
+    kind: BlobKind
+    what: str
+
+
+def back_up(
+    settings: Settings, target: Path, *, force: bool = False, keep_going: bool = False
+) -> Manifest:
+    """Write a backup, while the service goes on; ``keep_going`` leaves out what is damaged."""
+    database = embedded_file(settings.database)
+    if database is None:
+        raise _only_embedded()
+    check_there(database)
+    _check_free(target, force=force)
+    with (
+        _room_in(target.parent),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder,
+    ):
+        whole = Path(folder) / "backup.tar"
+        with whole.open("xb") as file:
+            writer = BackupWriter(file, time.time())
+            copying = _Copying(database, Blobs(settings.blobs), writer, keep_going)
+            manifest = copying.run(Path(folder) / DATABASE)
+            file.flush()
+            os.fsync(file.fileno())
+        _check_free(target, force=force)
+        whole.replace(target)
+        see_to_disk(target.parent)
+    return manifest
+
+
+class _Copying:
+    """Copies blobs, then looks again at the database if some of them were deleted meanwhile.
+
+    Blobs never change, so what was copied stays good, and each look leaves less to copy. In the end
+    there is a copy of the database all of whose blobs are there.
+    """
+
+    def __init__(
+        self, database: Path, blobs: Blobs, writer: BackupWriter, keep_going: bool
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._writer = writer
+        self._keep_going = keep_going
+        self._copied: set[str] = set()
+        self._absent: set[str] = set()
+        self._damaged: dict[str, str] = {}
+
+    def run(self, copy: Path) -> Manifest:
+        """Copy all of it; ``copy`` is where the database is copied to first."""
+        created_at = time.time()
+        for _ in range(MOST_ROUNDS):
+            copy.unlink(missing_ok=True)
+            copy_database(self._database, copy)
+            with opened_copy(copy) as database:
+                check_current(database)
+                with database.read() as store:
+                    named = list(named_blobs(store.inventory))
+            absent = {blob.key for blob in named if not self._copy(blob)}
+            if not absent:
+                break
+            self._absent = absent
+        else:
+            raise Unavailable(
+                "too_much_change",
+                "datasets are deleted faster than they can be copied: "
+                "try again when there is less to do",
+            )
+        self._writer.add(DATABASE, pieces_of(copy))
+        manifest = Manifest(
+            schema=newest_revision(),
+            calibrd=metadata.version("calibrd"),
+            created_at=created_at,
+            members=self._writer.members.copy(),
+            damaged=sorted(self._damaged.values()),
+            counts=dict(Counter(blob.kind for blob in named if blob.key in self._copied)),
+        )
+        self._writer.finish(manifest)
+        return manifest
+
+    def _copy(self, blob: NamedBlob) -> bool:
+        """Whether a blob is dealt with; not if it is gone, and its row may be by now."""
+        if blob.key in self._copied or blob.key in self._damaged:
+            return True
+        try:
+            self._writer.add(BLOBS + blob.key, self._blobs.chunks(blob.key, blob.sha256))
+        except Damaged as error:
+            if blob.kind is BlobKind.PART:
+                return True  # it was never sent, or wrongly, or its upload was committed
+            if isinstance(error, BlobMissing) and blob.key not in self._absent:
+                return False
+            self._note_damage(blob, error)
+        else:
+            self._copied.add(blob.key)
+        return True
+
+    def _note_damage(self, blob: NamedBlob, error: Damaged) -> None:
+        told = f"{blob.what}: {error.message}"
+        if not self._keep_going:
+            raise type(error)(
+                error.code, f"{told}; --keep-going backs up the rest, and says what is left out"
+            )
+        self._damaged[blob.key] = told
+
+
+def named_blobs(inventory: Inventory) -> Iterator[NamedBlob]:
+    """Every blob that a row names."""
+    for found in chain.from_iterable(pages(inventory.versions, ("", 0), attrgetter("place"))):
+        version, what = found.version, f"version {found.version.number} of {found.name}"
+        key = map_key(found.workspace, version.id, version.map_sha256)
+        yield NamedBlob(key, version.map_sha256, BlobKind.MAP, f"the map of {what}")
+        if version.onnx_sha256 is not None:
+            key = onnx_key(found.workspace, version.id, version.onnx_sha256)
+            yield NamedBlob(key, version.onnx_sha256, BlobKind.ONNX, f"the ONNX form of {what}")
+        if version.judged_sha256 is not None:
+            key = judged_key(found.workspace, version.id, version.judged_sha256)
+            yield NamedBlob(
+                key, version.judged_sha256, BlobKind.JUDGED, f"the judged rows of {what}"
+            )
+    for dataset in chain.from_iterable(pages(inventory.datasets, "", attrgetter("id"))):
+        sha256 = dataset.sha256 or ""
+        key = dataset_key(dataset.workspace, dataset.id, sha256)
+        yield NamedBlob(key, sha256, BlobKind.DATASET, f"dataset {dataset.id}")
+    for one in chain.from_iterable(pages(inventory.parts, ("", 0), attrgetter("place"))):
+        part = one.part
+        key = part_key(one.workspace, part.dataset, part.number, part.sha256)
+        what = f"part {part.number} of {part.dataset}"
+        yield NamedBlob(key, part.sha256, BlobKind.PART, what)
+
+
+def restore(settings: Settings, source: Path) -> Manifest:
+    """Put a backup in place, in an empty data directory and only if every byte of it is right."""
+    place = embedded_file(settings.database)
+    if place is None:
+        raise _only_embedded()
+    with reading(source) as backup:
+        schema = backup.manifest.schema
+        if not is_known(schema):
+            raise Invalid(
+                "newer_backup",
+                f"the backup is of calibrd {backup.manifest.calibrd}, whose schema {schema} "
+                f"this program does not know: restore it with that program or a newer one",
+            )
+        _check_empty(settings.data_dir, place)
+        backup.check()
+        with _room_in(settings.data_dir):
+            _check_database(settings.data_dir, backup)
+            settings.data_dir.mkdir(parents=True, exist_ok=True)
+            # whoever starts meanwhile waits
+            with closing(Database(settings.database)) as database, migration_lock(database):
+                _check_empty(settings.data_dir, place)
+                _put_in_place(settings, place, backup)
+        return backup.manifest
+
+
+def _check_database(home: Path, backup: BackupReader) -> None:
+    """Raise unless the database in a backup is one, whole and of the schema that is said."""
+    # where the data directory is, or is to be made: there is room there, and nothing stays
+    near = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
+    with tempfile.TemporaryDirectory(dir=near, prefix="restoring-") as folder:
+        copy = Path(folder) / DATABASE
+        _extract(backup, copy)
+        try:
+            check_copy(copy)
+        except Damaged as error:
+            raise Invalid(
+                "backup_damaged", f"in the backup {error.message}; nothing was restored"
+            ) from error
+        found = schema_of(copy)
+    if found != backup.manifest.schema:
+        raise Invalid(
+            "backup_damaged",
+            f"the database in the backup has the schema {found} and its manifest says "
+            f"{backup.manifest.schema}: nothing was restored",
+        )
+
+
+def _extract(backup: BackupReader, target: Path) -> None:
+    with target.open("wb") as copy, backup.database() as file:
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        os.fsync(copy.fileno())
+
+
+def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None:
+    """Blobs first, the database last: as long as it is not there, nothing is."""
+    home = settings.data_dir.resolve()
+    with tempfile.TemporaryDirectory(dir=home, prefix="restoring-") as folder:
+        new = Path(folder) / "blobs"
+        blobs = Blobs(settings.blobs_url or new.as_uri())
+        for key in backup.blobs:
+            with backup.blob(key) as file:
+                blobs.put(key, file)
+        copy = place.with_name(f"{place.name}.restoring")
+        try:
+            _extract(backup, copy)
+            if not settings.blobs_url:
+                new.rename(home / "blobs")
+                see_to_disk(home)
+            copy.rename(place)
+            see_to_disk(place.parent)
+        finally:
+            copy.unlink(missing_ok=True)
+
+
+def _only_embedded() -> Invalid:
+    return Invalid(
+        "not_embedded",
+        "this is for the embedded database: back PostgreSQL up with pg_dump first and the blobs "
+        "after it, as docs/service.md says under Backup",
+    )
+
+
+def _check_free(target: Path, *, force: bool) -> None:
+    if target.is_dir():
+        raise Invalid("is_a_folder", f"{target} is a folder: name a file, such as one in it")
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise Invalid(
+            "not_a_file",
+            f"{target} is a link, a device or a pipe, which a backup never replaces: name another",
+        )
+    if target.exists() and not force:
+        raise Invalid("file_exists", f"{target} is there already: name another, or add --force")
+    if not target.parent.is_dir():
+        raise Invalid("no_such_folder", f"there is no folder {target.parent}")
+
+
+def _check_empty(folder: Path, database: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise Invalid("not_empty", f"{folder} is a file: choose a folder with --data-dir")
+    there = folder.iterdir() if folder.is_dir() else ()
+    # starters leave a lock, and so does a restore that had no room
+    found = sorted(one.name for one in there if one.suffix != ".lock")
+    if database.parent.resolve() != folder.resolve():
+        # what another database has left would be taken for changes of this one
+        beside = [database, *(Path(f"{database}-{one}") for one in ("wal", "shm", "journal"))]
+        found += [one.name for one in beside if one.exists()]
+    if found:
+        found = list(dict.fromkeys(found))
+        raise Invalid(
+            "not_empty",
+            f"the data directory {folder} is not empty ({', '.join(found[:3])}): "
+            "restore into a new one with --data-dir",
+        )
+
+
+@contextmanager
+def _room_in(folder: Path) -> Iterator[None]:
+    """Say it if files cannot be written there."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        kind = NoSpace if error.errno in FULL else Invalid
+        raise kind("cannot_write", f"cannot write to {folder} ({reason})") from error

@@ -1,0 +1,275 @@
+"""The doctor: looks at all that is stored, while the service runs, and changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain
+from operator import attrgetter
+
+from calibrators import CalibrationError, Report, archive
+from calibrators.comparison.judged_rows import JudgedRows
+from service.errors import Damaged
+from service.maintenance.doctor_messages import (
+    CHANGED,
+    UPGRADE,
+    Finding,
+    how,
+    named,
+    of_alias,
+    of_session,
+    unreadable,
+)
+from service.maintenance.inventory_repository import (
+    FoundFit,
+    FoundVersion,
+    Inventory,
+    Number,
+    Place,
+    Row,
+    pages,
+)
+from service.maintenance.sweep import sweep
+from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+from service.storage.records import Dataset, FitStatus, Version
+
+Waiting = Callable[[Collection[str]], set[str]]
+"""Those of some fits that have an entry on a queue."""
+
+
+class Doctor:
+    """``findings`` looks at everything once; what it saw is counted in ``seen``.
+
+    ``progress`` hears how many things were looked at. ``orphans`` are blobs that nothing names
+    for so many seconds: no fault, the sweeper comes.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        waiting: Waiting,
+        *,
+        orphan_seconds: float,
+        progress: Callable[[int], None] = lambda seen: None,
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._waiting = waiting
+        self._orphan_seconds = orphan_seconds
+        self._progress = progress
+        self.seen: Counter[str] = Counter()
+        self.orphans = 0
+
+    def findings(self) -> Iterator[Finding]:
+        """All that is amiss, as it is found."""
+        yield from self._versions()
+        yield from self._ownerless_versions()
+        yield from self._aliases()
+        yield from self._datasets()
+        yield from self._succeeded_fits()
+        yield from self._queued_fits()
+        yield from self._runs()
+        found = sweep(self._database, self._blobs, older_than=self._orphan_seconds, dry_run=True)
+        self.orphans = found.orphans.total()
+
+    def _versions(self) -> Iterator[Finding]:
+        for found in self._each("versions", Inventory.versions, ("", 0), attrgetter("place")):
+            yield from unreadable(named(found), found.unreadable)
+            yield from self._map(found)
+            yield from self._onnx(found)
+            yield from self._judged_rows(found)
+            yield from self._report(found)
+
+    def _ownerless_versions(self) -> Iterator[Finding]:
+        def itself(place: Number) -> Number:
+            return place
+
+        read = Inventory.ownerless_versions
+        for calibrator, number in self._each("versions", read, ("", 0), itself):
+            yield Finding(
+                "version_without_calibrator",
+                f"version {calibrator}@{number}",
+                "its calibrator is gone, so nobody can reach it",
+                "restore the database from a backup: a row was deleted",
+            )
+
+    def _runs(self) -> Iterator[Finding]:
+        read = Inventory.run_sessions
+        for found in self._each("sessions of runs", read, ("", 0), attrgetter("place")):
+            yield from of_session(found)
+
+    def _map(self, found: FoundVersion) -> Iterator[Finding]:
+        version, subject = found.version, named(found)
+        key = map_key(found.workspace, version.id, version.map_sha256)
+        advice = f"restore the blob {key} from a backup; point aliases at another version till then"
+        try:
+            fitted = archive.load(self._blobs.get(key, version.map_sha256))
+        except Damaged as error:
+            yield Finding(f"map_{how(error)}", subject, error.message, advice)
+        except CalibrationError as error:
+            yield Finding("map_unreadable", subject, str(error), UPGRADE)
+        else:
+            if (fitted.k, fitted.kind) != (version.classes, version.kind):
+                yield Finding(
+                    "map_differs",
+                    subject,
+                    f"the map takes {fitted.kind} of {fitted.k} classes, its row says "
+                    f"{version.kind} of {version.classes}",
+                    CHANGED,
+                )
+            if version.method not in fitted.made_by:
+                told = f"the map is of the method {fitted.method}, its row says {version.method}"
+                yield Finding("row_differs", subject, told, CHANGED)
+
+    def _onnx(self, found: FoundVersion) -> Iterator[Finding]:
+        version = found.version
+        if version.onnx_sha256 is None:
+            return
+        key = onnx_key(found.workspace, version.id, version.onnx_sha256)
+        damage = self._damage(key, version.onnx_sha256)
+        if damage is not None:
+            advice = f"restore the blob {key} from a backup, or fit again; the map is not affected"
+            yield Finding(f"onnx_{how(damage)}", named(found), damage.message, advice)
+
+    def _judged_rows(self, found: FoundVersion) -> Iterator[Finding]:
+        version = found.version
+        if version.judged_sha256 is None:
+            return
+        key = judged_key(found.workspace, version.id, version.judged_sha256)
+        advice = (
+            f"restore the blob {key} from a backup; till then the version is compared on datasets"
+        )
+        try:
+            rows = JudgedRows.load(self._blobs.get(key, version.judged_sha256))
+        except Damaged as error:
+            yield Finding(f"judged_rows_{how(error)}", named(found), error.message, advice)
+        except CalibrationError as error:
+            yield Finding("judged_rows_unreadable", named(found), str(error), UPGRADE)
+        else:
+            if rows.data != version.judged_data:
+                told = "its judged rows are of other data than its row says"
+                yield Finding("row_differs", named(found), told, CHANGED)
+
+    def _report(self, found: FoundVersion) -> Iterator[Finding]:
+        version: Version = found.version
+        advice = "restore the database from a backup, or fit again"
+        try:
+            with self._database.read() as store:
+                document = store.calibrators.report(version.calibrator, version.number)
+            if document is not None:
+                verdict = Report.from_dict(document).verdict
+                if verdict != version.verdict:
+                    told = f"its report says {verdict}, its row says {version.verdict}"
+                    yield Finding("row_differs", named(found), told, CHANGED)
+            elif version.fit is not None or version.verdict is not None:
+                yield Finding("report_missing", named(found), "its report is gone", advice)
+        except (CalibrationError, ValueError) as error:
+            yield Finding("report_unreadable", named(found), f"its report: {error}", advice)
+
+    def _aliases(self) -> Iterator[Finding]:
+        for found in self._each("aliases", Inventory.aliases, ("", ""), attrgetter("place")):
+            yield from of_alias(found)
+
+    def _datasets(self) -> Iterator[Finding]:
+        for dataset in self._each("datasets", Inventory.datasets, "", attrgetter("id")):
+            yield from self._dataset(dataset)
+
+    def _dataset(self, dataset: Dataset) -> Iterator[Finding]:
+        assert dataset.sha256 is not None  # noqa: S101
+        key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
+        damage = self._damage(key, dataset.sha256)
+        if damage is None:
+            return
+        with self._database.read() as store:
+            is_there = bool(store.datasets.hashes([dataset.id]))
+        if is_there:  # and was not deleted meanwhile
+            advice = f"send the same bytes again, which mends it, or restore the blob {key}"
+            subject = f"dataset {dataset.id}"
+            yield Finding(f"dataset_{how(damage)}", subject, damage.message, advice)
+
+    def _succeeded_fits(self) -> Iterator[Finding]:
+        for found in self._fits(FitStatus.SUCCEEDED):
+            for one in found:
+                yield from unreadable(f"fit {one.fit.id}", one.unreadable)
+            page = [one.fit for one in found]
+            numbers = {(fit.calibrator, number) for fit in page for number in fit.versions}
+            with self._database.read() as store:
+                named = store.inventory.fits_of_versions(numbers)
+            for fit in page:
+                for number in fit.versions:
+                    if named.get((fit.calibrator, number)) != fit.id:
+                        yield Finding(
+                            "fit_without_version",
+                            f"fit {fit.id}",
+                            f"its version {fit.calibrator_name}@{number} is not there",
+                            "restore the database from a backup, or order the fit again",
+                        )
+
+    def _queued_fits(self) -> Iterator[Finding]:
+        for found in self._fits(FitStatus.QUEUED):
+            for one in found:
+                yield from unreadable(f"fit {one.fit.id}", one.unreadable)
+            without = self._without_entry([one.fit.id for one in found])
+            if without:  # a fit may have been started, or handed back, between the two looks
+                with self._database.read() as store:
+                    again = store.inventory.still(FitStatus.QUEUED, without)
+                without = self._without_entry(sorted(again))
+            for id in without:
+                yield Finding(
+                    "fit_without_entry",
+                    f"fit {id}",
+                    "it waits, but stands on no queue",
+                    "cancel it and order it again",
+                )
+
+    def _without_entry(self, ids: list[str]) -> list[str]:
+        waiting = self._waiting(ids) if ids else set()
+        return [id for id in ids if id not in waiting]
+
+    def _fits(self, status: FitStatus) -> Iterator[list[FoundFit]]:
+        def read(inventory: Inventory, after: str) -> list[FoundFit]:
+            return inventory.fits(status, after)
+
+        for page in self._pages(read, "", attrgetter("place")):
+            self._see("fits", len(page))
+            yield page
+
+    def _each(
+        self,
+        what: str,
+        read: Callable[[Inventory, Place], list[Row]],
+        first: Place,
+        place: Callable[[Row], Place],
+    ) -> Iterator[Row]:
+        for one in chain.from_iterable(self._pages(read, first, place)):
+            self._see(what)
+            yield one
+
+    def _pages(
+        self,
+        read: Callable[[Inventory, Place], list[Row]],
+        first: Place,
+        place: Callable[[Row], Place],
+    ) -> Iterator[list[Row]]:
+        """Each page in a transaction of its own, because looking at what is on it takes long."""
+
+        def read_one(after: Place) -> list[Row]:
+            with self._database.read() as store:
+                return read(store.inventory, after)
+
+        return pages(read_one, first, place)
+
+    def _see(self, what: str, number: int = 1) -> None:
+        self.seen[what] += number
+        self._progress(self.seen.total())
+
+    def _damage(self, key: str, sha256: str) -> Damaged | None:
+        try:
+            for _ in self._blobs.chunks(key, sha256):
+                pass
+        except Damaged as error:
+            return error
+        return None

@@ -1,0 +1,77 @@
+"""Whether all parts of the service work, looked at no more than once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.errors import ServiceError
+from service.fits.service import WORKER_IS_ALIVE
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+
+FRESH_SECONDS = 1.0
+DATABASE_SECONDS = 2.0
+OK = "ok"
+
+
+class Readiness(BaseModel):
+    """Which parts work: ``ok``, or a word on what is wrong."""
+
+    status: str
+    database: str
+    blobs: str
+    workers: str
+
+
+class Probe:
+    """Tries the parts, but not for each of many who ask: anyone may."""
+
+    def __init__(self, database: Database, blobs: Blobs) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
+        self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="probe-blobs")
+        self._found: Readiness | None = None
+        self._found_at = 0.0
+
+    def read(self) -> Readiness:
+        """How the parts are, as of a second ago at most."""
+        with self._lock:
+            if self._found is None or time.monotonic() - self._found_at > FRESH_SECONDS:
+                self._found = self._try()
+                self._found_at = time.monotonic()
+            return self._found
+
+    async def look(self) -> Readiness:
+        """The same, on a thread that slow stores cannot keep busy with other things."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
+
+    def _try(self) -> Readiness:
+        """Ask both stores at the same time, so that two that hang take no longer than one."""
+        asked = self._second_thread.submit(self._blobs_status)
+        database, workers = self._database_status()
+        blobs = asked.result()
+        status = OK if database == blobs == workers == OK else "not ready"
+        return Readiness(status=status, database=database, blobs=blobs, workers=workers)
+
+    def _database_status(self) -> tuple[str, str]:
+        try:
+            with self._database.read(DATABASE_SECONDS) as store:
+                is_staffed = bool(store.workers.alive(WORKER_IS_ALIVE))
+        except (SQLAlchemyError, ServiceError):
+            return "does not answer", "not known"
+        return OK, OK if is_staffed else "no worker is alive: fits wait"
+
+    def _blobs_status(self) -> str:
+        try:
+            self._blobs.ping()
+        except ServiceError as error:
+            return error.message
+        return OK

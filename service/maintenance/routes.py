@@ -1,0 +1,141 @@
+"""Routes for those who run the service: health, readiness, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.routing import Route
+
+from service.access.permissions import Scope
+from service.dependencies import Joined, needs
+from service.errors import ServiceError
+from service.fits.service import WORKER_IS_ALIVE
+from service.http import openapi_bodies
+from service.http.strict_route import StrictRoute
+from service.maintenance.readiness import OK, Probe, Readiness
+from service.storage.database import Database
+
+router = APIRouter(tags=["operations"], route_class=StrictRoute)
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: str
+
+
+def health_routes(probe: Probe) -> list[Route]:
+    """Return the routes that say how the process is; plain ones, since anyone may ask them often.
+
+    ``/healthz`` touches nothing, not even a thread that a slow store may hold.
+    """
+
+    async def healthz(request: Request) -> Response:
+        return Response(ALIVE, media_type="application/json")
+
+    async def readyz(request: Request) -> Response:
+        found = await probe.look()
+        return JSONResponse(found.model_dump(), 200 if found.status == OK else 503)
+
+    return [Route("/healthz", healthz), Route("/readyz", readyz)]
+
+
+def _answer(model: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
+
+
+ALIVE = b'{"status":"ok"}'
+# answered by plain routes, which FastAPI does not describe
+MODELS = (Health, Readiness)
+OPENAPI: dict[str, Any] = {
+    "/healthz": {
+        "get": {
+            "operationId": "healthz",
+            "tags": ["operations"],
+            "summary": "Whether the process lives",
+            "description": "Needs no key and touches nothing.",
+            "responses": {
+                "200": {
+                    "description": "It lives",
+                    "content": _answer("Health"),
+                }
+            },
+        }
+    },
+    "/readyz": {
+        "get": {
+            "operationId": "readyz",
+            "tags": ["operations"],
+            "summary": "Whether all parts work",
+            "description": "Database, blobs and a worker's heartbeat; 503 if one fails. No key.",
+            "responses": {
+                "200": {
+                    "description": "All parts work",
+                    "content": _answer("Readiness"),
+                },
+                **{str(status): answer for status, answer in openapi_bodies.READY_ANSWERS.items()},
+            },
+        }
+    },
+}
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    dependencies=needs(Scope.ADMIN),
+    response_class=Response,
+    responses=openapi_bodies.METRICS_ANSWERS,
+)
+def metrics(joined: Joined) -> Response:
+    """Requests, latency, fits by status, queue depth, maps in memory."""
+    content, content_type = joined.metrics.render()
+    return Response(content, media_type=content_type)
+
+
+def database_metrics(database: Database) -> Iterable[Metric]:
+    """What the database knows of fits and runs; nothing while it is down."""
+    try:
+        with database.read() as store:
+            counts = store.fits.counts()
+            failures = store.fits.failures()
+            alive = len(store.workers.alive(WORKER_IS_ALIVE))
+            runs, open_statistics = store.runs.counts(), store.run_steps.waiting()
+    except (SQLAlchemyError, ServiceError):
+        return
+    number = GaugeMetricFamily("calibrd_fits", "Fits by status.", labels=("status", "queue"))
+    seconds = CounterMetricFamily(
+        "calibrd_fit_seconds", "Seconds that finished fits took.", labels=("status", "queue")
+    )
+    for (status, queue), (count, total) in counts.items():
+        number.add_metric((status, queue), count)
+        seconds.add_metric((status, queue), total)
+    waiting = sum(count for (status, _), (count, _) in counts.items() if status == "queued")
+    failed = GaugeMetricFamily(
+        "calibrd_failed_fits", "Failed fits by the code of their error.", labels=("code",)
+    )
+    for code, count in failures.items():
+        failed.add_metric((code,), count)
+    trainings = GaugeMetricFamily(
+        "calibrd_runs", "Training runs that are not archived.", labels=("kind",)
+    )
+    for kind, count in runs.items():
+        trainings.add_metric((kind,), count)
+    yield trainings
+    yield GaugeMetricFamily(
+        "calibrd_waiting_statistics",
+        "Statistics of runs that wait for other ranks or for the step before.",
+        value=open_statistics,
+    )
+    yield number
+    yield seconds
+    yield failed
+    yield GaugeMetricFamily("calibrd_queue_depth", "Fits that wait for a worker.", value=waiting)
+    yield GaugeMetricFamily("calibrd_workers", "Workers that are alive.", value=alive)

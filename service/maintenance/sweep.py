@@ -1,0 +1,151 @@
+"""Orphans: blobs that no row names and none will.
+
+What makes it safe to delete one, whatever else goes on meanwhile:
+
+- A key holds the id of its row, new for each writer (``blob_keys``), and a writer that has not
+  written the row within an hour of the blob never does (``naming``). Transactions do not stay open
+  for long: PostgreSQL ends those that are idle, and a writer of SQLite keeps ours from starting.
+  So a blob much older than that, of whose id there is no row, has lost its writer.
+- While a dataset is uploaded, its parts and what commits make of them are its own, row or not.
+- The bytes of a known dataset that is sent again are put under the key that its row names.
+- Blobs of workspaces that this database does not know belong to somebody else.
+- A copy or an older state of a database does not know what the newer one names. So every sweep
+  leaves a new token in the store and in the database, and begins only if the store has the last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from service.errors import Conflict
+from service.storage.blob_keys import OF_VERSIONS, BlobKind, ParsedKey, parse_key
+from service.storage.blobs import Blob, Blobs
+from service.storage.database import Database
+from service.storage.store import Store
+
+BATCH = 500
+CHORE = "sweep"
+TOKEN = "swept-by"  # noqa: S105 - the key of the blob that holds the token
+
+
+@dataclass
+class Swept:
+    """What a sweep has seen; in a dry run the orphans are still there."""
+
+    orphans: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    kept: int = 0
+    unknown: int = 0
+
+    def summary(self) -> str:
+        """All of it in a line."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.orphans.items()))
+        return (
+            f"{self.orphans.total()} orphans ({kinds or 'none'}; {self.bytes} bytes), "
+            f"{self.kept} kept, {self.unknown} of other shapes or owners left alone"
+        )
+
+
+def sweep(
+    database: Database,
+    blobs: Blobs,
+    *,
+    older_than: float,
+    dry_run: bool = False,
+    adopt: bool = False,
+    tell: Callable[[str], None] = lambda key: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Swept:
+    """Delete the orphans that are older than so many seconds; ``tell`` hears the key of each.
+
+    ``adopt`` takes a store over from the database that it was swept for last.
+    """
+    if not dry_run:
+        _take_store(database, blobs, adopt=adopt)
+    swept = Swept()
+    before = time.time() - older_than
+    for some in _batches(blobs.list()):
+        if stop():
+            return swept
+        for blob, kind in _orphans(database, some, before, swept):
+            tell(blob.key)
+            if not dry_run:
+                blobs.delete(blob.key)
+            swept.orphans[kind] += 1
+            swept.bytes += blob.bytes
+    for blob in blobs.unfinished():
+        if blob.modified_at < before and parse_key(blob.key.rpartition("#")[0]):
+            tell(blob.key)
+            if not dry_run:
+                blobs.delete_unfinished(blob.key)
+            swept.orphans["unfinished"] += 1
+            swept.bytes += blob.bytes
+    return swept
+
+
+def _take_store(database: Database, blobs: Blobs, *, adopt: bool) -> None:
+    """Leave a new token; raise if the store does not have our last one, or the one before it."""
+    with database.read() as store:
+        ours = store.chores.note(CHORE).split()
+    there = (blobs.peek(TOKEN) or b"").decode()
+    if there and there not in ours and not adopt:
+        raise Conflict(
+            "swept_by_another",
+            "the blob store was last swept for another database, or for a later state of this one, "
+            "which may name what this one does not: nothing is deleted. If no other database uses "
+            "the store: python -m service sweep --adopt",
+        )
+    token = secrets.token_hex(16)
+    with database.write() as store:
+        store.chores.set_note(CHORE, f"{token} {there}")
+    blobs.put(TOKEN, token.encode())
+
+
+def _batches(blobs: Iterator[Blob]) -> Iterator[tuple[Blob, ...]]:
+    while some := tuple(itertools.islice(blobs, BATCH)):
+        yield some
+
+
+def _orphans(
+    database: Database, some: Iterable[Blob], before: float, swept: Swept
+) -> list[tuple[Blob, BlobKind]]:
+    """Those of the blobs that are old enough and have no row; the others are counted."""
+    parsed = [(blob, parse_key(blob.key)) for blob in some if blob.key != TOKEN]
+    ours = [(blob, key) for blob, key in parsed if key is not None]
+    old = [(blob, key) for blob, key in ours if blob.modified_at < before]
+    with database.write() as store:  # which on SQLite waits for all writers that have begun
+        rows = _Rows(store, [key for _, key in old])
+    orphans = [(blob, key.kind) for blob, key in old if rows.lack(key)]
+    foreign = sum(key.workspace not in rows.workspaces for _, key in old)
+    swept.unknown += len(parsed) - len(ours) + foreign
+    swept.kept += len(ours) - foreign - len(orphans)
+    return orphans
+
+
+class _Rows:
+    """What the database says of the ids in some keys."""
+
+    def __init__(self, store: Store, keys: list[ParsedKey]) -> None:
+        self.workspaces = store.keys.workspaces_among({key.workspace for key in keys})
+        of_versions = {key.id for key in keys if key.kind in OF_VERSIONS}
+        self._versions = store.calibrators.hashes(of_versions)
+        self._datasets = store.datasets.hashes({key.id for key in keys} - of_versions)
+
+    def lack(self, key: ParsedKey) -> bool:
+        """Whether there is no row for a key of a workspace that is there."""
+        return key.workspace in self.workspaces and not self._name(key)
+
+    def _name(self, key: ParsedKey) -> bool:
+        is_uploaded_now = self._datasets.get(key.id, "") is None
+        match key.kind:
+            case BlobKind.DATASET:
+                return is_uploaded_now or self._datasets.get(key.id) == key.sha256
+            case BlobKind.PART:
+                return is_uploaded_now
+            case BlobKind.MAP | BlobKind.ONNX | BlobKind.JUDGED:
+                return key.sha256 in self._versions.get(key.id, ())

@@ -1,0 +1,1 @@
+"""Calibrators and their versions: register, find, describe."""

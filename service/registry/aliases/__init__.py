@@ -1,0 +1,1 @@
+"""Aliases: promote, roll back, and the history of every move."""

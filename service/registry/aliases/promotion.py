@@ -1,0 +1,84 @@
+"""Point an alias at a version, unless it loses accuracy against the one it points at now."""
+
+from __future__ import annotations
+
+from calibrators import CalibrationError
+from calibrators.comparison.compare import accuracy_change
+from service.access.permissions import Principal
+from service.comparisons.service import Pair, judged_rows
+from service.errors import Stale
+from service.names import check_alias
+from service.registry import service as versions
+from service.registry.aliases import service as aliases
+from service.registry.aliases.service import AccuracyChange, Moved
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+from service.storage.records import Version
+from service.storage.store import Store
+
+TRIES = 5
+
+
+def promote(
+    database: Database,
+    blobs: Blobs,
+    principal: Principal,
+    name: str,
+    alias: str,
+    *,
+    version: int,
+    reason: str = "",
+    force: bool = False,
+    expected: int | None = None,
+    must_exist: bool = False,
+) -> Moved:
+    """Point an alias at a version, see `aliases.move`.
+
+    Both versions' judged rows are read outside of the transaction; if the alias moves meanwhile, it
+    is looked at again.
+    """
+    check_alias(alias)
+    for _ in range(TRIES):
+        with database.read() as store:
+            chosen = versions.find(store, principal, name, version)
+            before = _pointed_at(store, chosen, alias)
+        change = measured_change(blobs, principal, name, before, chosen)
+        with database.write() as store:
+            if must_exist and not aliases.exists(store, principal, name, alias):
+                raise Stale("no_such_alias", f"{name} has no alias {alias!r} yet")
+            if _pointed_at(store, chosen, alias) != before:
+                continue
+            return aliases.move(
+                store,
+                principal,
+                name,
+                alias,
+                version=version,
+                reason=reason,
+                force=force,
+                expected=expected,
+                change=change,
+            )
+    raise Stale("alias_has_moved", f"{alias!r} is moved by others all the time: try again")
+
+
+def measured_change(
+    blobs: Blobs, principal: Principal, name: str, before: Version | None, after: Version
+) -> AccuracyChange | None:
+    """Return the change of accuracy on the rows that both versions were judged on, if any."""
+    if before is None or before.number == after.number:
+        return None
+    if not Pair(name, before, after).has_judged_rows:
+        return None
+    first, second = (judged_rows(blobs, principal, one) for one in (before, after))
+    if first is None or second is None:
+        return None
+    try:
+        return AccuracyChange(before.number, accuracy_change(first, second))
+    except CalibrationError:  # they have too few rows in common
+        return None
+
+
+def _pointed_at(store: Store, chosen: Version, alias: str) -> Version | None:
+    there = store.aliases.get(chosen.calibrator, alias)
+    return None if there is None else store.calibrators.version(chosen.calibrator, there.version)

@@ -1,0 +1,141 @@
+"""Routes of aliases: move with compare-and-set, history, rollback."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+
+from service.access.permissions import Scope
+from service.dependencies import Caller, Joined, needs
+from service.errors import Invalid, Stale
+from service.http import openapi_bodies
+from service.http.paging import Cursor, Limit, Page, number_place, paged
+from service.http.schemas import AliasOut, MoveIn, MoveOut, RollbackIn
+from service.http.strict_route import StrictRoute
+from service.registry.aliases import service as aliases
+from service.registry.aliases.promotion import promote
+
+router = APIRouter(
+    prefix="/v1/calibrators/{name}/aliases/{alias}", tags=["aliases"], route_class=StrictRoute
+)
+
+REVISION = re.compile(r'"(\d{1,9})"')
+
+IfMatch = Annotated[
+    str | None, Header(max_length=100, description="the ETag last seen; 412 if it is another now")
+]
+IfNoneMatch = Annotated[
+    str | None, Header(max_length=100, description="`*`: only if there is no such alias yet")
+]
+
+
+@router.get("", summary="Where an alias points")
+def get_alias(
+    response: Response,
+    joined: Joined,
+    caller: Caller,
+    name: openapi_bodies.Name,
+    alias: openapi_bodies.Alias,
+) -> AliasOut:
+    """The ETag is for `If-Match` when it is moved."""
+    with joined.database.read() as store:
+        found = aliases.find(store, caller, name, alias)
+    response.headers["ETag"] = f'"{found.revision}"'
+    return AliasOut.of(found)
+
+
+@router.put(
+    "",
+    summary="Point an alias at a version",
+    dependencies=needs(Scope.PROMOTE),
+    responses=openapi_bodies.MOVE_ANSWERS,
+)
+def move_alias(
+    response: Response,
+    joined: Joined,
+    caller: Caller,
+    name: openapi_bodies.Name,
+    alias: openapi_bodies.Alias,
+    body: MoveIn,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+) -> AliasOut:
+    """A version judged `worse` or `insufficient_data` needs `force` and a `reason`.
+
+    So does one that measurably loses accuracy, against the model itself or against the version that
+    the alias points at, on the rows that judged both. A `trade_off` is moved to with a `warning` in
+    the answer.
+    """
+    moved = promote(
+        joined.database,
+        joined.blobs,
+        caller,
+        name,
+        alias,
+        version=body.version,
+        reason=body.reason,
+        force=body.force,
+        expected=_expected(if_match, if_none_match),
+        must_exist=if_match == "*",
+    )
+    joined.refresh_if_possible()
+    response.headers["ETag"] = f'"{moved.alias.revision}"'
+    return AliasOut.of(moved.alias, moved.warning)
+
+
+@router.get("/history", summary="The moves of an alias, newest first")
+def alias_history(
+    joined: Joined,
+    caller: Caller,
+    name: openapi_bodies.Name,
+    alias: openapi_bodies.Alias,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[MoveOut]:
+    """Who moved it, when, from where, to where and why."""
+    with joined.database.read() as store:
+        there = aliases.find(store, caller, name, alias)
+        before = number_place(cursor)
+        found = store.aliases.history(there.calibrator, there.name, limit + 1, before)
+    return paged(found, limit, MoveOut.of, lambda move: move.revision)
+
+
+@router.post("/rollback", summary="Take back the last move", dependencies=needs(Scope.PROMOTE))
+def roll_back_alias(
+    response: Response,
+    joined: Joined,
+    caller: Caller,
+    name: openapi_bodies.Name,
+    alias: openapi_bodies.Alias,
+    body: RollbackIn | None = None,
+    if_match: IfMatch = None,
+) -> AliasOut:
+    """Points it at the version before; again, at the one before that. 409 if there is none."""
+    with joined.database.write() as store:
+        moved = aliases.roll_back(
+            store,
+            caller,
+            name,
+            alias,
+            reason="" if body is None else body.reason,
+            expected=_expected(if_match, None),
+        )
+    joined.refresh_if_possible()
+    response.headers["ETag"] = f'"{moved.revision}"'
+    return AliasOut.of(moved)
+
+
+def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
+    """The revision that the caller expects; 0 for none yet, None for any."""
+    if if_none_match is not None:
+        if if_none_match.strip() != "*" or if_match is not None:
+            raise Invalid("bad_condition", "send If-Match with an ETag, or If-None-Match: *")
+        return 0
+    if if_match is None or if_match.strip() == "*":
+        return None
+    found = REVISION.fullmatch(if_match.strip())
+    if found is None:
+        raise Stale("alias_has_moved", "this If-Match is not an ETag that an alias ever had")
+    return int(found[1])

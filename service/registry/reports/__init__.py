@@ -1,0 +1,1 @@
+"""Reports of versions as JSON, HTML, SVG and PNG."""

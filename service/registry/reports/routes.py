@@ -1,0 +1,122 @@
+"""Routes of reports: json, html, svg and png."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from calibrators import Report
+from service.access.permissions import Principal
+from service.dependencies import Caller, Joined, Parts
+from service.http import openapi_bodies
+from service.http.etags import is_known
+from service.http.strict_route import StrictRoute
+from service.registry import service as versions
+from service.registry.reports.renderer import Drawing, Format
+from service.storage.records import Version
+
+router = APIRouter(
+    prefix="/v1/calibrators/{name}/versions/{number}", tags=["reports"], route_class=StrictRoute
+)
+
+
+MEDIA_TYPES: dict[Format, str] = {"html": "text/html", "svg": "image/svg+xml", "png": "image/png"}
+
+
+@router.get("/report", summary="The report as JSON", responses=openapi_bodies.REPORT_ANSWERS)
+@router.get("/report.json", summary="The report as JSON", include_in_schema=False)
+def report_json(
+    joined: Joined, caller: Caller, name: openapi_bodies.Name, number: openapi_bodies.Number
+) -> dict[str, Any]:
+    """Metrics with intervals, noise floor, reliability tables and the verdict."""
+    return _report(joined, caller, name, number).to_dict()
+
+
+@router.get(
+    "/report.html",
+    summary="The report as a page that needs no network",
+    response_class=Response,
+    responses=openapi_bodies.HTML_ANSWERS,
+)
+async def report_html(
+    joined: Joined,
+    caller: Caller,
+    name: openapi_bodies.Name,
+    number: openapi_bodies.Number,
+    if_none_match: openapi_bodies.IfNoneMatch = None,
+) -> Response:
+    """For people."""
+    return await _drawn(joined, caller, name, number, if_none_match, "html")
+
+
+@router.get(
+    "/report.svg",
+    summary="The reliability diagram as SVG",
+    response_class=Response,
+    responses=openapi_bodies.SVG_ANSWERS,
+)
+async def report_svg(
+    joined: Joined,
+    caller: Caller,
+    name: openapi_bodies.Name,
+    number: openapi_bodies.Number,
+    if_none_match: openapi_bodies.IfNoneMatch = None,
+) -> Response:
+    """Before and after."""
+    return await _drawn(joined, caller, name, number, if_none_match, "svg")
+
+
+@router.get(
+    "/report.png",
+    summary="The reliability diagram as PNG",
+    response_class=Response,
+    responses=openapi_bodies.PNG_ANSWERS,
+)
+async def report_png(
+    joined: Joined,
+    caller: Caller,
+    name: openapi_bodies.Name,
+    number: openapi_bodies.Number,
+    if_none_match: openapi_bodies.IfNoneMatch = None,
+) -> Response:
+    """Before and after."""
+    return await _drawn(joined, caller, name, number, if_none_match, "png")
+
+
+async def _drawn(
+    joined: Parts,
+    caller: Principal,
+    name: str,
+    number: int,
+    if_none_match: str | None,
+    format: Format,
+) -> Response:
+    """Return a report as a drawing, unless the caller has it."""
+    version = await joined.executors.query.run(
+        caller.workspace, _version, joined, caller, name, number
+    )
+    tag = f"{version.calibrator}-{number}-{metadata.version('calibrd')}"
+    headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+    if is_known(if_none_match, tag):
+        return Response(status_code=304, headers=headers)
+    content = await joined.renderer.render(
+        Drawing(caller.workspace, f"{version.calibrator}-{number}", format),
+        lambda: _report(joined, caller, name, number).to_dict(),
+        title=f"{name}, version {number}",
+    )
+    return Response(content, headers=headers, media_type=MEDIA_TYPES[format])
+
+
+def _version(joined: Parts, caller: Principal, name: str, number: int) -> Version:
+    """Return a version that has a report."""
+    with joined.database.read() as store:
+        version = versions.find(store, caller, name, number)
+        versions.check_reported(store, version)
+    return version
+
+
+def _report(joined: Parts, caller: Principal, name: str, number: int) -> Report:
+    with joined.database.read() as store:
+        return versions.report_of(store, versions.find(store, caller, name, number))

@@ -1,0 +1,138 @@
+"""SQL on calibrators, their versions and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Select, insert, select, update
+
+from service.storage.records import CalibratorRow, Version
+from service.storage.repository import Repository, new_id, now
+from service.storage.tables import calibrators, reports, versions
+
+
+class Calibrators(Repository):
+    """Calibrators of a workspace and what belongs to them."""
+
+    def named(self, workspace: str, name: str) -> CalibratorRow | None:
+        """The calibrator of this name."""
+        mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
+        return self._one(CalibratorRow, select(calibrators).where(mine))
+
+    def add(self, workspace: str, name: str) -> CalibratorRow:
+        """A calibrator without versions, new unless somebody else was faster."""
+        values = {
+            "id": new_id("cb"),
+            "workspace": workspace,
+            "name": name,
+            "last_version": 0,
+            "created_at": now(),
+        }
+        made = self._unless_there(
+            CalibratorRow, insert(calibrators).values(values).returning(*calibrators.c)
+        )
+        found = made or self.named(workspace, name)
+        assert found is not None  # noqa: S101 - somebody else was faster
+        return found
+
+    def page(self, workspace: str, limit: int, after: str | None) -> list[CalibratorRow]:
+        """A page of calibrators by name."""
+        chosen = select(calibrators).where(calibrators.c.workspace == workspace)
+        if after is not None:
+            chosen = chosen.where(calibrators.c.name > after)
+        return self._all(CalibratorRow, chosen.order_by(calibrators.c.name).limit(limit))
+
+    def add_version(
+        self, calibrator: str, id: str, report: dict[str, Any] | None, **facts: Any
+    ) -> Version:
+        """The next version of a calibrator, with its report; its blobs lie under this id."""
+        counted = (
+            update(calibrators)
+            .where(calibrators.c.id == calibrator)
+            .values(last_version=calibrators.c.last_version + 1)
+            .returning(calibrators.c.last_version)
+        )
+        number = self.session.execute(counted).scalar_one()
+        row = {"calibrator": calibrator, "number": number}
+        values = {**row, "id": id, "created_at": now(), **facts}
+        made = self._one(Version, insert(versions).values(values).returning(*versions.c))
+        assert made is not None  # noqa: S101
+        if report is not None:
+            self._changed(insert(reports).values(**row, document=report))
+        return made
+
+    def version(self, calibrator: str, number: int) -> Version | None:
+        """A version by its number."""
+        return self._one(Version, select(versions).where(self._is(versions, calibrator, number)))
+
+    def judged(
+        self, workspace: str, name: str, number: int
+    ) -> tuple[Version, dict[str, Any] | None] | None:
+        """A version of the calibrator of this name, with its report, in one statement."""
+        mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
+        is_its = (reports.c.calibrator == versions.c.calibrator) & (
+            reports.c.number == versions.c.number
+        )
+        chosen = (
+            select(*versions.c, reports.c.document)
+            .join(calibrators, calibrators.c.id == versions.c.calibrator)
+            .outerjoin(reports, is_its)
+            .where(mine, versions.c.number == number)
+        )
+        row = self.session.execute(chosen).mappings().one_or_none()
+        if row is None:
+            return None
+        facts = dict(row)
+        document: dict[str, Any] | None = facts.pop("document")
+        return Version(**facts), document
+
+    def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
+        """Return the SHA-256 of all blobs of each of these versions that is there."""
+        blobs = (versions.c.map_sha256, versions.c.onnx_sha256, versions.c.judged_sha256)
+        rows = self.session.execute(select(versions.c.id, *blobs).where(versions.c.id.in_(ids)))
+        return {id: set(sha256s) for id, *sha256s in rows}
+
+    def versions(self, calibrator: str, limit: int, before: int | None) -> list[Version]:
+        """A page of versions, newest first."""
+        return self._all(Version, self._newest(calibrator, before).limit(limit))
+
+    def affordable_versions(self, calibrator: str, limit: int, before: int | None) -> int:
+        """Return how many versions of a page of at most ``limit`` are not too large together."""
+        found = versions.c
+        free = (found.params, found.fit_info, found.libraries, found.tags, found.description)
+        return self._affordable(self._newest(calibrator, before).limit(limit), *free)
+
+    @staticmethod
+    def _newest(calibrator: str, before: int | None) -> Select[Any]:
+        chosen = select(versions).where(versions.c.calibrator == calibrator)
+        if before is not None:
+            chosen = chosen.where(versions.c.number < before)
+        return chosen.order_by(versions.c.number.desc())
+
+    def numbers(self, calibrator: str, limit: int) -> list[int]:
+        """Return the numbers of the newest versions."""
+        chosen = self._newest(calibrator, None).with_only_columns(versions.c.number)
+        return list(self.session.scalars(chosen.limit(limit)))
+
+    def report(self, calibrator: str, number: int) -> dict[str, Any] | None:
+        """The report of a version as plain JSON."""
+        chosen = select(reports.c.document).where(self._is(reports, calibrator, number))
+        found: dict[str, Any] | None = self.session.scalar(chosen)
+        return found
+
+    def has_report(self, calibrator: str, number: int) -> bool:
+        """Return whether a version has a report, without reading it."""
+        chosen = select(reports.c.number).where(self._is(reports, calibrator, number))
+        return self.session.scalar(chosen) is not None
+
+    def annotate(self, calibrator: str, number: int, **notes: Any) -> Version | None:
+        """Change the tags or the description of a version."""
+        mine = self._is(versions, calibrator, number)
+        return self._one(
+            Version, update(versions).where(mine).values(**notes).returning(*versions.c)
+        )
+
+    @staticmethod
+    def _is(table: Any, calibrator: str, number: int) -> Any:
+        return (table.c.calibrator == calibrator) & (table.c.number == number)

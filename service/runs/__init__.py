@@ -1,0 +1,1 @@
+"""Training runs: statistics of ranks in, AdaFocal's state out."""

@@ -1,0 +1,264 @@
+"""Routes of training runs: open, post statistics, wait for the state, look back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from calibrators.adafocal import BinStatistics
+from service.access.permissions import Principal, Scope
+from service.dependencies import Caller, Joined, Parts, needs
+from service.errors import Invalid
+from service.http import openapi_bodies
+from service.http.middleware.request_limits import waiting
+from service.http.paging import (
+    Cursor,
+    Limit,
+    Page,
+    affordable,
+    number_place,
+    paged,
+    time_place,
+    written,
+)
+from service.http.strict_route import StrictRoute
+from service.runs import decisions, statistics
+from service.runs import service as runs
+from service.runs.schemas import (
+    MOST_STEPS,
+    SESSION_PATTERN,
+    OpenedRunOut,
+    OpenRunIn,
+    RunDetailOut,
+    RunNotesIn,
+    RunOut,
+    RunSessionOut,
+    RunStateOut,
+    RunStepOut,
+    StatisticsIn,
+    StepDecisionOut,
+    decision_of,
+)
+from service.runs.step_repository import SessionKey, Shown
+from service.storage import records
+from service.storage.store import Store
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictRoute)
+
+LONGEST_WAIT = 60
+SHOWN_SESSIONS = 200
+# a page of a run is written as JSON in one go: so many numbers take about 50 ms
+MOST_NUMBERS = 200_000
+NUMBERS_OF_A_BIN = 8
+
+RunName = Annotated[str, Path(pattern=openapi_bodies.NAME_PATTERN, examples=["resnet-cifar10"])]
+Step = Annotated[int, Path(ge=1, lt=MOST_STEPS, examples=[1])]
+Session = Annotated[
+    str | None, Query(pattern=SESSION_PATTERN, description="its id; by default the newest")
+]
+AfterStep = Annotated[int | None, Query(ge=0, lt=MOST_STEPS)]
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Begin a run, or go on with it",
+    dependencies=needs(Scope.FIT),
+    responses=openapi_bodies.OPEN_RUN_ANSWERS,
+)
+def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn) -> OpenedRunOut:
+    """Gives a session to post to, and the state to go on with.
+
+    A run that is there goes on from its last decided step, or from `state` or `from_step` (then the
+    steps after it are done again). The same `session` again is the same session.
+    """
+    asked = runs.Opening(
+        **{name: getattr(body, name) for name in OpenRunIn.model_fields}
+        | {
+            "settings": None if body.settings is None else body.settings.read(),
+            "state": None if body.state is None else body.state.read(),
+        }
+    )
+    with joined.database.write() as store:
+        opened = runs.open_run(store, caller, asked)
+    with joined.database.read() as store:
+        last = runs.last_step(store, opened.run, opened.head)
+    response.status_code = 201 if opened.is_new else 200
+    response.headers["Location"] = f"/v1/runs/{opened.run.name}"
+    return OpenedRunOut.opened(opened, last)
+
+
+@router.get("", summary="List runs, newest activity first", response_model=Page[RunOut])
+def list_runs(
+    joined: Joined,
+    caller: Caller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    archived: Annotated[bool, Query(description="those that are archived, and no others")] = False,
+) -> Response:
+    """Runs of the caller's workspace, with the metrics of their last steps."""
+    after = time_place(cursor)
+    with joined.database.read() as store:
+        found = store.runs.page(caller.workspace, limit + 1, after, archived=archived)
+        return written(paged(found, limit, lambda run: _shown(store, run), _place))
+
+
+@router.get("/{run}", summary="A run and its sessions")
+def get_run(joined: Joined, caller: Caller, run: RunName) -> RunDetailOut:
+    """Where it is, the metrics of its last step, and its newest sessions (at most 200)."""
+    with joined.database.read() as store:
+        return _detailed(store, runs.run_named(store, caller, run))
+
+
+@router.patch("/{run}", summary="Label or archive a run", dependencies=needs(Scope.FIT))
+def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -> RunDetailOut:
+    """An archived run is left out of lists and takes no new sessions; those it has may end."""
+    with joined.database.write() as store:
+        changed = runs.annotate(
+            store,
+            caller,
+            run,
+            tags=body.tags,
+            description=body.description,
+            archived=body.archived,
+        )
+    with joined.database.read() as store:
+        return _detailed(store, changed)
+
+
+@router.post(
+    "/{run}/steps/{step}/stats",
+    summary="Post a rank's statistics of a step",
+    dependencies=needs(Scope.FIT),
+)
+async def post_statistics(
+    joined: Joined, caller: Caller, run: RunName, step: Step, body: StatisticsIn
+) -> StepDecisionOut:
+    """Once for each step and rank; the same again is answered alike, other numbers with 409.
+
+    A step is decided when it is complete and the one before is decided; steps may come in any
+    order. A rank that comes after the decision is `late`: it is noted, and not merged.
+    """
+
+    def recorded() -> statistics.Recorded:
+        sent = statistics.Sent(
+            body.session,
+            step,
+            body.rank,
+            BinStatistics.from_bytes(_decoded(body.statistics)),
+            None if body.state is None else body.state.read(),
+        )
+        return statistics.record(joined.database, caller, run, sent)
+
+    executors, workspace = joined.executors, caller.workspace
+    made = await executors.query.run(workspace, recorded)
+    if made.is_due:
+        await executors.merge.run(workspace, decisions.decide, joined.database, made.key)
+    posted = await executors.query.run(workspace, statistics.outcome, joined.database, made)
+    return decision_of(step, body.session, *posted)
+
+
+@router.get("/{run}/state", summary="The state to train with")
+async def run_state(
+    request: Request,
+    joined: Joined,
+    caller: Caller,
+    run: RunName,
+    after: AfterStep = None,
+    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds")] = 0,
+    session: Session = None,
+) -> RunStateOut:
+    """With `after` and `wait` the answer comes when a step beyond is decided, or in the end."""
+    key, answer = await _read_state(joined, caller, run, session)
+    if after is None or answer.step > after or not wait:
+        return answer
+    with waiting(request.scope, joined.settings.max_waits_per_key):
+        await joined.run_watcher.beyond(key, caller.workspace, answer.step, after, wait)
+    joined.keys.check(caller)
+    _, answer = await _read_state(joined, caller, run, answer.session)
+    return answer
+
+
+@router.get(
+    "/{run}/history", summary="The steps of a run, oldest first", response_model=Page[RunStepOut]
+)
+def run_history(
+    joined: Joined,
+    caller: Caller,
+    run: RunName,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    session: Annotated[
+        str | None, Query(pattern=SESSION_PATTERN, description="only its steps, done again or not")
+    ] = None,
+    after: AfterStep = None,
+) -> Response:
+    """Those that count: steps that were done again from an older state are left out."""
+    place = number_place(cursor)
+    known = [step for step in (place, after) if step is not None]
+    with joined.database.read() as store:
+        found = runs.run_named(store, caller, run)
+        chosen = None if session is None else runs.session_of(store, found, session)
+        steps = store.run_steps.page(found.id, limit + 1, max(known, default=None), chosen)
+    shown = min(limit, affordable(map(_numbers, steps), MOST_NUMBERS))
+    return written(paged(steps[: shown + 1], shown, RunStepOut.of, lambda one: one.step.step))
+
+
+def _numbers(shown: Shown) -> int:
+    bins = shown.step.bins
+    return 0 if bins is None else NUMBERS_OF_A_BIN * len(bins["count"])
+
+
+async def _read_state(
+    joined: Parts, caller: Principal, name: str, session: str | None
+) -> tuple[SessionKey, RunStateOut]:
+    """Return where a session is, after what was due is decided; merging may take seconds."""
+    executors, workspace = joined.executors, caller.workspace
+    key, answer, is_due = await executors.query.run(
+        workspace, _state, joined, caller, name, session
+    )
+    if is_due:
+        decide_due = decisions.decide_due
+        await executors.merge.run(workspace, decide_due, joined.database, [key])
+        key, answer, _ = await executors.query.run(
+            workspace, _state, joined, caller, name, answer.session
+        )
+    return key, answer
+
+
+def _state(
+    joined: Parts, caller: Principal, name: str, session: str | None
+) -> tuple[SessionKey, RunStateOut, bool]:
+    """Return where a session is, and whether its next step can be decided."""
+    with joined.database.read() as store:
+        run = runs.run_named(store, caller, name)
+        found = runs.session_of(store, run, session)
+        key = SessionKey(run.id, found.number)
+        answer = RunStateOut.of(name, found, runs.head_of(store, found))
+        return key, answer, bool(store.run_steps.due([key], 1))
+
+
+def _shown(store: Store, run: records.Run) -> RunOut:
+    head = runs.head_of(store, runs.session_of(store, run, None))
+    return RunOut.of(run, head, runs.last_step(store, run, head))
+
+
+def _detailed(store: Store, run: records.Run) -> RunDetailOut:
+    sessions = store.runs.sessions(run.id, SHOWN_SESSIONS)
+    head = runs.head_of(store, sessions[0])
+    shown = [RunSessionOut.of(one) for one in sessions]
+    return RunDetailOut.of(run, head, runs.last_step(store, run, head), sessions=shown)
+
+
+def _place(run: records.Run) -> tuple[float, str]:
+    return run.updated_at, run.id
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise Invalid("bad_base64", "statistics must be their bytes in base64") from error

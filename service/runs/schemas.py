@@ -1,0 +1,298 @@
+"""What requests and answers about training runs look like."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self, get_type_hints
+
+from pydantic import BaseModel, Field, create_model
+
+from calibrators.adafocal import AdaFocalState, Settings
+from service.http.schemas import Asked, TagMap, when
+from service.maintenance.inventory_repository import LONGEST_MERGE
+from service.runs.service import Head, Opened
+from service.runs.step_repository import Shown
+from service.storage import records
+
+SESSION_PATTERN = "^[A-Za-z0-9._-]{1,100}$"
+MOST_STEPS = 2**31 - 1
+MOST_RANKS = 4096
+LONGEST_STATISTICS = 1_000_000
+
+SessionId = Annotated[str, Field(pattern=SESSION_PATTERN, description="chosen by the caller")]
+StepNumber = Annotated[int, Field(ge=0, lt=MOST_STEPS)]
+Begun = Annotated[
+    float,
+    Field(
+        ge=0, allow_inf_nan=False, description="when it began, in seconds since 1970; if not now"
+    ),
+]
+Numbers = Annotated[list[float], Field(max_length=1001)]
+
+
+def _fields_of(kind: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass, with their bounds and defaults, for a body."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: (hints[one.name], one.default) for one in fields(kind)}
+
+
+_SettingsFields = create_model("_SettingsFields", __base__=Asked, **_fields_of(Settings))
+
+
+class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
+    """How gammas follow the gap between confidence and accuracy of their bin."""
+
+    def read(self) -> Settings:
+        """The settings, if they agree with each other."""
+        return Settings(**self.model_dump())
+
+
+class StateBody(Asked):
+    """The state that steers the loss after ``step`` updates: bins + 1 edges, and bins gammas."""
+
+    settings: SettingsBody
+    step: StepNumber
+    edges: Numbers
+    gammas: Numbers
+    accuracy: Numbers
+
+    def read(self) -> AdaFocalState:
+        """The state, if it is one."""
+        return AdaFocalState.from_dict(self.model_dump())
+
+
+class OpenRunIn(Asked):
+    """A run to begin or to go on with; ``state`` or ``from_step`` say from where, if not the end.
+
+    `decides` says who merges and updates: the trainer, which then tells what it did, or the
+    service, which waits for all ranks, at most `merge_timeout` seconds. `begun` is for a session
+    that is told of late: of two sessions the one that began later is the newer.
+    """
+
+    name: Annotated[str, Field(max_length=64)]
+    kind: records.RunKind = "adafocal"
+    settings: SettingsBody | None = None
+    world_size: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 1
+    decides: records.Decider = "trainer"
+    merge_timeout: Annotated[float, Field(gt=0, le=LONGEST_MERGE)] = 60.0
+    session: SessionId | None = None
+    state: StateBody | None = None
+    from_step: StepNumber | None = None
+    tags: TagMap = Field(default_factory=dict)
+    description: str = ""
+    begun: Begun | None = None
+
+
+class StatisticsIn(Asked):
+    """Statistics of a validation pass; ``state`` is what a trainer that decides goes on with."""
+
+    session: SessionId
+    rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] = 0
+    statistics: Annotated[
+        str, Field(max_length=LONGEST_STATISTICS, description="BinStatistics.to_bytes in base64")
+    ]
+    state: StateBody | None = None
+
+
+class RunNotesIn(Asked):
+    """New tags, a new description, or whether it is archived; what is left out stays."""
+
+    tags: TagMap | None = None
+    description: str | None = None
+    archived: bool | None = None
+
+
+class RunMetricsOut(BaseModel):
+    """What a validation pass says of the model; null where nothing was observed."""
+
+    rows: int
+    accuracy: float | None
+    confidence: float | None
+    ece: float | None
+    ada_ece: float | None
+    nll: float | None
+
+
+class BarsOut(BaseModel):
+    """Bins of equal width; null where one is empty."""
+
+    count: list[float]
+    confidence: list[float | None]
+    accuracy: list[float | None]
+
+
+class RunBinsOut(BarsOut):
+    """Bins of equal mass, and where they begin and end."""
+
+    edges: list[float]
+
+
+class RunSessionOut(BaseModel):
+    """One life of a training job: its steps follow ``base_step``."""
+
+    id: str
+    number: int
+    base_step: int
+    world_size: int
+    decides: records.Decider
+    merge_timeout: float
+    begun_at: datetime | None
+    created_by: str
+    created_at: datetime | None
+
+    @classmethod
+    def of(cls, session: records.RunSession) -> RunSessionOut:
+        """The answer for a session."""
+        times = {name: when(getattr(session, name)) for name in ("begun_at", "created_at")}
+        facts = asdict(session) | times
+        return cls(**{name: facts[name] for name in cls.model_fields})
+
+
+class RunOut(BaseModel):
+    """A training run: where it is, and the metrics of its last step that is decided."""
+
+    name: str
+    kind: records.RunKind
+    settings: SettingsBody | None
+    step: int
+    metrics: RunMetricsOut | None
+    tags: TagMap
+    description: str
+    archived: bool
+    created_by: str
+    created_at: datetime | None
+    updated_at: datetime | None
+
+    @classmethod
+    def of(cls, run: records.Run, head: Head, last: records.RunStep | None, **more: Any) -> Self:
+        """The answer for a run that is at ``head`` and whose last decided step is ``last``."""
+        return cls(
+            name=run.name,
+            kind=run.kind,
+            settings=None if run.settings is None else SettingsBody(**run.settings),
+            step=head.step,
+            metrics=None if last is None else RunMetricsOut(**last.metrics),
+            tags=run.tags,
+            description=run.description,
+            archived=run.archived_at is not None,
+            created_by=run.created_by,
+            created_at=when(run.created_at),
+            updated_at=when(run.updated_at),
+            **more,
+        )
+
+
+class RunDetailOut(RunOut):
+    """A run with its newest sessions, newest first."""
+
+    sessions: list[RunSessionOut]
+
+
+class OpenedRunOut(RunOut):
+    """A session of a run: it goes on after ``step``, with ``state`` (null of a monitor)."""
+
+    session: RunSessionOut
+    state: StateBody | None
+
+    @classmethod
+    def opened(cls, opened: Opened, last: records.RunStep | None) -> Self:
+        """The answer for a session that was opened."""
+        run, session, head, _ = opened
+        shown = RunSessionOut.of(session)
+        return cls.of(run, head, last, session=shown, state=_state(head.state))
+
+
+class StepDecisionOut(BaseModel):
+    """How a step stands: decided, with the state after it, or waiting for ranks or steps."""
+
+    step: int
+    session: str
+    status: Literal["decided", "waiting"]
+    ranks: list[int]
+    late: bool
+    state: StateBody | None
+
+
+class RunStateOut(BaseModel):
+    """Where a session is: its last decided step, or the step it began from."""
+
+    run: str
+    session: str
+    step: int
+    state: StateBody | None
+    metrics: RunMetricsOut | None
+    partial: bool
+    verified: bool | None
+
+    @classmethod
+    def of(cls, name: str, session: records.RunSession, head: Head) -> RunStateOut:
+        """The answer for a session of the run ``name``."""
+        decided = head.decided
+        return cls(
+            run=name,
+            session=session.id,
+            step=head.step,
+            state=_state(head.state),
+            metrics=None if decided is None else RunMetricsOut(**decided.metrics),
+            partial=decided is not None and decided.partial,
+            verified=None if decided is None else decided.verified,
+        )
+
+
+class RunStepOut(BaseModel):
+    """A decided step: who was there, what was measured, and the gammas after it.
+
+    ``bins`` are of equal mass, ``reliability`` of equal width; ``switched`` are the bins whose
+    gamma changed its sign.
+    """
+
+    step: int
+    session: str
+    decided_at: datetime | None
+    ranks: list[int]
+    world_size: int
+    partial: bool
+    verified: bool | None
+    metrics: RunMetricsOut
+    bins: RunBinsOut | None
+    reliability: BarsOut | None
+    gammas: list[float] | None
+    switched: list[int]
+
+    @classmethod
+    def of(cls, shown: Shown) -> RunStepOut:
+        """The answer for a step."""
+        step, session = shown
+        return cls(
+            step=step.step,
+            session=session.id,
+            decided_at=when(step.decided_at),
+            ranks=step.ranks,
+            world_size=session.world_size,
+            partial=step.partial,
+            verified=step.verified,
+            metrics=RunMetricsOut(**step.metrics),
+            bins=None if step.bins is None else RunBinsOut(**step.bins),
+            reliability=None if step.reliability is None else BarsOut(**step.reliability),
+            gammas=None if step.state is None else step.state["gammas"],
+            switched=step.switched,
+        )
+
+
+def _state(document: dict[str, Any] | None) -> StateBody | None:
+    return None if document is None else StateBody(**document)
+
+
+def decision_of(
+    step: int, session: str, ranks: list[int], late: bool, decided: records.RunStep | None
+) -> StepDecisionOut:
+    """The answer for statistics that were posted."""
+    return StepDecisionOut(
+        step=step,
+        session=session,
+        status="waiting" if decided is None else "decided",
+        ranks=ranks,
+        late=late,
+        state=None if decided is None else _state(decided.state),
+    )

@@ -1,0 +1,230 @@
+"""Training runs: opened, resumed, listed and labelled."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from calibrators.adafocal import AdaFocalState, Settings
+from service.access.permissions import Principal
+from service.errors import Conflict, Invalid, NotFound
+from service.names import NAME, check_name
+from service.registry.service import check_notes
+from service.storage.records import Decider, Run, RunKind, RunSession, RunStep
+from service.storage.store import Store
+
+State = dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a training job asks for when it begins or goes on."""
+
+    name: str
+    kind: RunKind
+    settings: Settings | None
+    world_size: int
+    decides: Decider
+    merge_timeout: float
+    session: str | None
+    state: AdaFocalState | None
+    from_step: int | None
+    tags: dict[str, str]
+    description: str
+    begun: float | None = None
+
+
+class Head(NamedTuple):
+    """Where a session is: its last decided step, or its base (then ``decided`` is None)."""
+
+    step: int
+    state: State
+    decided: RunStep | None
+
+
+class Opened(NamedTuple):
+    """A session of a run, and where it goes on."""
+
+    run: Run
+    session: RunSession
+    head: Head
+    is_new: bool
+
+
+def run_named(store: Store, principal: Principal, name: str) -> Run:
+    """The caller's run of this name."""
+    found = store.runs.named(principal.workspace, name) if NAME.fullmatch(name) else None
+    if found is None:
+        raise NotFound("no_such_run", f"there is no run {name[:64]!r}")
+    return found
+
+
+def session_of(store: Store, run: Run, id: str | None) -> RunSession:
+    """A session of a run by its caller's id, by default the newest."""
+    if id is None:
+        return store.runs.sessions(run.id, 1)[0]
+    found = store.runs.session_named(run.id, id)
+    if found is None:
+        raise NotFound("no_such_session", f"the run {run.name!r} has no session {id[:100]!r}")
+    return found
+
+
+def head_of(store: Store, session: RunSession) -> Head:
+    """Where a session is."""
+    last = store.run_steps.last(session)
+    if last is None:
+        return Head(session.base_step, session.base_state, None)
+    return Head(last.step, last.state, last)
+
+
+def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
+    """The last decided step of a session, or of the steps that it goes on from."""
+    return head.decided or store.run_steps.last_on_line(run.id, head.step)
+
+
+def open_run(store: Store, principal: Principal, asked: Opening) -> Opened:
+    """A session of a run: new, or the one of this id; the run is made if it is not there."""
+    check_name(asked.name, "a run")
+    check_notes(asked.tags, asked.description, "a run")
+    if asked.kind == "monitor" and asked.settings is not None:
+        raise Invalid("bad_settings", "settings are AdaFocal's: a run of kind 'monitor' has none")
+    run, is_new = _found_or_made(store, principal, asked)
+    _check_same(run, asked)
+    known = None if asked.session is None else store.runs.session_named(run.id, asked.session)
+    if known is not None:
+        _check_same_session(run, known, asked)
+        return Opened(run, known, head_of(store, known), is_new)
+    if run.archived_at is not None:
+        raise Conflict("run_archived", f"the run {run.name!r} is archived: it takes no sessions")
+    step, state = _base(store, run, asked)
+    session = store.runs.add_session(
+        run.id,
+        asked.begun,
+        id=asked.session or f"session-{secrets.token_hex(8)}",
+        base_step=step,
+        base_state=state,
+        world_size=asked.world_size,
+        decides=asked.decides,
+        merge_timeout=asked.merge_timeout,
+        created_by=principal.actor,
+    )
+    if not is_new:
+        run = _noted(store, run, asked)
+    return Opened(run, session, Head(step, state, None), is_new)
+
+
+def annotate(
+    store: Store,
+    principal: Principal,
+    name: str,
+    *,
+    tags: dict[str, str] | None,
+    description: str | None,
+    archived: bool | None,
+) -> Run:
+    """Change tags, description or whether it is archived; None leaves them as they are."""
+    run = run_named(store, principal, name)
+    check_notes(tags or {}, description or "", "a run")
+    notes = {"tags": tags, "description": description}
+    changed: dict[str, Any] = {key: value for key, value in notes.items() if value is not None}
+    if archived is False:
+        changed["archived_at"] = None
+    if changed:
+        run = store.runs.change(run.id, **changed)
+    return store.runs.archive(run.id) if archived else run
+
+
+def _found_or_made(store: Store, principal: Principal, asked: Opening) -> tuple[Run, bool]:
+    """The run, locked, and whether it is new."""
+    found = store.runs.named(principal.workspace, asked.name)
+    if found is None:
+        settings = None
+        if asked.kind == "adafocal":
+            settings = asdict(asked.settings or Settings())
+        made = store.runs.add(
+            principal.workspace,
+            asked.name,
+            kind=asked.kind,
+            settings=settings,
+            tags=asked.tags,
+            description=asked.description,
+            created_by=principal.actor,
+        )
+        if made is not None:
+            return store.runs.lock(made.id), True
+        found = run_named(store, principal, asked.name)  # somebody else was faster
+    return store.runs.lock(found.id), False
+
+
+def _check_same(run: Run, asked: Opening) -> None:
+    """Raise if a run cannot be gone on with as is asked."""
+    if run.kind != asked.kind:
+        raise Conflict(
+            "run_differs", f"the run {run.name!r} is of kind {run.kind!r}, not {asked.kind!r}"
+        )
+    if run.settings is None or asked.settings is None:
+        return
+    wanted = asdict(asked.settings)
+    others = [name for name, value in run.settings.items() if wanted[name] != value]
+    if others:
+        told = ", ".join(f"{name} {run.settings[name]!r}, not {wanted[name]!r}" for name in others)
+        raise Conflict("run_differs", f"the run {run.name!r} has {told}", settings=others)
+
+
+def _check_same_session(run: Run, session: RunSession, asked: Opening) -> None:
+    for name in ("world_size", "decides"):
+        was, wanted = getattr(session, name), getattr(asked, name)
+        if was != wanted:
+            raise Conflict(
+                "session_differs",
+                f"the session {session.id!r} of {run.name!r} has {name} {was!r}, not {wanted!r}",
+            )
+
+
+def _base(store: Store, run: Run, asked: Opening) -> tuple[int, State]:
+    """The step that a session goes on from, and the state after it."""
+    if asked.state is not None:
+        if asked.from_step is not None:
+            raise Invalid("bad_step", "from_step and state are both given: give one of them")
+        check_state(run, asked.state)
+        return asked.state.step, asked.state.to_dict()
+    step = asked.from_step
+    if step is None:
+        newest = store.runs.sessions(run.id, 1)
+        if newest:
+            head = head_of(store, newest[0])
+            return head.step, head.state
+        step = 0
+    if run.settings is None:
+        return step, None
+    if step == 0:
+        return 0, AdaFocalState.begin(Settings(**run.settings)).to_dict()
+    session = store.runs.session_at(run.id, step)
+    if session is not None and session.base_step == step:
+        return step, session.base_state
+    found = None if session is None else store.run_steps.get(session, step)
+    if found is None:
+        raise Invalid(
+            "bad_step",
+            f"from_step must be 0 or a step of {run.name!r} that is decided, got {step}: "
+            "without a state there is nothing to go on from",
+        )
+    return step, found.state
+
+
+def check_state(run: Run, state: AdaFocalState) -> None:
+    """Raise if a state cannot be one of this run."""
+    if run.settings is None:
+        raise Invalid("bad_state", f"state must be null: {run.name!r} is a monitor and has none")
+    if asdict(state.settings) != run.settings:
+        raise Invalid("bad_state", f"state has other settings than the run {run.name!r}")
+
+
+def _noted(store: Store, run: Run, asked: Opening) -> Run:
+    """Tags of a job that goes on are added to the run's; a description takes its place."""
+    store.runs.touch(run.id)
+    tags = {**run.tags, **asked.tags}
+    description = asked.description or run.description
+    check_notes(tags, description, "a run")
+    return store.runs.change(run.id, tags=tags, description=description)

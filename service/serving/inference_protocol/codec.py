@@ -1,0 +1,180 @@
+"""Bodies of the Open Inference Protocol to arrays and back.
+
+A body is JSON alone, or JSON followed by raw little-endian tensors; then the header
+``Inference-Header-Content-Length`` says where the JSON ends. No numbers are allocated before the
+shape, multiplied out in Python integers, is known to agree with the bytes that came.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from service.datasets.formats.json_text import check_cost
+from service.errors import Malformed, TooLarge, Unsupported
+from service.serving.common import JSON_BYTES, check_answer
+from service.serving.inference_protocol import fields
+from service.serving.inference_protocol.inputs import read_inputs
+from service.serving.map_cache import Served
+from service.serving.prediction import Prediction
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+OUTPUT = "probabilities"
+
+
+@dataclass(frozen=True)
+class InferLimits:
+    """The most bytes of a request (as sent, unpacked, and answered), and of its JSON."""
+
+    body: int
+    json: int
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """Values (n, columns), their segments and model, and how the answer is wanted."""
+
+    id: str | None
+    values: NDArray[Any]
+    groups: NDArray[Any] | None
+    binary: bool
+    model: str | None
+    only_warn: bool
+
+
+def unpack(body: bytes, encoding: str, limit: int) -> bytes:
+    """The body behind a ``Content-Encoding`` of gzip or deflate, of at most ``limit`` bytes."""
+    if encoding not in ("gzip", "deflate"):
+        raise Unsupported(
+            "unsupported_encoding",
+            f"Content-Encoding must be gzip, deflate or absent, got {reprlib.repr(encoding)}",
+        )
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    try:
+        unpacked = unpacker.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Malformed("bad_encoding", f"the body is not valid {encoding}") from error
+    if len(unpacked) > limit:
+        raise TooLarge(
+            "body_too_large", f"the body unpacks to more than {limit} bytes: send fewer rows"
+        )
+    if not unpacker.eof or unpacker.unused_data:
+        raise Malformed("bad_encoding", f"the body is not one whole {encoding} stream")
+    return unpacked
+
+
+def decode(
+    body: bytes, header_length: int | None, served: Served, limits: InferLimits
+) -> InferRequest:
+    """Read an infer request for a map; ``header_length`` is where its JSON ends, None if alone."""
+    length = len(body) if header_length is None else header_length
+    if length > len(body):
+        raise Malformed(
+            "wrong_length",
+            f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}",
+        )
+    if length > limits.json:
+        raise TooLarge(
+            "body_too_large",
+            f"the JSON has {length} bytes, at most {limits.json} are read: send binary tensors",
+        )
+    document = _parse(memoryview(body)[:length])
+    values, groups = read_inputs(document, memoryview(body)[length:], served)
+    parameters = fields.parameters(document, "parameters")
+    binary = _wants_binary(document, parameters)
+    number = 4 if values.dtype in (np.float32, np.float16) else 8
+    size = len(values) * served.map.k * (number if binary else JSON_BYTES[number])
+    advice = "send fewer rows" if binary else "send fewer rows, or ask for binary_data_output"
+    check_answer(size, limits.body if binary else limits.json, advice)
+    return InferRequest(
+        fields.optional(document, "id", str),
+        values,
+        groups,
+        binary,
+        fields.optional(parameters, "parameters.model", str),
+        _only_warns(parameters),
+    )
+
+
+def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[bytes, int]:
+    """The answer's body, and how much of it is JSON."""
+    probabilities = found.probabilities
+    array = np.ascontiguousarray(probabilities, probabilities.dtype.newbyteorder("<"))
+    output: dict[str, Any] = {
+        "name": OUTPUT,
+        "datatype": "FP32" if array.itemsize == 4 else "FP64",
+        "shape": list(array.shape),
+    }
+    if request.binary:
+        output["parameters"] = {"binary_data_size": array.nbytes}
+    else:
+        output["data"] = array.ravel()
+    parameters = {"calibrator_version": served.number, "sha256": served.sha256}
+    if found.warnings:  # clients of the protocol do not show headers
+        parameters["warning"] = "\n".join(found.warnings)
+    document = {
+        "model_name": served.calibrator,
+        "model_version": str(served.number),
+        "parameters": parameters,
+        "outputs": [output],
+    }
+    if request.id is not None:
+        document["id"] = request.id
+    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (b"".join((text, array.data)) if request.binary else text), len(text)
+
+
+def _parse(text: memoryview) -> dict[str, Any]:
+    check_cost(text)
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise Malformed(
+            "malformed_json",
+            f"the request's JSON cannot be read, {error.msg} at character {error.pos} (NaN and "
+            "Infinity are not JSON: -inf can be sent in a binary tensor only)",
+        ) from error
+    if type(document) is not dict:
+        raise Malformed(
+            "malformed_json", "the request's JSON must be an object with a list of inputs"
+        )
+    return document
+
+
+def _only_warns(parameters: dict[str, Any]) -> bool:
+    """Whether another model than the map's is warned of, and not refused."""
+    choice = fields.optional(parameters, "parameters.fingerprint", str) or "refuse"
+    if choice not in ("refuse", "warn"):
+        raise Malformed(
+            "bad_field",
+            f"parameters.fingerprint must be refuse or warn, got {reprlib.repr(choice)}",
+        )
+    return choice == "warn"
+
+
+def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:
+    binary = fields.optional(parameters, "parameters.binary_data_output", bool) or False
+    outputs = fields.optional(document, "outputs", list) or []
+    if len(outputs) > 1 or any(type(one) is not dict for one in outputs):
+        raise Malformed(
+            "wrong_outputs",
+            f"outputs must be a list of one object that names {OUTPUT!r}, "
+            f"got {len(outputs)} entries",
+        )
+    for output in outputs:
+        name = fields.required(output, "outputs[0].name", str)
+        if name != OUTPUT:
+            raise Malformed(
+                "unknown_output", f"the only output is {OUTPUT!r}, got {reprlib.repr(name)}"
+            )
+        parameters = fields.parameters(output, "outputs[0].parameters")
+        chosen = fields.optional(parameters, "outputs[0].parameters.binary_data", bool)
+        if chosen is not None:
+            binary = chosen
+    return binary

@@ -1,0 +1,195 @@
+"""The inputs of a request: the values and, for a map that has segments, the segment of each row."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from calibrators.segments import check_length
+from service.datasets.formats.segments import GROUPS, from_names
+from service.errors import Invalid, Malformed
+from service.serving.inference_protocol import fields
+from service.serving.inference_protocol.tensors import (
+    DATATYPES,
+    TEXT,
+    WHOLE,
+    from_bytes,
+    from_json,
+    names_from_bytes,
+    names_from_json,
+)
+from service.serving.map_cache import Served
+
+
+class Inputs(NamedTuple):
+    """Values (n, columns), and the segment of each row (n,) if they were sent."""
+
+    values: NDArray[Any]
+    groups: NDArray[Any] | None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input: its place in the JSON, what was sent there, and its bytes behind the JSON.
+
+    ``size`` is how many bytes it says it has there, None if its values are in the JSON.
+    """
+
+    path: str
+    sent: dict[str, Any]
+    size: int | None
+    raw: memoryview
+
+    def datatype(self, known: Iterable[str]) -> str:
+        """Its datatype, one of those known."""
+        found = fields.required(self.sent, f"{self.path}.datatype", str)
+        if found not in known:
+            raise Malformed(
+                "bad_datatype",
+                f"{self.path}.datatype must be one of {', '.join(known)}, "
+                f"got {reprlib.repr(found)}",
+            )
+        return found
+
+    def shape(self, form: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+        """Its shape, of one of these numbers of dimensions, none of them empty."""
+        found = fields.required(self.sent, f"{self.path}.shape", list)
+        if len(found) not in dimensions or any(type(one) is not int or one < 1 for one in found):
+            raise Malformed(
+                "bad_shape",
+                f"{self.path}.shape must be {form} with n at least 1, got {reprlib.repr(found)}",
+            )
+        return tuple(found)
+
+    def data(self, shape: tuple[int, ...]) -> list[Any]:
+        """Its values in the JSON, which may be one list for each row; flat."""
+        data = fields.required(self.sent, f"{self.path}.data", list)
+        if data and type(data[0]) is list:
+            columns = shape[-1] if len(shape) > 1 else 1
+            if any(type(row) is not list or len(row) != columns for row in data):
+                raise Malformed(
+                    "wrong_length", f"every row of {self.path}.data must be a list of {columns}"
+                )
+            data = list(chain.from_iterable(data))
+        if len(data) != math.prod(shape):
+            raise Malformed(
+                "wrong_length",
+                f"{self.path}.data must hold {math.prod(shape)} values for the shape "
+                f"{list(shape)}, got {len(data)}",
+            )
+        return data
+
+    def numbers(self, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Its numbers, flat."""
+        if self.size is None:
+            return from_json(self.data(shape), datatype, f"{self.path}.data")
+        count = math.prod(shape)
+        expected = count * DATATYPES[datatype].itemsize
+        if self.size != expected:
+            raise Malformed(
+                "wrong_length",
+                f"{count} values of {datatype} are {expected} bytes, but binary_data_size of "
+                f"{self.path} is {self.size}",
+            )
+        return from_bytes(self.raw, datatype)
+
+    def names(self, shape: tuple[int, ...]) -> list[str]:
+        """Its texts, flat."""
+        if self.size is None:
+            return names_from_json(self.data(shape), f"{self.path}.data")
+        return names_from_bytes(self.raw, math.prod(shape), self.path)
+
+
+def read_inputs(document: dict[str, Any], tail: memoryview, served: Served) -> Inputs:
+    """The inputs for a map; ``tail`` are the bytes behind the JSON."""
+    found = _tensors(document, tail, served)
+    tensor = found[served.map.kind]
+    datatype = tensor.datatype(DATATYPES)
+    shape = _shape(tensor, served)
+    values = tensor.numbers(datatype, shape).reshape(shape)
+    if GROUPS not in found:
+        return Inputs(values, None)
+    return Inputs(values, _groups(found[GROUPS], rows=len(values)))
+
+
+def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, Tensor]:
+    """The inputs by their names; the bytes behind the JSON are theirs in their order."""
+    kind = served.map.kind
+    inputs = fields.required(document, "inputs", list)
+    if not inputs or any(type(one) is not dict for one in inputs):
+        raise Malformed(
+            "wrong_inputs", f"inputs must be a list of tensors, one of them named {kind!r}"
+        )
+    found: dict[str, Tensor] = {}
+    for place, sent in enumerate(inputs):
+        path = f"inputs[{place}]"
+        name = fields.required(sent, f"{path}.name", str)
+        if name not in (kind, GROUPS) or name in found:
+            raise Malformed(
+                "unknown_input",
+                f"calibrator {served.calibrator!r} version {served.number} takes one input named "
+                f"{kind!r} and, where rows have segments, one named {GROUPS!r}; {path} is named "
+                f"{reprlib.repr(name)}",
+            )
+        size = _size(sent, path, len(tail))
+        found[name] = Tensor(path, sent, size, tail[: size or 0])
+        tail = tail[size or 0 :]
+    if tail:
+        raise Malformed(
+            "wrong_length",
+            f"{len(tail)} bytes follow the JSON that are in no input's binary_data_size",
+        )
+    if kind not in found:
+        raise Malformed("wrong_inputs", f"inputs must have a tensor named {kind!r}")
+    return found
+
+
+def _size(sent: dict[str, Any], path: str, there: int) -> int | None:
+    """How many of the bytes that are still there belong to an input, None if it has its own."""
+    parameters = fields.parameters(sent, f"{path}.parameters")
+    size = fields.optional(parameters, f"{path}.parameters.binary_data_size", int)
+    if size is None:
+        return None
+    if sent.get("data") is not None:
+        raise Malformed("bad_field", f"{path} has either data or binary_data_size, not both")
+    if not 0 <= size <= there:
+        raise Malformed(
+            "wrong_length",
+            f"binary_data_size of {path} must be a number of bytes behind the JSON, where "
+            f"{there} are left, got {size}",
+        )
+    return size
+
+
+def _shape(tensor: Tensor, served: Served) -> tuple[int, ...]:
+    k = served.map.k
+    shape = tensor.shape(f"[n, {k}]", (2,))
+    columns = shape[1]
+    if columns != k and not (columns == 1 and k == 2):
+        raise Invalid(
+            "wrong_classes",
+            f"calibrator {served.calibrator!r} version {served.number} was fitted on {k} classes, "
+            f"got {columns} columns: {tensor.path}.shape must be [n, {k}]",
+        )
+    return shape
+
+
+def _groups(tensor: Tensor, rows: int) -> NDArray[Any]:
+    """The segment of each row, named by text or by whole numbers (n,)."""
+    datatype = tensor.datatype((TEXT, *WHOLE))
+    shape = tensor.shape("[n] or [n, 1]", (1, 2))
+    if shape[1:] not in ((), (1,)):
+        raise Malformed(
+            "bad_shape",
+            f"{tensor.path}.shape must be [n] or [n, 1], got {reprlib.repr(list(shape))}",
+        )
+    check_length(shape[0], rows)
+    if datatype == TEXT:
+        return from_names(tensor.names(shape))
+    return tensor.numbers(datatype, shape)

@@ -1,0 +1,208 @@
+"""The routes under /v2: plain Starlette, since every microsecond of infer is a client's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from service.access.permissions import Principal, Scope
+from service.datasets.formats import Arrays
+from service.datasets.formats.npz import HIGHEST_RATIO
+from service.datasets.formats.segments import GROUPS
+from service.dependencies import check_scope
+from service.errors import Malformed
+from service.http.middleware.body_memory import hold_unpacked
+from service.http.middleware.fair_turns import take_turn
+from service.serving.common import (
+    INLINE_BYTES,
+    INLINE_JSON_BYTES,
+    MODEL_HEADER,
+    Find,
+    LargeCalls,
+    Load,
+    check_model,
+    is_quick,
+    model_in_header,
+    warning_header,
+)
+from service.serving.inference_protocol.codec import (
+    LENGTH_HEADER,
+    OUTPUT,
+    InferLimits,
+    InferRequest,
+    decode,
+    encode,
+    unpack,
+)
+from service.serving.inference_protocol.tensors import TEXT
+from service.serving.map_cache import Served
+from service.serving.prediction import predict
+from service.settings import MEGABYTE
+from service.storage.records import PRODUCTION
+
+JSON = "application/json"
+WHOLE_NUMBER = re.compile("[0-9]{1,15}")
+
+
+def inference_routes(
+    find: Find,
+    load: Load,
+    server_version: str,
+    limit_bytes: int,
+    is_ready: Callable[[], Awaitable[bool]],
+    large: LargeCalls,
+    limit_json_bytes: int = 16 * MEGABYTE,
+) -> list[Route]:
+    """All routes of the protocol.
+
+    ``find`` looks a map up in memory, ``load`` is asked when it has none. A caller is expected in
+    ``scope["principal"]``, except by /v2 and /v2/health, which anyone may ask; and a body of at
+    most ``limit_bytes``.
+    """
+    limits = InferLimits(limit_bytes, min(limit_bytes, limit_json_bytes))
+    protocol = _Protocol(find, load, server_version, limits, is_ready, large)
+    routes = [
+        Route("/v2", protocol.server),
+        Route("/v2/health/live", protocol.live),
+        Route("/v2/health/ready", protocol.ready),
+    ]
+    for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes += [
+            Route(model, protocol.model),
+            Route(f"{model}/ready", protocol.model_ready),
+            Route(f"{model}/infer", protocol.infer, methods=["POST"]),
+        ]
+    return routes
+
+
+@dataclass(frozen=True)
+class _Protocol:
+    find: Find
+    load: Load
+    server_version: str
+    limits: InferLimits
+    is_ready: Callable[[], Awaitable[bool]]
+    large: LargeCalls
+
+    async def server(self, request: Request) -> Response:
+        return _json(
+            {
+                "name": "calibrd",
+                "version": self.server_version,
+                "extensions": ["binary_tensor_data"],
+            }
+        )
+
+    async def live(self, request: Request) -> Response:
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        ready = await self.is_ready()
+        return _json({"ready": ready}, 200 if ready else 503)
+
+    async def model(self, request: Request) -> Response:
+        served = await self.served(request)
+        shape = [-1, served.map.k]
+        inputs = [{"name": served.map.kind, "datatype": "FP32", "shape": shape}]
+        if served.map.has_segments:
+            inputs.append({"name": GROUPS, "datatype": TEXT, "shape": [-1]})
+        return _json(
+            {
+                "name": served.calibrator,
+                "versions": [str(served.number)],
+                "platform": "calibrd",
+                "inputs": inputs,
+                "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": shape}],
+            }
+        )
+
+    async def model_ready(self, request: Request) -> Response:
+        served = await self.served(request)
+        return _json({"name": served.calibrator, "ready": True})
+
+    async def infer(self, request: Request) -> Response:
+        served = await self.served(request)
+        principal: Principal = request.scope["principal"]
+        header_length = _header_length(request)
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        body = await request.body()
+        await take_turn(request.scope)
+        if encoding != "identity":
+            unpacked_bytes = min(self.limits.body, HIGHEST_RATIO * len(body))
+            await hold_unpacked(request.scope, unpacked_bytes)
+        json_length = len(body) if header_length is None else header_length
+        # a small compressed body may unpack to a large one
+        is_small = (
+            len(body) <= INLINE_BYTES
+            and json_length <= INLINE_JSON_BYTES
+            and encoding == "identity"
+        )
+        models = _models(request)
+        if not is_small:
+            return await self.large.run(
+                principal, self._read_and_answer, body, encoding, header_length, served, models
+            )
+        asked = decode(body, header_length, served, self.limits)
+        if asked.groups is None and is_quick(served, asked.values, writes_json=not asked.binary):
+            return _answer(asked, served, models)
+        return await self.large.run(principal, _answer, asked, served, models)
+
+    def _read_and_answer(
+        self,
+        body: bytes,
+        encoding: str,
+        header_length: int | None,
+        served: Served,
+        models: list[str],
+    ) -> Response:
+        """Decode and apply in one go: what is decoded waits for nothing."""
+        if encoding != "identity":
+            body = unpack(body, encoding, self.limits.body)
+        return _answer(decode(body, header_length, served, self.limits), served, models)
+
+    async def served(self, request: Request) -> Served:
+        principal: Principal = request.scope["principal"]
+        check_scope(principal, Scope.PREDICT)
+        name = request.path_params["name"]
+        ref = request.path_params.get("version", PRODUCTION)
+        return self.find(principal, name, ref) or await self.load(principal, name, ref)
+
+
+def _answer(asked: InferRequest, served: Served, models: list[str]) -> Response:
+    stated = [*models, *([] if asked.model is None else [asked.model])]
+    mismatch = check_model(served, stated, only_warn=asked.only_warn)
+    found = predict(served.map, Arrays(asked.values, groups=asked.groups))
+    content, json_length = encode(asked, found, served)
+    if asked.binary:
+        answer = Response(content, media_type="application/octet-stream")
+        answer.headers[LENGTH_HEADER] = str(json_length)
+    else:
+        answer = Response(content, media_type=JSON)
+    answer.raw_headers += map(warning_header, found.warnings)
+    if mismatch is not None:
+        answer.raw_headers.append(warning_header(mismatch))
+    return answer
+
+
+def _models(request: Request) -> list[str]:
+    name = MODEL_HEADER.lower().encode()
+    return [model_in_header(value) for key, value in request.headers.raw if key == name]
+
+
+def _header_length(request: Request) -> int | None:
+    text = request.headers.get(LENGTH_HEADER)
+    if text is None:
+        return None
+    if not WHOLE_NUMBER.fullmatch(text):
+        raise Malformed("bad_header", f"{LENGTH_HEADER} must be a whole number of bytes")
+    return int(text)
+
+
+def _json(document: dict[str, object], status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type=JSON)

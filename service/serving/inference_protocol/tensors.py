@@ -1,0 +1,85 @@
+"""The protocol's datatypes, and arrays from the two ways in which tensors are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.datasets.formats.layout import widened_bfloat16
+from service.errors import Malformed
+
+DATATYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # numpy has no such type: read as bits, see from_bytes
+    **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
+    **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
+}
+WHOLE = tuple(name for name in DATATYPES if "INT" in name)
+TEXT = "BYTES"
+LENGTH_BYTES = 4  # before each text of a binary tensor
+
+
+def from_bytes(data: memoryview, datatype: str) -> NDArray[Any]:
+    """Little-endian values, flat; BF16 comes as float32."""
+    array = np.frombuffer(data, DATATYPES[datatype])
+    if datatype == "BF16":
+        return widened_bfloat16(array)
+    # the JSON before the tensor may end anywhere, and numpy is slow on values across machine words
+    return array if array.flags.aligned else array.copy()
+
+
+def names_from_bytes(data: memoryview, count: int, path: str) -> list[str]:
+    """Texts in UTF-8, each behind its length in bytes.
+
+    >>> names_from_bytes(memoryview(b"\\3\\0\\0\\0web\\0\\0\\0\\0"), 2, "inputs[1]")
+    ['web', '']
+    """
+    names: list[str] = []
+    end = 0
+    while len(names) < count and end + LENGTH_BYTES <= len(data):
+        start = end + LENGTH_BYTES
+        end = start + int.from_bytes(data[end:start], "little")
+        if end > len(data):
+            break
+        try:
+            names.append(str(data[start:end], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise Malformed("bad_values", f"{path} must hold texts in UTF-8") from error
+    if len(names) != count or end != len(data):
+        raise Malformed(
+            "wrong_length",
+            f"the bytes of {path} must be {count} texts, each behind its length in "
+            f"{LENGTH_BYTES} bytes, and nothing else",
+        )
+    return names
+
+
+def names_from_json(data: list[Any], path: str) -> list[str]:
+    """The same written out."""
+    if not {str}.issuperset(map(type, data)):
+        raise Malformed("bad_values", f"{path} of {TEXT} must hold texts only")
+    return data
+
+
+def from_json(data: list[Any], datatype: str, path: str) -> NDArray[Any]:
+    """Numbers written out."""
+    if datatype == "BF16":
+        raise Malformed("bad_datatype", f"{path}: BF16 is read from binary tensors only: send FP32")
+    dtype = DATATYPES[datatype]
+    allowed = {int, float} if dtype.kind == "f" else {int}
+    if not allowed.issuperset(map(type, data)):
+        noun = "numbers" if dtype.kind == "f" else "whole numbers"
+        raise Malformed("bad_values", f"{path} of {datatype} must hold {noun} only")
+    out_of_range = f"{path} holds numbers beyond the range of {datatype}"
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(data, dtype)
+    except OverflowError as error:
+        raise Malformed("out_of_range", out_of_range) from error
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise Malformed("out_of_range", out_of_range)
+    return array

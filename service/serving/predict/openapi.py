@@ -1,0 +1,251 @@
+"""The OpenAPI path of predict, written by hand as its route is a plain one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.datasets.formats import Format
+from service.serving.common import MODEL_HEADER
+from service.serving.prediction import EVALUATED_ROWS
+
+Plain = dict[str, Any]
+
+NAME = "resnet50-prod"
+SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+BINARY: Plain = {"schema": {"type": "string", "format": "binary"}}
+ROW: Plain = {"type": "array", "items": {"type": "number"}}
+ROWS: Plain = {"type": "array", "items": ROW}
+VALUES: Plain = {"anyOf": [ROWS, ROW], "description": "(n, k), or one row (k,) if k > 2"}
+LABELS: Plain = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+GROUPS: Plain = {
+    "type": "array",
+    "items": {"type": ["string", "integer"]},
+    "description": "The segment of each row, for a map that has segments",
+}
+
+ERRORS = {
+    "400": "The body, a header or the query cannot be read",
+    "401": "No key, or one that is not valid",
+    "403": "The key has no predict scope",
+    "404": "No such calibrator, version or alias",
+    "406": "The answer cannot have the format that is accepted",
+    "409": "The map was fitted for another model (`model_mismatch`)",
+    "413": "Too many bytes as sent, unpacked or answered, or too many rows to evaluate",
+    "415": "The body's format is not read here",
+    "422": "Values, parameters or names break a rule: NaN, another number of classes, another kind",
+    "503": "A part of the service is down",
+}
+
+
+def _parameter(name: str, place: str, schema: Plain, description: str, **more: Any) -> Plain:
+    return {"name": name, "in": place, "schema": schema, "description": description, **more}
+
+
+REFERENCE = [
+    _parameter("name", "path", {"type": "string"}, "The calibrator", required=True, example=NAME),
+    _parameter(
+        "ref",
+        "path",
+        {"type": "string"},
+        "An alias or a version's number",
+        required=True,
+        example="production",
+    ),
+]
+OPTIONS = [
+    _parameter(
+        "dtype",
+        "query",
+        {"type": "string", "enum": ["float32", "float64"]},
+        "Type of the probabilities; if absent float32 for float32 and float16. With float64 they "
+        "are also calculated in it",
+    ),
+    _parameter(
+        "top",
+        "query",
+        {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+        "Answer only this many of the most probable classes, or all if there are fewer",
+    ),
+    _parameter(
+        "interval",
+        "query",
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "example": 0.9},
+        "Answer a credible band of this level for the confidence of each row as well, if the map "
+        "is of the method additive, which auto fits",
+    ),
+    _parameter(
+        "model",
+        "query",
+        {"type": "string", "minLength": 1},
+        f"Fingerprint of the model whose values are sent; as {MODEL_HEADER}, if both are given",
+    ),
+    _parameter(
+        "fingerprint",
+        "query",
+        {"type": "string", "enum": ["refuse", "warn"], "default": "refuse"},
+        "What to do if the map was fitted for another model: 409, or a Calibrd-Warning header",
+    ),
+    _parameter(
+        MODEL_HEADER,
+        "header",
+        {"type": "string", "minLength": 1},
+        "Fingerprint of the model whose values are sent, in UTF-8",
+    ),
+]
+
+DOCUMENT: Plain = {
+    "type": "object",
+    "required": ["calibrator", "version", "sha256"],
+    "properties": {
+        "calibrator": {"type": "string"},
+        "version": {"type": "integer", "minimum": 1},
+        "sha256": {"type": "string"},
+        "probabilities": ROWS,
+        "top": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["classes", "probabilities"],
+                "properties": {"classes": LABELS, "probabilities": ROW},
+            },
+        },
+        "interval": {
+            "type": "object",
+            "description": "With interval: bounds of the probability that the top class is right",
+            "required": ["level", "low", "high"],
+            "properties": {"level": {"type": "number"}, "low": ROW, "high": ROW},
+        },
+        "evaluation": {
+            "type": "object",
+            "description": "With labels: metrics, noise floor, intervals and reliability tables",
+        },
+    },
+}
+ABOUT = {"calibrator": NAME, "version": 3, "sha256": SHA256}
+ANSWER: Plain = {
+    "description": "Calibrated probabilities (n, k), every row summing to 1",
+    "headers": {
+        "Calibrd-Version": {
+            "schema": {"type": "string"},
+            "description": "The version that answered, e.g. resnet50-prod@3",
+        },
+        "Calibrd-Map": {
+            "schema": {"type": "string"},
+            "description": "sha256: and the hash of the map's bytes",
+        },
+        "Calibrd-Warning": {
+            "schema": {"type": "string"},
+            "description": "A code and a sentence; once for each warning",
+        },
+    },
+    "content": {
+        Format.JSON.media_type: {
+            "schema": DOCUMENT,
+            "examples": {
+                "probabilities": {"value": {**ABOUT, "probabilities": [[0.75, 0.17, 0.08]]}},
+                "top": {
+                    "value": {**ABOUT, "top": [{"classes": [0, 1], "probabilities": [0.75, 0.17]}]}
+                },
+            },
+        },
+        Format.NPY.media_type: BINARY,
+        Format.NPZ.media_type: BINARY,
+        Format.SAFETENSORS.media_type: BINARY,
+    },
+}
+BODY: Plain = {
+    "required": True,
+    "content": {
+        Format.JSON.media_type: {
+            "schema": {
+                "anyOf": [
+                    *(
+                        {
+                            "type": "object",
+                            "properties": {name: VALUES, "labels": LABELS, "groups": GROUPS},
+                            "required": [name],
+                            "additionalProperties": False,
+                        }
+                        for name in ("logits", "probabilities", "values")
+                    ),
+                    ROWS,
+                    ROW,
+                ]
+            },
+            "examples": {
+                "logits": {"value": {"logits": [[2.1, 0.3, -1.0]]}},
+                "with labels": {"value": {"logits": [[2.1, 0.3, -1.0]], "labels": [0]}},
+                "of a segment": {"value": {"logits": [[2.1, 0.3, -1.0]], "groups": ["web"]}},
+                "one row": {"value": [2.1, 0.3, -1.0]},
+            },
+        },
+        Format.NPY.media_type: BINARY,
+        Format.NPZ.media_type: BINARY,
+        Format.SAFETENSORS.media_type: BINARY,
+    },
+}
+PROBLEM: Plain = {
+    "application/problem+json": {
+        "schema": {
+            "type": "object",
+            "required": ["title", "status", "detail", "code"],
+            "properties": {
+                "title": {"type": "string"},
+                "status": {"type": "integer"},
+                "detail": {"type": "string"},
+                "code": {"type": "string"},
+            },
+        }
+    }
+}
+RESPONSES: Plain = {
+    "200": ANSWER,
+    **{status: {"description": text, "content": PROBLEM} for status, text in ERRORS.items()},
+}
+OPENAPI: Plain = {
+    "/v1/calibrators/{name}@{ref}/predict": {
+        "parameters": REFERENCE,
+        "post": {
+            "operationId": "predict",
+            "tags": ["predict"],
+            "summary": "Calibrate logits or probabilities",
+            "description": (
+                "Send an array (n, k) as npy, npz, safetensors or JSON; npz, safetensors and JSON "
+                "objects name it `logits` or `probabilities`, whichever the map was fitted on, or "
+                "`values` if that need not be checked. A one-dimensional array of k numbers is one "
+                "row. A map of two classes refuses it (`ambiguous_row`): it takes (n, 2), or "
+                "(n, 1) with the logit or probability of class 1. The answer has the request's "
+                "format unless Accept names another.\n\n"
+                "With `labels` (n,) the answer is JSON and also has an `evaluation`: ECE with its "
+                "noise floor, NLL, Brier score and reliability tables, of at most "
+                f"{EVALUATED_ROWS} rows.\n\n"
+                "With `groups` (n,), names or whole numbers, a map of the method `segmented` "
+                "treats each row as its segment; one that it does not know gets what all rows "
+                "together have, and a Calibrd-Warning counts them. Other maps refuse groups "
+                "(`no_segments`), unless there are labels, too: then the evaluation also tells of "
+                "each segment (`by_group`)."
+            ),
+            "parameters": OPTIONS,
+            "requestBody": BODY,
+            "responses": RESPONSES,
+        },
+        "get": {
+            "operationId": "predict_one_row",
+            "tags": ["predict"],
+            "summary": "Calibrate one row",
+            "description": "For a quick look: one row in the query. Give one of the two.",
+            "parameters": [
+                _parameter(
+                    "logits",
+                    "query",
+                    {"type": "string"},
+                    "Numbers and commas",
+                    example="2.1,0.3,-1.0",
+                ),
+                _parameter("probabilities", "query", {"type": "string"}, "Numbers and commas"),
+                *OPTIONS,
+            ],
+            "responses": RESPONSES,
+        },
+    }
+}

@@ -1,0 +1,175 @@
+"""What a predict call asks for: its query, its headers and the format of the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import numpy as np
+
+from calibrators.data import Kind
+from service.datasets.formats import ANSWERED, MEDIA_TYPES, Arrays, Format
+from service.errors import Invalid, Malformed, NotAcceptable
+from service.serving.common import model_in_header
+
+DTYPES: dict[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
+LONGEST_ACCEPT = 500
+
+Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The query of a call; ``values`` are those of a GET."""
+
+    dtype: type[np.floating[Any]] | None = None
+    top: int | None = None
+    model: str | None = None
+    only_warn: bool = False
+    interval: float | None = None
+    values: Arrays | None = None
+
+
+@dataclass(slots=True)
+class Sent:
+    """The headers that matter here."""
+
+    content_type: str | None = None
+    accept: str = ""
+    models: tuple[str, ...] = ()
+
+
+def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sent:
+    """The headers of an ASGI scope that matter here."""
+    sent = Sent()
+    for name, value in headers:
+        if name == b"content-type":
+            sent.content_type = value.decode("latin-1")
+        elif name == b"accept":
+            sent.accept += ("," if sent.accept else "") + value.decode("latin-1")
+        elif name == b"calibrd-model":
+            sent.models += (model_in_header(value),)
+    return sent
+
+
+NOTHING = Asked()
+
+
+def read_query(query: bytes, *, with_values: bool) -> Asked:
+    """A query string, each parameter known and given once."""
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError as error:
+        raise Malformed("bad_query", "the query string cannot be read as UTF-8") from error
+    asked, seen = NOTHING, set()
+    for name, value in pairs:
+        if name in seen:
+            raise Invalid("bad_parameter", f"the parameter {name[:40]!r} is given twice")
+        seen.add(name)
+        match name:
+            case "dtype":
+                asked = replace(asked, dtype=_choice(name, value, DTYPES))
+            case "top":
+                asked = replace(asked, top=_count(name, value))
+            case "interval":
+                asked = replace(asked, interval=_level(name, value))
+            case "model":
+                asked = replace(asked, model=value)
+            case "fingerprint":
+                choices = {"refuse": False, "warn": True}
+                asked = replace(asked, only_warn=_choice(name, value, choices))
+            case "logits" | "probabilities" if with_values:
+                if asked.values is not None:
+                    raise Invalid(
+                        "logits_or_probabilities", "give one of logits and probabilities, not both"
+                    )
+                asked = replace(asked, values=_one_row(name, value))
+            case _:
+                raise _unknown(name, with_values=with_values)
+    if with_values and asked.values is None:
+        raise Invalid("missing_parameter", "give the row as logits=2.1,0.3,-1.0 or probabilities=")
+    return asked
+
+
+@lru_cache(maxsize=128)
+def answer_format(accept: str, default: Format) -> Format:
+    """The format that the Accept header likes best, and the default where it likes it as well.
+
+    >>> answer_format("application/json;q=0.5, application/x-npy", Format.JSON).value
+    'npy'
+    """
+    if not accept or accept == "*/*":
+        return default
+    best, chosen = 0.0, None
+    for item in accept[:LONGEST_ACCEPT].split(","):
+        media_type, *parameters = (part.strip().lower() for part in item.split(";"))
+        any_format = media_type in ("*/*", "application/*")
+        found = default if any_format else MEDIA_TYPES.get(media_type)
+        quality = _quality(parameters)
+        if found in ANSWERED and quality > best:
+            best, chosen = quality, found
+    if chosen is None:
+        known = ", ".join(one.media_type for one in ANSWERED)
+        raise NotAcceptable("not_acceptable", f"answers are {known}; none of them is accepted")
+    return chosen
+
+
+def _quality(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return min(1.0, max(0.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _choice(name: str, value: str, choices: dict[str, Choice]) -> Choice:
+    if value not in choices:
+        raise Invalid("bad_parameter", f"{name} must be {' or '.join(choices)}, got {value[:40]!r}")
+    return choices[value]
+
+
+def _count(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
+        raise Invalid("bad_parameter", f"{name} must be a whole number from 1, got {value[:40]!r}")
+    return int(value)
+
+
+def _level(name: str, value: str) -> float:
+    try:
+        level = float(value[:40])
+    except ValueError:
+        level = math.nan
+    if not 0 < level < 1:
+        raise Invalid(
+            "bad_parameter", f"{name} must be a number between 0 and 1, got {value[:40]!r}"
+        )
+    return level
+
+
+def _one_row(kind: Kind, value: str) -> Arrays:
+    numbers = []
+    for place, text in enumerate(value.split(",")):
+        try:
+            numbers.append(float(text.replace("_", "?")))
+        except ValueError as error:
+            raise Invalid(
+                "not_a_number", f"{kind} must be numbers: place {place} is {text[:40]!r}"
+            ) from error
+    return Arrays(np.array([numbers]), declared=kind)
+
+
+def _unknown(name: str, *, with_values: bool) -> Invalid:
+    known = ["dtype", "fingerprint", "interval", "model", "top"]
+    known += ["logits", "probabilities"] if with_values else []
+    return Invalid(
+        "unknown_parameter",
+        f"the parameter {name[:40]!r} is not known here; known are {', '.join(sorted(known))}",
+        known=sorted(known),
+    )

@@ -1,0 +1,172 @@
+"""Apply a map to what was sent, and measure the answer if the truth was sent too."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrators import CalibrationMap, CalibrationSet, evaluate
+from calibrators.errors import ClippedProbabilities, MapError, UnknownSegments
+from calibrators.segments import Groups, check_length
+from service.datasets.formats import Arrays
+from service.datasets.formats.layout import Array
+from service.errors import Invalid, TooLarge, Unusable
+from service.serving.map_cache import Served
+
+EVALUATED_ROWS = 100_000
+EVALUATED_CLASSES = 20_000
+DRAWS = 200
+SHOWN = 80
+
+
+class Prediction(NamedTuple):
+    """Probabilities (n, k), the bounds of the credible band (n,), and what to know of them."""
+
+    probabilities: Array
+    warnings: tuple[str, ...] = ()
+    band: tuple[Array, Array] | None = None
+
+
+def predict(
+    fitted: CalibrationMap,
+    arrays: Arrays,
+    dtype: type[np.floating[Any]] | None = None,
+    level: float | None = None,
+) -> Prediction:
+    """Calibrated probabilities of the values sent, calculated in float64 if ``dtype`` is.
+
+    ``level`` asks for the credible band of the confidence as well; a map without one is refused.
+
+    With groups each row is calibrated as its segment is; a map without segments takes them only
+    with labels, to be evaluated by segments. One list of numbers (k,) is one row. For a map of two
+    classes, which takes rows of one number (the logit or probability of class 1) as well as of two,
+    it could mean either and is refused.
+    """
+    if arrays.declared not in (None, fitted.kind):
+        raise Invalid(
+            "wrong_kind",
+            f"this map was fitted on {fitted.kind}, got {arrays.declared}",
+            expected=fitted.kind,
+            got=arrays.declared,
+        )
+    values = _rows(arrays.values, fitted.k)
+    is_told_apart = arrays.labels is not None and not fitted.has_segments
+    groups = None
+    if arrays.groups is not None:
+        check_length(len(arrays.groups), len(values))
+        groups = None if is_told_apart else Groups.of(arrays.groups)
+    if dtype is np.float64 and values.dtype.kind == "f":
+        values = values.astype(np.float64, copy=False)
+    try:
+        found = _applied(fitted, values, groups, level)
+    except MapError as error:
+        raise Unusable(
+            "map_not_finite",
+            f"this version cannot be used: {error}; point aliases at another version",
+        ) from error
+    note = None if groups is None else fitted.unknown_note(groups)
+    if note is None:
+        return found
+    return found._replace(warnings=(*found.warnings, f"{UnknownSegments.code}; {note}"))
+
+
+def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
+    """The ``count`` most probable classes of each row and their probabilities, largest first.
+
+    >>> classes, chosen = top_classes(np.array([[0.2, 0.5, 0.3]]), 2)
+    >>> classes.tolist(), chosen.tolist()
+    ([[1, 2]], [[0.5, 0.3]])
+    """
+    if count >= probabilities.shape[1]:
+        classes = np.argsort(-probabilities, axis=1, kind="stable")
+        return classes, np.take_along_axis(probabilities, classes, axis=1)
+    if count == 1:
+        classes = probabilities.argmax(axis=1)[:, np.newaxis]
+        return classes, np.take_along_axis(probabilities, classes, axis=1)
+    # of equal probabilities the first classes are taken, so those above the least come first
+    least = -np.partition(-probabilities, count - 1, axis=1)[:, count - 1 : count]
+    is_above, is_equal = probabilities > least, probabilities == least
+    left = count - is_above.sum(axis=1, keepdims=True)
+    is_taken = is_above | (is_equal & (is_equal.cumsum(axis=1) <= left))
+    found = np.nonzero(is_taken)[1].reshape(len(probabilities), count)
+    shares = np.take_along_axis(probabilities, found, axis=1)
+    order = np.argsort(-shares, axis=1, kind="stable")
+    return np.take_along_axis(found, order, axis=1), np.take_along_axis(shares, order, axis=1)
+
+
+def check_evaluable(rows: int, classes: int) -> None:
+    """Raise TooLarge for more rows or classes than are evaluated in a call."""
+    if rows > EVALUATED_ROWS:
+        raise TooLarge(
+            "too_many_rows",
+            f"at most {EVALUATED_ROWS} rows are evaluated in one call, got {rows}: "
+            "send fewer, or leave the labels out",
+            limit=EVALUATED_ROWS,
+        )
+    if classes > EVALUATED_CLASSES:
+        raise TooLarge(
+            "too_many_classes",
+            f"at most {EVALUATED_CLASSES} classes are evaluated in a call, got {classes}: "
+            "leave the labels out, and measure with calibrators.evaluate",
+            limit=EVALUATED_CLASSES,
+        )
+
+
+def evaluation(probabilities: Array, labels: Array, groups: Array | None = None) -> dict[str, Any]:
+    """The report of calibrators on the answer, as plain JSON; of segments too, with groups."""
+    check_evaluable(*probabilities.shape)
+    checked = CalibrationSet.from_probabilities(
+        probabilities, labels, groups, rounding=0.0, warn=False
+    )
+    report = evaluate(probabilities, checked.labels, groups=checked.groups, draws=DRAWS)
+    return report.to_dict()
+
+
+def model_mismatch(served: Served, model: str) -> str | None:
+    """What is wrong if a map is applied to the values of this model, in ASCII; None if nothing."""
+    if model == served.model:
+        return None
+    fitted_for = "no model that is known" if served.model is None else _shown(served.model)
+    return (
+        f"{served.calibrator}@{served.number} was fitted for {fitted_for}, "
+        f"but the caller's model is {_shown(model)}"
+    )
+
+
+def _shown(text: str) -> str:
+    return ascii(text[:SHOWN])
+
+
+def _rows(values: Array, classes: int) -> Array:
+    if not values.size:
+        return values  # calibrators says what is missing
+    if values.ndim == 1:
+        if classes == 2:
+            raise Invalid(
+                "ambiguous_row",
+                "a list of numbers could be one row or many for a map of two classes: "
+                "send rows: [[a, b]] for two columns or [[a]] for one",
+            )
+        values = values[np.newaxis]
+    width = values.shape[1]
+    if width != classes and not (classes == 2 and width == 1):
+        raise Invalid(
+            "wrong_classes",
+            f"this map was fitted on {classes} classes, got rows of {width}",
+            expected=classes,
+            got=width,
+        )
+    return values
+
+
+def _applied(
+    fitted: CalibrationMap, values: Array, groups: Groups | None, level: float | None
+) -> Prediction:
+    """Apply a map, and say how probabilities were changed; Python's warnings reach nobody."""
+    logits, clipped = fitted.read(values)
+    warnings: tuple[str, ...] = ()
+    if clipped is not None and (clipped.raised or clipped.normalised):
+        warnings = (f"{ClippedProbabilities.code}; {clipped}",)
+    band = None if level is None else fitted.interval_of_logits(logits, level)
+    return Prediction(fitted.apply_logits(logits, groups), warnings, band)

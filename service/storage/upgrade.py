@@ -1,0 +1,134 @@
+"""Bring the database up to date, by exactly one of many starters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+from service.errors import Invalid
+from service.storage.database import Database, embedded_file
+from service.storage.schema_check import check_schema
+
+LOCK = 0x63616C6962726400
+MIGRATIONS = Path(__file__).parent / "migrations"
+VERSION_TABLE = "calibrd_schema"
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def migration_lock(database: Database) -> Iterator[None]:
+    """Held by one starter at a time: an advisory lock, or a lock on a file beside SQLite's."""
+    if not database.is_sqlite:
+        # no transaction may stay open meanwhile: index builds wait for those there are
+        outside = database.unhurried.execution_options(isolation_level="AUTOCOMMIT")
+        with outside.connect() as connection:
+            connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": LOCK})
+            try:
+                yield
+            finally:
+                connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": LOCK})
+        return
+    import fcntl
+
+    with Path(f"{database.url.database}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def alembic_config(database: Database) -> Config:
+    """Alembic's configuration for this database."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    config.attributes["version_table"] = VERSION_TABLE
+    config.attributes["engine"] = database.unhurried
+    return config
+
+
+def newest_revision() -> str:
+    """The revision that this program brings databases to."""
+    found = _scripts().get_current_head()
+    assert found is not None  # noqa: S101
+    return found
+
+
+def is_known(revision: str) -> bool:
+    """Whether a database of this revision can be brought up to date by this program."""
+    return revision in {one.revision for one in _scripts().walk_revisions()}
+
+
+def revision_of(database: Database) -> str | None:
+    """The revision of a database, None if it has no tables of ours."""
+    with database.unhurried.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        return context.get_current_revision()
+
+
+def open_current(url: str) -> Database:
+    """A database as it is, for who only looks: neither made nor brought up to date.
+
+    Raises Invalid if it is not there, or not at the revision of this program.
+    """
+    file = embedded_file(url)
+    if file is not None:
+        check_there(file)
+    database = Database(url)
+    try:
+        check_current(database)
+    except Invalid:
+        database.close()
+        raise
+    return database
+
+
+def check_there(file: Path) -> None:
+    """Raise Invalid unless there is a file for an embedded database."""
+    if not file.is_file():
+        raise Invalid(
+            "no_database", f"there is no database at {file}: check --data-dir and --database-url"
+        )
+
+
+def check_current(database: Database) -> None:
+    """Raise Invalid unless a database is at the revision of this program, and has its schema."""
+    found = revision_of(database)
+    if found != newest_revision():
+        raise Invalid(
+            "other_schema",
+            f"the database has the schema {found} and this program {newest_revision()}: use the "
+            "program that serves it, or run `python -m service migrate` first",
+        )
+    check_schema(database, found)
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory(str(MIGRATIONS))
+
+
+def upgrade(database: Database) -> None:
+    """Run the migrations that are missing; the caller holds the lock.
+
+    Raises Invalid if the database was made by a newer version of the service, or if its schema is
+    not that of its revision.
+    """
+    before = revision_of(database)
+    if before is not None and not is_known(before):
+        raise Invalid(
+            "newer_database",
+            f"the database is at revision {before} and this version of the service knows only up "
+            f"to {newest_revision()}: start the version that made it, or a newer one",
+        )
+    command.upgrade(alembic_config(database), "head")
+    after = revision_of(database)
+    check_schema(database, after or "")
+    if after != before:
+        logger.info("the database was migrated from %s to %s", before or "nothing", after)

@@ -1,0 +1,69 @@
+"""The small chart of a calibrator: its ECE before and after, with intervals and noise floor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.web.components.templating import percent
+from service.web.queries import Judgement
+
+WIDTH, HEIGHT = 168, 26
+LEFT, RIGHT = 4, 164
+LEAST_SCALE = 0.02
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point with its interval, in the chart's units; ``y`` is its line."""
+
+    kind: str
+    x: float
+    low: float
+    high: float
+    y: int
+
+
+@dataclass(frozen=True)
+class EceChart:
+    """What the template draws; ``words`` say the same."""
+
+    marks: tuple[Mark, ...]
+    floor: float | None
+    words: str
+
+
+def chart_scale(listed: Iterable[Judgement]) -> float:
+    """The largest bound of all intervals, so that the charts of a page can be compared."""
+    sides = (side for one in listed for side in (one.before, one.after))
+    return max([LEAST_SCALE, *(float(side["high"]) for side in sides if side)])
+
+
+def ece_chart(one: Judgement, scale: float) -> EceChart | None:
+    """The chart of a version; None if it has no report."""
+    if one.after is None:
+        return None
+    marks = [_mark("after", one.after, scale, 19)]
+    words = f"ECE {_told(one.after)}"
+    if one.before is not None:
+        marks.insert(0, _mark("before", one.before, scale, 7))
+        words = f"ECE before {_told(one.before)}, after {_told(one.after)}"
+    if one.floor is None:
+        return EceChart(tuple(marks), None, words)
+    limit = float(one.floor["quantile95"])
+    words += f"; noise floor {percent(limit)}"
+    return EceChart(tuple(marks), _x(limit, scale) - LEFT, words)
+
+
+def _mark(kind: str, side: Mapping[str, Any], scale: float, y: int) -> Mark:
+    value, low, high = (_x(float(side[name]), scale) for name in ("value", "low", "high"))
+    return Mark(kind, value, low, high, y)
+
+
+def _told(side: Mapping[str, Any]) -> str:
+    return f"{percent(side['value'])} ({percent(side['low'])} to {percent(side['high'])})"
+
+
+def _x(value: float, scale: float) -> float:
+    return round(LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, value / scale)), 1)

@@ -1,0 +1,86 @@
+"""The files of the pages: a fixed list, each with an ETag."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Header, HTTPException, Response
+
+from calibrators.charts import run_charts
+from service.http.etags import is_known
+from service.web.components.vega import library
+
+router = APIRouter(include_in_schema=False)
+
+CACHED = "public, no-cache"
+SCRIPT, STYLE, JSON = "text/javascript", "text/css", "application/json"
+FILES = {
+    "app.css": STYLE,
+    "charts.js": SCRIPT,
+    "copy.js": SCRIPT,
+    "drawing.js": SCRIPT,
+    "job.js": SCRIPT,
+    "live.js": SCRIPT,
+    "new-fit.js": SCRIPT,
+    "npy.js": SCRIPT,
+    "runs.js": SCRIPT,
+    "uploading.js": SCRIPT,
+}
+RUN_CHARTS, LIBRARY = "run-charts.json", "vega.js"
+
+
+@dataclass(frozen=True)
+class Static:
+    """A file of the pages."""
+
+    content: bytes
+    media_type: str
+
+    @cached_property
+    def tag(self) -> str:
+        """Another for other content."""
+        return hashlib.sha256(self.content).hexdigest()[:32]
+
+    def answer(self, if_none_match: str | None) -> Response:
+        """The file, unless the browser has it."""
+        headers = {"ETag": f'"{self.tag}"', "Cache-Control": CACHED}
+        if is_known(if_none_match, self.tag):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, headers=headers, media_type=self.media_type)
+
+
+@router.api_route("/static/{file}", methods=["GET", "HEAD"])
+async def static_file(file: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """A file of the pages, by its name."""
+    return (await _found(file)).answer(if_none_match)
+
+
+async def _found(file: str) -> Static:
+    if file in FILES:
+        return _own(file)
+    if file == RUN_CHARTS:
+        return _charts()
+    if file == LIBRARY:
+        return _made(await library())
+    raise HTTPException(404)
+
+
+@cache
+def _own(file: str) -> Static:
+    return Static((Path(__file__).parents[1] / "static" / file).read_bytes(), FILES[file])
+
+
+@cache
+def _charts() -> Static:
+    """The charts of a run, without steps."""
+    return Static(json.dumps(run_charts([])).encode(), JSON)
+
+
+@cache
+def _made(content: bytes) -> Static:
+    return Static(content, SCRIPT)

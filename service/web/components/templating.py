@@ -1,0 +1,125 @@
+"""How templates become pages: one environment, in which every string is escaped."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from calibrators.fitting.fallback import fallback_sentence
+from service.web.components.api_operations import slug
+
+MISSING = "\N{EN DASH}"
+UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
+JUST_NOW_SECONDS = 10
+
+
+@cache
+def environment() -> Environment:
+    """Renders the pages; every string is escaped."""
+    made = Environment(
+        loader=PackageLoader("service.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        prose=prose,
+        sentence=sentence,
+        fallback=fallback_sentence,
+        words=words,
+        slug=slug,
+        breakable=breakable,
+        moment=moment,
+        percent=percent,
+        number=number,
+        day=day,
+    )
+    return made
+
+
+def prose(text: str) -> Markup:
+    """Paragraphs."""
+    parts = (one for one in re.split(r"\n\s*\n", str(text)) if one.strip())
+    return Markup("\n").join(Markup("<p>{}</p>").format(words(one)) for one in parts)
+
+
+def words(text: str) -> Markup:
+    """Text in which backticks make code."""
+    parts = re.split(r"``?([^`]+)``?", str(text).strip())
+    code = Markup("<code>{}</code>")
+    return Markup("").join(
+        code.format(part) if place % 2 else part for place, part in enumerate(parts)
+    )
+
+
+def breakable(path: str) -> Markup:
+    """A path that narrow screens may break after its slashes."""
+    return Markup("/<wbr>").join(path.split("/"))
+
+
+def sentence(text: str) -> str:
+    """Text that begins with a capital letter.
+
+    >>> sentence("ECE is lower"), sentence("smart is simpler")
+    ('ECE is lower', 'Smart is simpler')
+    """
+    return text[:1].upper() + text[1:]
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share for people.
+
+    >>> percent(0.0123), percent(None)
+    ('1.23 %', '–')
+    """
+    return MISSING if share is None else f"{100 * share:.{digits}f} %"
+
+
+def number(value: float | None, digits: int = 4, scale: float = 1.0) -> str:
+    """A number for people, with so many digits after the point.
+
+    >>> number(0.0123, 2, scale=100), number(-1.5, 1), number(None)
+    ('1.23', '−1.5', '–')
+    """
+    if value is None:
+        return MISSING
+    return f"{scale * value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def moment(seconds: float | None) -> str:
+    """A time as how long ago it was; the time itself is shown by pointing at it."""
+    if seconds is None:
+        return MISSING
+    at = datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        at.isoformat(), at.strftime("%Y-%m-%d %H:%M:%S"), ago(time.time() - seconds)
+    )
+
+
+def day(seconds: float) -> str:
+    """The day of a time, where there is no room for more.
+
+    >>> day(0.0)
+    '1970-01-01'
+    """
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
+
+
+def ago(seconds: float) -> str:
+    """A while in words.
+
+    >>> ago(3), ago(75), ago(7300), ago(-90000)
+    ('just now', '1 min ago', '2 h ago', 'in 1 d')
+    """
+    length = abs(seconds)
+    if length < JUST_NOW_SECONDS:
+        return "just now"
+    size, unit = next((one for one in UNITS if length >= one[0]), (1, "s"))
+    while_ = f"{int(length // size)} {unit}"
+    return f"{while_} ago" if seconds > 0 else f"in {while_}"

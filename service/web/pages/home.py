@@ -1,0 +1,78 @@
+"""The home page: calibrators, what they do for their models, and what is being fitted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from service.access.permissions import Principal, Scope
+from service.datasets.service import Keeping
+from service.dependencies import Caller, Joined, needs, principal_of
+from service.fits.sample import order_sample
+from service.http.middleware.csrf import wants_page
+from service.http.paging import Cursor, name_place, paged
+from service.storage.records import FitStatus
+from service.storage.store import Store
+from service.web.components.ece_chart import chart_scale, ece_chart
+from service.web.components.layout import lead_to, page, pages
+from service.web.pages.fit_list import Job
+
+router = pages()
+
+CALIBRATORS = 50
+JOBS = 5
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+def home(
+    request: Request,
+    joined: Joined,
+    cursor: Cursor = None,
+    prefix: Annotated[str, Query(max_length=64)] = "",
+) -> Response:
+    """Calibrators by name, with the version that is in production; programs go to the API's."""
+    if not wants_page(request.scope):
+        return lead_to(request, "/docs", status=307)
+    caller, prefix = principal_of(request.scope), prefix.strip().lower()
+    after = name_place(cursor or None)
+    with joined.database.read() as store:
+        found = store.overview.calibrators(caller.workspace, CALIBRATORS + 1, after, prefix=prefix)
+        jobs = _jobs(store, caller)
+    listed = paged(found, CALIBRATORS, lambda one: one, lambda one: one.name)
+    scale = chart_scale(listed.items)
+    values = {
+        "rows": [(one, ece_chart(one, scale)) for one in listed.items],
+        "next": listed.next,
+        "prefix": prefix,
+        "jobs": jobs,
+        "is_first_page": after is None,
+    }
+    return page(request, "home.html", values)
+
+
+@router.post("/sample", dependencies=needs(Scope.FIT))
+def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
+    """Fit the bundled sample, and go where that can be watched."""
+    fit = order_sample(
+        joined.database,
+        joined.datasets,
+        joined.queue,
+        caller,
+        uploads=joined.uploads,
+        keeping=Keeping(days=joined.settings.dataset_days or None),
+        most_open=joined.settings.max_open_fits,
+    )
+    return lead_to(request, f"/jobs/{fit.id}#ordered")
+
+
+def _jobs(store: Store, caller: Principal) -> list[Job]:
+    """Fits that run, and those that will next."""
+    if not caller.may(Scope.FIT):
+        return []
+    # each status by itself: then one index finds and orders them
+    running, queued = (
+        store.fits.page(caller.workspace, JOBS, None, status=status)
+        for status in (FitStatus.RUNNING, FitStatus.QUEUED)
+    )
+    return [Job.of(fit) for fit in (running + queued)[:JOBS]]

@@ -1,0 +1,116 @@
+"""The page that begins a fit: files are checked for their form and sent to the API by its script.
+
+``npy.js`` joins a pair of npy files into one body, ``uploading.js`` sends bodies and understands
+refusals, ``new-fit.js`` is the form.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from calibrators import all_methods
+from calibrators.base import Calibrator
+from calibrators.registry import DEFAULT_METHOD, keeps_class
+from service.access.permissions import Scope
+from service.datasets.formats import Format
+from service.dependencies import Caller, Joined, needs
+from service.names import NAME, RULE
+from service.registry.service import LONGEST_DESCRIPTION, LONGEST_MODEL
+from service.web.components.curl import curl_line
+from service.web.components.error_hints import ADVICE
+from service.web.components.layout import page, pages
+
+router = pages()
+
+CALIBRATORS = 200
+# browsers read patterns so that a hyphen in brackets must be escaped
+PATTERN = r"[a-z0-9][a-z0-9._\-]{0,63}"
+MEDIA_TYPES = {
+    f".{format}": format.media_type for format in (Format.NPZ, Format.SAFETENSORS, Format.CSV)
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method to choose; ``keeps_class`` is None if that depends on what it finds.
+
+    ``parameters`` are its defaults as JSON, empty if it has none.
+    """
+
+    name: str
+    summary: str
+    cost: str
+    reference: str
+    keeps_class: bool | None
+    needs_groups: bool
+    is_chosen: bool
+    parameters: str
+
+
+@router.api_route("/new-fit", methods=["GET", "HEAD"], dependencies=needs(Scope.FIT))
+def new_fit_page(
+    request: Request,
+    joined: Joined,
+    caller: Caller,
+    calibrator: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """The form, for a calibrator that there is or for a new one."""
+    with joined.database.read() as store:
+        known = store.calibrators.page(caller.workspace, CALIBRATORS, None)
+    settings = joined.settings
+    values = {
+        "calibrator": calibrator,
+        "known": [one.name for one in known],
+        "pattern": PATTERN,
+        "rule": RULE,
+        "methods": choices(),
+        "media_types": MEDIA_TYPES,
+        "limit": settings.max_upload_bytes,
+        "csv_limit": min(settings.max_json_bytes, settings.max_upload_bytes),
+        "longest_model": LONGEST_MODEL,
+        "longest_description": LONGEST_DESCRIPTION,
+        "advice": ADVICE,
+        "lines": _lines(calibrator if NAME.fullmatch(calibrator) else "my-model"),
+    }
+    return page(request, "new_fit.html", values)
+
+
+def choices() -> list[Choice]:
+    """All methods, the one first that is chosen if nobody says otherwise."""
+    found = [
+        Choice(
+            name,
+            recipe.summary,
+            recipe.cost,
+            recipe.reference,
+            keeps_class(name),
+            recipe.needs_groups,
+            name == DEFAULT_METHOD,
+            _defaults(recipe),
+        )
+        for name, recipe in all_methods().items()
+    ]
+    return sorted(found, key=lambda one: not one.is_chosen)
+
+
+def _defaults(recipe: type[Calibrator]) -> str:
+    found = asdict(recipe())
+    found.pop("seed", None)  # which is the fit's own
+    return json.dumps(found) if found else ""
+
+
+def _lines(name: str) -> list[str]:
+    """What the form does, for a shell."""
+    return [
+        curl_line(
+            "post",
+            "/v1/calibrators/{name}/fits",
+            [("path", "name", name), ("query", "method", DEFAULT_METHOD)],
+            body=(format.media_type, None),
+        )
+        for format in (Format.NPZ, Format.CSV)
+    ]

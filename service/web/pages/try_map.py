@@ -1,0 +1,183 @@
+"""The page that tries a calibrator: a few rows, and their probabilities before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from fastapi import Query, Request, Response
+
+from calibrators.errors import CalibrationError
+from calibrators.methods.identity import IdentityMap
+from calibrators.methods.segmented import SegmentedMap
+from service.access.permissions import Principal, Scope
+from service.datasets.formats import Arrays
+from service.datasets.formats.layout import Array
+from service.dependencies import Caller, Joined, Parts, needs, parse
+from service.errors import ServiceError
+from service.registry import service as versions
+from service.serving.map_cache import Served
+from service.serving.prediction import predict, top_classes
+from service.storage.records import PRODUCTION
+from service.storage.store import Store
+from service.web.components.forms import Form, Sent
+from service.web.components.layout import page, pages
+from service.web.components.pasted_rows import MOST_ROWS, example_row, rows_of
+
+router = pages()
+
+PATH = "/calibrators/{name}/try"
+MOST_CLASSES = 10
+VERSIONS = 50
+
+Ref = Annotated[str, Query(max_length=64)]
+
+
+class Bar(NamedTuple):
+    """A class with its probability before and after."""
+
+    number: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A row: its likeliest classes after, and what all others have together."""
+
+    bars: Sequence[Bar]
+    rest: Bar | None
+    before: Bar
+    after: Bar
+
+    @property
+    def keeps_class(self) -> bool:
+        """Whether the likeliest class is the same."""
+        return self.before.number == self.after.number
+
+
+class Reference(NamedTuple):
+    """How a version can be named, and which it is."""
+
+    name: str
+    number: int
+
+
+@router.api_route(PATH, methods=["GET", "HEAD"], dependencies=needs(Scope.PREDICT))
+def try_page(
+    request: Request, joined: Joined, caller: Caller, name: str, ref: Ref = ""
+) -> Response:
+    """The form for an alias or a version, by default the one in production."""
+    return _page(request, joined, caller, name, Form({"ref": [ref]}))
+
+
+@router.post(PATH, dependencies=needs(Scope.PREDICT))
+async def try_rows(
+    request: Request, joined: Joined, caller: Caller, name: str, form: Sent
+) -> Response:
+    """The same with probabilities of the rows that were written, or of an example."""
+    return await parse(request, _page, request, joined, caller, name, form, is_asked=True)
+
+
+def _page(
+    request: Request,
+    joined: Parts,
+    caller: Principal,
+    name: str,
+    form: Form,
+    *,
+    is_asked: bool = False,
+) -> Response:
+    with joined.database.read() as store:
+        references = _references(store, caller, name)
+    ref = form.text("ref") or (references[0].name if references else "")
+    served = _served(joined, caller, name, ref) if ref else None
+    values: dict[str, Any] = {
+        "name": name,
+        "ref": ref,
+        "references": references,
+        "served": served,
+        "segments": _segments(served),
+        "segment": form.text("segment"),
+        "written": form.text("rows"),
+        "tried": (),
+        "warnings": (),
+        "trouble": "",
+        "most_rows": MOST_ROWS,
+    }
+    if is_asked and served is not None:
+        values |= _answered(served, form)
+    status = HTTPStatus.UNPROCESSABLE_ENTITY if values["trouble"] else HTTPStatus.OK
+    return page(request, "trying.html", values, status=status)
+
+
+def _answered(served: Served, form: Form) -> dict[str, Any]:
+    """What there is to show of the rows in a form, or what is wrong with them."""
+    written = form.text("rows")
+    if form.text("example"):
+        written = example_row(served.map.k, served.map.kind)
+    try:
+        rows, warnings = tried(served, written, form.text("segment"))
+    except (ServiceError, CalibrationError) as error:
+        return {"written": written, "trouble": str(error)}
+    return {"written": written, "tried": rows, "warnings": warnings}
+
+
+def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tuple[str, ...]]:
+    """The rows of a text before and after, and what is to be known of them."""
+    fitted = served.map
+    arrays = Arrays(rows_of(text, fitted.k), declared=fitted.kind)
+    before = predict(
+        IdentityMap(k=fitted.k, kind=fitted.kind, floor=fitted.floor, rounding=fitted.rounding),
+        arrays,
+    ).probabilities
+    if segment in _segments(served):
+        arrays = arrays._replace(groups=np.full(len(arrays.values), segment))
+    found = predict(fitted, arrays)
+    rows = zip(before, found.probabilities, strict=True)
+    return [_tried(*one) for one in rows], found.warnings
+
+
+def _tried(before: Array, after: Array) -> Tried:
+    """All classes in their order if they are few, else the likeliest after."""
+    shown = np.arange(len(after))
+    if len(after) > MOST_CLASSES:
+        shown = top_classes(after[np.newaxis], MOST_CLASSES)[0][0]
+    bars = [_bar(one, before, after) for one in shown]
+    others = len(after) - len(shown)
+    left = (1 - float(one[shown].sum(dtype=np.float64)) for one in (before, after))
+    return Tried(
+        bars,
+        Bar(others, *(max(0.0, one) for one in left)) if others else None,
+        _bar(before.argmax(), before, after),
+        _bar(after.argmax(), before, after),
+    )
+
+
+def _segments(served: Served | None) -> tuple[str, ...]:
+    """The segments that a map tells apart."""
+    if served is None or not isinstance(served.map, SegmentedMap):
+        return ()
+    return served.map.segments
+
+
+def _bar(number: np.intp, before: Array, after: Array) -> Bar:
+    return Bar(int(number), float(before[number]), float(after[number]))
+
+
+def _references(store: Store, caller: Principal, name: str) -> list[Reference]:
+    """Aliases, that of production first, then versions, newest first."""
+    calibrator = versions.calibrator_named(store, caller, name)
+    aliases = sorted(store.aliases.all_of(calibrator.id), key=lambda one: one.name != PRODUCTION)
+    numbers = store.calibrators.numbers(calibrator.id, VERSIONS)
+    return [
+        *(Reference(one.name, one.version) for one in aliases),
+        *(Reference(str(one), one) for one in numbers),
+    ]
+
+
+def _served(joined: Parts, caller: Principal, name: str, ref: str) -> Served:
+    return joined.maps.find(caller, name, ref) or joined.maps.load(caller, name, ref)

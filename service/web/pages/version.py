@@ -1,0 +1,167 @@
+"""The page of a version: how it was judged, what it is made of, and what to do with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+from markupsafe import Markup
+
+from calibrators import Report, charts
+from calibrators.fitting.fallback import fallback_sentence
+from calibrators.report import html_tables
+from service.access.permissions import Scope
+from service.dependencies import Caller, Joined, needs
+from service.errors import Invalid, Stale
+from service.registry import service as versions
+from service.registry.service import LONGEST_DESCRIPTION
+from service.storage.records import Version
+from service.web.components.forms import Sent
+from service.web.components.layout import lead_to, page, pages
+
+router = pages()
+
+PATH = "/calibrators/{name}/versions/{number}"
+SHOWN_ELSEWHERE = ("warnings", "rows", "candidates")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A report as the page shows it: specifications of charts, and tables."""
+
+    reliability: dict[str, Any]
+    margins: dict[str, Any] | None
+    temperatures: dict[str, Any] | None
+    metrics: Markup
+    definitions: Markup
+    bins: Markup
+    cells: Markup
+    segments: Markup
+    classes: Markup
+    conventions: Markup
+
+    @classmethod
+    def of(cls, report: Report) -> Judgement:
+        """What a report shows."""
+        return cls(
+            reliability=charts.reliability(report),
+            margins=charts.margin_panels(report) if report.by_margin else None,
+            temperatures=charts.temperatures(report) if report.temperatures else None,
+            metrics=_trusted(html_tables.metrics(report)),
+            definitions=_trusted(html_tables.definitions(report)),
+            bins=_trusted(html_tables.reliability(report)),
+            cells=_trusted(html_tables.temperatures(report)),
+            segments=_trusted(html_tables.segments(report)),
+            classes=_trusted(html_tables.classes(report)),
+            conventions=_trusted(html_tables.facts(report.conventions)),
+        )
+
+
+@router.api_route(PATH, methods=["GET", "HEAD"])
+def version_page(
+    request: Request, joined: Joined, caller: Caller, name: str, number: int
+) -> Response:
+    """All that is known of a version."""
+    with joined.database.read() as store:
+        version, report = versions.judged(store, caller, name, number)
+        pointing = store.aliases.all_of(version.calibrator)
+    values = {
+        "name": name,
+        "version": version,
+        "report": report,
+        "judgement": None if report is None else Judgement.of(report),
+        "meaning": "" if report is None else report.verdict_sentence,
+        "aliases": [one.name for one in pointing if one.version == number],
+        "warnings": _warnings(version, report),
+        "params": _trusted(html_tables.plain(version.params)),
+        "libraries": _trusted(html_tables.plain(version.libraries)),
+        "fit_info": _fit_info(version.fit_info),
+        "fell_back": fallback_sentence(version.fit_info),
+        "candidates": _candidates(version.fit_info.get("candidates"), report),
+        "why_no_onnx": versions.why_no_onnx(version),
+        "seen": notes_digest(version),
+        "tags": "\n".join(f"{key}: {value}" for key, value in version.tags.items()),
+        "longest_description": LONGEST_DESCRIPTION,
+    }
+    return page(request, "version.html", values)
+
+
+@router.post(f"{PATH}/notes", dependencies=needs(Scope.PROMOTE))
+def annotate_version(
+    request: Request, joined: Joined, caller: Caller, name: str, number: int, form: Sent
+) -> Response:
+    """Change tags and description; nothing else of a version ever changes."""
+    tags = read_tags(form.text("tags"))
+    description = form.text("description")
+    with joined.database.write() as store:
+        there = versions.find(store, caller, name, number)
+        if form.text("seen") != notes_digest(there):
+            raise Stale(
+                "notes_have_changed", "somebody changed these notes since you opened the page"
+            )
+        versions.annotate(store, caller, name, number, tags=tags, description=description)
+    return lead_to(request, f"/calibrators/{name}/versions/{number}")
+
+
+def notes_digest(version: Version) -> str:
+    """Another for other notes."""
+    written = json.dumps([version.tags, version.description], sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()[:32]
+
+
+def read_tags(text: str) -> dict[str, str]:
+    """Tags from lines of ``name: value``.
+
+    >>> read_tags("team: vision\\n\\n stage : trial")
+    {'team': 'vision', 'stage': 'trial'}
+    """
+    found: dict[str, str] = {}
+    for line in filter(str.strip, text.splitlines()):
+        name, colon, value = (part.strip() for part in line.partition(":"))
+        if not colon or name in found:
+            rule = "must have a name each" if colon else "must be written as name: value"
+            raise Invalid("bad_tag", f"tags {rule}, got {line.strip()[:80]!r}")
+        found[name] = value
+    return found
+
+
+def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
+    """Messages and codes of what was warned of; maps made elsewhere may say anything."""
+    judging = {} if report is None else report.fit
+    kept = [
+        (version.fit_info.get("warnings"), ""),
+        (judging.get("warnings_while_judging"), "while judging"),
+    ]
+    said = fallback_sentence(version.fit_info)  # which the page says above
+    told = [
+        (str(one.get("message", one)), " ".join(filter(None, (str(one.get("code", "")), when))))
+        if isinstance(one, Mapping)
+        else (str(one), when)
+        for found, when in kept
+        for one in (found if isinstance(found, list) else [found] if found else [])
+    ]
+    return [(message, code) for message, code in told if message != said or code != "fell_back"]
+
+
+def _candidates(found: Any, report: Report | None) -> Markup:
+    """What ``auto`` tried, with the seconds of each one's cross-validation."""
+    if not found:
+        return Markup("")
+    seconds = None if report is None else report.fit.get("seconds")
+    rows = found if isinstance(found, list) else []  # a map made elsewhere may say anything
+    if isinstance(seconds, dict) and all(isinstance(one, dict) for one in rows):
+        found = [{**one, "seconds": seconds.get(str(one.get("method")))} for one in rows]
+    return _trusted(html_tables.plain(found))
+
+
+def _fit_info(info: dict[str, Any]) -> Markup:
+    kept = {name: one for name, one in info.items() if name not in SHOWN_ELSEWHERE}
+    return _trusted(html_tables.facts(kept)) if kept else Markup("")
+
+
+def _trusted(html: str) -> Markup:
+    return Markup(html)  # noqa: S704 - calibrators.report.html_tables escapes every string

@@ -1,0 +1,221 @@
+"""What workers do for each other: heartbeats, taking over from the dead, and housekeeping."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from service.datasets.retention import forget_dataset
+from service.errors import Conflict
+from service.fits.execution import failed
+from service.fits.queue import DbosQueue, Entry
+from service.fits.service import WORKER_IS_ALIVE
+from service.maintenance.sweep import CHORE, sweep
+from service.runs.decisions import decide_due, release_merged
+from service.settings import HOUR, Settings
+from service.storage.blobs import Blobs
+from service.storage.database import Database
+from service.storage.records import Fit, FitStatus
+from service.storage.repository import AT_ONCE
+from service.storage.store import Store
+from service.worker.retry import PASSING
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often things happen, in seconds."""
+
+    heartbeat: float = 2.0
+    silence: float = WORKER_IS_ALIVE  # after which a worker is taken for dead
+    report: float = 0.25  # between two writes of a fit's progress
+    housekeeping: float = 60.0
+    merging: float = 5.0  # between two looks for steps of runs that have waited long enough
+    grace: float = 5.0  # for a fit that was told to stop, until its process is replaced
+    patience: float = 60.0  # how long a database may be away while an ending is written
+
+
+class Upkeep:
+    """The heartbeat of a worker, and what it sees to on the way."""
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: Blobs,
+        queue: DbosQueue,
+        settings: Settings,
+        pace: Pace,
+        *,
+        worker: str,
+        queues: list[str],
+        device: str,
+        at_work: Callable[[], Collection[str]],
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._queue = queue
+        self._settings = settings
+        self._pace = pace
+        self._worker = worker
+        self._queues = queues
+        self._device = device
+        self._at_work = at_work
+        self._last_beat = self._steady_since = -math.inf
+        self._stray: set[Entry] = set()
+        self._strangers: set[str] = set()
+        self._ended = threading.Event()
+        # housekeeping may take long, and a worker that does not beat is taken for dead
+        self._threads = [
+            self._thread("heartbeat", self.beat, pace.heartbeat),
+            self._thread("housekeeping", self.keep_house, pace.housekeeping),
+            self._thread("merging", self.decide_steps, pace.merging),
+        ]
+
+    def start(self) -> None:
+        """Beat once, so that nobody can die unknown, then regularly, and keep house beside it."""
+        self.beat()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Beat no more, and keep house no more."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(timeout=0.5)
+
+    def beat(self) -> None:
+        """Say that this worker lives, and take over from those that do not."""
+        now = time.monotonic()
+        if now - self._last_beat > self._pace.silence / 2:
+            self._steady_since = now
+        with self._database.write() as store:
+            store.workers.beat(self._worker, queues=self._queues, device=self._device)
+            silent = store.workers.silent(self._pace.silence)
+            mine = store.fits.running_on(self._worker)
+        self._last_beat = now
+        # after a pause of the database all seem silent: let them beat before judging them
+        for dead in silent if now - self._steady_since >= self._pace.silence else ():
+            logger.warning("worker %s is silent: its fits are taken over", dead.id)
+            self._take_over(dead.id)
+        # an answer of the database can get lost, and with it a fit that we have started
+        unknown = [fit for fit in mine if fit.id not in self._at_work()]
+        if unknown:
+            with self._database.write() as store:
+                self._start_again(store, unknown)
+
+    def hand_back(self) -> None:
+        """Let the fits of this worker wait for another one, and sign off."""
+        entries = self._queue.taken_by(self._worker)
+        with self._database.write() as store:
+            self._put_back(store, entries)
+            for fit in store.fits.running_on(self._worker):
+                if store.fits.hand_back(fit.id, fit.attempt):
+                    self._queue.enqueue_again(store, fit)
+            store.workers.remove(self._worker)
+        self._queue.forget([entry.id for entry in entries])
+
+    def decide_steps(self) -> None:
+        """Decide steps of runs that are due, and delete the statistics of those decided."""
+        decide_due(self._database)
+        release_merged(self._database)
+
+    def keep_house(self) -> None:
+        """Delete what has served its time, and find entries that were taken and then forgotten."""
+        grace = self._settings.sweep_hours * HOUR
+        kept = self._settings.idempotency_hours * HOUR
+        self._delete_all(lambda store: store.idempotency.forget(kept))
+        self._delete_all(lambda store: store.web_sessions.forget_expired())
+        with self._database.write() as store:
+            sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
+        with self._database.read() as store:  # looking may take long, and nobody may wait for it
+            old = store.datasets.expired() + store.fits.spent_datasets()
+        for dataset in old:
+            if self._ended.is_set():
+                return
+            forget_dataset(self._database, self._blobs, dataset)
+        self._queue.forget_done()
+        at_work = self._at_work()
+        taken = {one for one in self._queue.taken_by(self._worker) if one.fit not in at_work}
+        lost = taken & self._stray | set(self._queue.without_workspace())
+        if lost:
+            with self._database.write() as store:
+                self._put_back(store, lost)
+            self._queue.forget([entry.id for entry in lost])
+        self._stray = taken - self._stray
+        self._look_for_strangers()
+        if sweeps:
+            self._sweep(grace)
+
+    def _delete_all(self, delete: Callable[[Store], int]) -> None:
+        """Delete rows in transactions of at most ``AT_ONCE``, so that no writer waits long."""
+        while not self._ended.is_set():
+            with self._database.write() as store:
+                if delete(store) < AT_ONCE:
+                    return
+
+    def _sweep(self, grace: float) -> None:
+        try:
+            swept = sweep(self._database, self._blobs, older_than=grace, stop=self._ended.is_set)
+        except Conflict as error:
+            logger.error("blobs are not swept: %s", error.message)
+        else:
+            logger.info("blobs were swept: %s", swept.summary())
+
+    def _thread(self, name: str, task: Callable[[], None], every: float) -> threading.Thread:
+        return threading.Thread(
+            target=self._repeat, args=(name, task, every), name=name, daemon=True
+        )
+
+    def _repeat(self, name: str, task: Callable[[], None], every: float) -> None:
+        while not self._ended.wait(every):
+            try:
+                task()
+            except PASSING as error:
+                logger.warning("no %s at the moment (%s)", name, type(error).__name__)
+            except Exception:
+                logger.exception("%s failed; it goes on", name)
+
+    def _take_over(self, dead: str) -> None:
+        entries = self._queue.taken_by(dead)
+        with self._database.write() as store:
+            self._put_back(store, entries)  # first, or what starts again would get two entries
+            self._start_again(store, store.fits.running_on(dead))
+            store.workers.remove(dead)
+        self._queue.forget([entry.id for entry in entries])
+
+    def _look_for_strangers(self) -> None:
+        """Take over from who was taken for dead, woke, took a fit, and died before its next beat.
+
+        One that lives has beaten by the second look.
+        """
+        takers = self._queue.takers()
+        with self._database.read() as store:
+            strangers = takers - store.workers.ids() - {self._worker}
+        for lost in strangers & self._strangers:
+            logger.warning("worker %s is not known: its fits are taken over", lost)
+            self._take_over(lost)
+        self._strangers = strangers - self._strangers
+
+    def _start_again(self, store: Store, lost: list[Fit]) -> None:
+        """Fits whose attempt will never end: they wait again, or have failed too often."""
+        for fit in lost:
+            if fit.attempt >= self._settings.fit_attempts:
+                ending = failed(
+                    "worker_lost",
+                    f"the fit was started {fit.attempt} times and its worker was lost every time; "
+                    "it may need more memory than a worker has",
+                )
+                store.fits.finish(fit.id, fit.attempt, FitStatus.FAILED, error=ending.error)
+            elif store.fits.requeue(fit.id, fit.attempt):
+                self._queue.enqueue_again(store, fit)
+
+    def _put_back(self, store: Store, entries: Collection[Entry]) -> None:
+        """Entries that a worker took without starting their fits."""
+        for fit in store.fits.several({entry.fit for entry in entries}):
+            if fit.status is FitStatus.QUEUED:
+                self._queue.enqueue_again(store, fit)
