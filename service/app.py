@@ -20,7 +20,6 @@ from service.access.permissions import Principal
 from service.access.sessions import Sessions
 from service.comparisons import routes as comparisons
 from service.comparisons.service import Comparisons
-from service.concurrency.long_poll import FitWatcher, RunWatcher
 from service.concurrency.memory_budget import MemoryBudget
 from service.concurrency.thread_pools import Executors
 from service.datasets import routes as datasets
@@ -32,6 +31,7 @@ from service.dependencies import Parts
 from service.errors import BlobMissing, Damaged
 from service.fits import routes as fits
 from service.fits.queue import DbosQueue
+from service.fits.watcher import FitWatcher
 from service.http.metrics import Metrics
 from service.http.middleware.auth import Guard
 from service.http.middleware.body_limits import BodyGuard
@@ -49,6 +49,7 @@ from service.registry.aliases import routes as aliases
 from service.registry.reports import routes as reports
 from service.registry.reports.renderer import Renderer
 from service.runs import routes as runs
+from service.runs.watcher import RunWatcher
 from service.serving import inference_protocol, predict
 from service.serving.common import LargeCalls
 from service.serving.map_cache import Maps, Served
@@ -57,8 +58,8 @@ from service.storage.blobs import Blobs
 from service.storage.damage_log import log_damage
 from service.storage.database import Database
 from service.storage.notifications import Listener
-from service.web import ROUTERS as PAGES
 from service.web.components.layout import refuse_as_page
+from service.web.pages import ROUTERS as PAGES
 from service.worker.startup import prepare_database
 from service.worker.supervisor import Workers
 

@@ -1,38 +1,31 @@
-"""What routes work with: the joined parts of a running service, and the caller."""
+"""The parts of a running service, as dependencies of its routes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated
 
 import structlog
 from fastapi import Depends, Request
-from fastapi.params import Depends as DependsClass
-from starlette.types import Scope as AsgiScope
 
 from service.access.keys import KeyRing
-from service.access.permissions import Principal, Scope
 from service.access.sessions import Sessions
 from service.comparisons.service import Comparisons
-from service.concurrency.long_poll import FitWatcher, RunWatcher
 from service.concurrency.memory_budget import MemoryBudget
 from service.concurrency.thread_pools import Executors
 from service.datasets.part_uploads import PartUploads
 from service.datasets.service import Datasets
-from service.errors import Forbidden
 from service.fits.service import Queue
+from service.fits.watcher import FitWatcher
 from service.http.metrics import Metrics
 from service.maintenance.readiness import Probe
 from service.registry.reports.renderer import Renderer
+from service.runs.watcher import RunWatcher
 from service.serving.map_cache import Maps
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _log = structlog.get_logger("calibrd.service")
 
@@ -87,47 +80,4 @@ def _parts(request: Request) -> Parts:
     return parts
 
 
-def principal_of(scope: AsgiScope) -> Principal:
-    """The caller that the guard has let in."""
-    principal: Principal = scope["principal"]
-    return principal
-
-
-def check_scope(principal: Principal, scope: Scope) -> None:
-    """Raise if the caller's key lacks the scope."""
-    if not principal.may(scope):
-        raise Forbidden(
-            "missing_scope", f"this needs a key with the scope {scope!s}", scope=str(scope)
-        )
-
-
-async def parse(request: Request, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run what reads a body off the event loop, on the caller's share of threads."""
-    principal: Principal | None = request.scope.get("principal")
-    # whoever signs in has no workspace yet
-    owner = "public" if principal is None else principal.workspace
-    return await _parts(request).executors.parse.run(owner, call, *args, **kwargs)
-
-
-class Needs:
-    """A route's dependency: the scope that its caller needs."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-
-    def __call__(self, request: Request) -> None:
-        """Raise if the caller lacks it."""
-        check_scope(principal_of(request.scope), self.scope)
-
-
-def needs(scope: Scope) -> list[DependsClass]:
-    """For a route's ``dependencies``."""
-    return [Depends(Needs(scope))]
-
-
-def _caller(request: Request) -> Principal:
-    return principal_of(request.scope)
-
-
 Joined = Annotated[Parts, Depends(_parts)]
-Caller = Annotated[Principal, Depends(_caller)]

@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from service.fits.schemas import FitIn
 from service.http import openapi_bodies
 from service.http.middleware.auth import PUBLIC
 from service.http.openapi_examples import EXAMPLES
-from service.http.schemas import FitIn
 from service.runs.examples import RUN_EXAMPLES
 
 METHODS = ("get", "head", "post", "put", "patch", "delete")

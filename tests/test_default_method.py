@@ -13,7 +13,7 @@ from calibrators.registry import DEFAULT_METHOD
 from calibrd.cli.arguments import command_parser
 from calibrd.cli.fit import _wanted
 from service.fits.requests import _methods
-from service.http.schemas import FitIn
+from service.fits.schemas import FitIn
 from service.web.pages.new_fit import choices
 
 

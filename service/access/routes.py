@@ -7,8 +7,9 @@ from fastapi import APIRouter, Response
 from service.access import keys
 from service.access.permissions import Scope
 from service.access.schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
-from service.dependencies import Caller, Joined, needs
+from service.dependencies import Joined
 from service.http import openapi_bodies
+from service.http.callers import Caller, needs
 from service.http.paging import Cursor, Limit, Page, paged, time_place, written
 from service.http.strict_route import StrictRoute
 

@@ -11,9 +11,10 @@ from pydantic import BaseModel, Field
 from service.access.permissions import Principal, Scope
 from service.comparisons import service as comparing
 from service.comparisons.service import Comparison, Pair
-from service.dependencies import Caller, Joined, Parts, check_scope
-from service.errors import Invalid, NotFound, Unavailable
+from service.dependencies import Joined, Parts
+from service.errors import Invalid, Unavailable
 from service.http import openapi_bodies
+from service.http.callers import Caller
 from service.http.middleware.request_limits import waiting
 from service.http.strict_route import StrictRoute
 from service.registry import service as versions
@@ -96,15 +97,6 @@ def pair_of(store: Store, caller: Principal, name: str, numbers: tuple[int, int]
     return Pair(name, *(versions.version_of(store, calibrator, one) for one in numbers))
 
 
-def chosen_dataset(store: Store, caller: Principal, pair: Pair, asked: str) -> Dataset:
-    """The dataset that the caller names."""
-    check_scope(caller, Scope.FIT)
-    found = store.datasets.get(caller.workspace, asked)
-    if found is None or not comparing.suits(found, pair.second):
-        raise NotFound("no_such_dataset", "there is no such dataset for these versions")
-    return found
-
-
 def _ground(
     joined: Parts, caller: Principal, name: str, numbers: tuple[int, int], asked: str | None
 ) -> tuple[Pair, Dataset | None]:
@@ -112,7 +104,7 @@ def _ground(
     with joined.database.read() as store:
         pair = pair_of(store, caller, name, numbers)
         if asked is not None:
-            return pair, chosen_dataset(store, caller, pair, asked)
+            return pair, comparing.chosen_dataset(store, caller, pair, asked)
         if pair.has_judged_rows:
             return pair, None
         data = comparing.default_dataset(store, caller, pair) if caller.may(Scope.FIT) else None

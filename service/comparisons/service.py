@@ -17,10 +17,11 @@ import orjson
 
 from calibrators import CalibrationError, Report, archive
 from calibrators.comparison.judged_rows import JudgedRows
-from service.access.permissions import Principal
+from service.access.permissions import Principal, Scope
 from service.concurrency.task_process import TASK_FAILED, TaskProcess
 from service.datasets.load import stored_file
-from service.errors import Conflict, ServiceError, TooLarge, Unavailable
+from service.errors import Conflict, NotFound, ServiceError, TooLarge, Unavailable
+from service.http.callers import check_scope
 from service.registry.service import Judged
 from service.serving.map_cache import Maps
 from service.storage.blob_keys import judged_key
@@ -250,3 +251,12 @@ def _why_no_verdict(seen: list[int]) -> str:
 
 def _has_failed(asked: Future[Comparison]) -> bool:
     return asked.cancelled() or (asked.done() and asked.exception() is not None)
+
+
+def chosen_dataset(store: Store, caller: Principal, pair: Pair, asked: str) -> Dataset:
+    """The dataset that the caller names."""
+    check_scope(caller, Scope.FIT)
+    found = store.datasets.get(caller.workspace, asked)
+    if found is None or not suits(found, pair.second):
+        raise NotFound("no_such_dataset", "there is no such dataset for these versions")
+    return found

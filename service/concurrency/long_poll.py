@@ -1,9 +1,8 @@
-"""Waiting for news: one poller for all who wait, and nobody holds a session or a thread."""
+"""Long polls: one poller for all who wait, and nobody holds a database session or a thread."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
@@ -11,16 +10,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from service.errors import ServiceError
-from service.runs.decisions import decide
-from service.runs.step_repository import SessionKey
-from service.storage.database import AWAY, Database
-from service.storage.records import Fit
-
 POLL_SECONDS = 0.2
-MERGE_THREADS = 3
-MOST_DUE = 100
-RETRY_SECONDS = 5.0  # before a step that could not be merged is tried again
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
@@ -106,84 +96,6 @@ class Watcher(Generic[Key, Item]):
                 for news in self._waiting.get(key, ()):
                     _tell(news, item)
             await asyncio.sleep(POLL_SECONDS)
-
-
-class FitWatcher(Watcher[str, Fit]):
-    """Tells how fits go on."""
-
-    def __init__(self, database: Database) -> None:
-        def read(ids: list[str]) -> dict[str, Fit]:
-            with database.read() as store:
-                return {fit.id: fit for fit in store.fits.several(ids)}
-
-        super().__init__("fits", read)
-
-    def changes_of(self, fit: Fit) -> AsyncGenerator[Fit]:
-        """The fit now and after every change, until it is final or ``stop`` is called."""
-        return self.changes(fit.id, fit, _is_final)
-
-    async def finished(self, fit: Fit, seconds: float) -> Fit:
-        """The fit when it is final, or as it is after so many seconds or at ``stop``."""
-        return await self.until(fit.id, fit, _is_final, seconds)
-
-
-class RunWatcher(Watcher[SessionKey, int]):
-    """Tells how many steps of runs are decided, and sees that those that are due will be.
-
-    Merging takes up to a minute, so the poller leaves it to other threads: one for each workspace
-    at a time.
-    """
-
-    def __init__(self, database: Database) -> None:
-        super().__init__("runs", self._look)
-        self._database = database
-        self._workspaces: dict[SessionKey, str] = {}
-        self._merging: set[str] = set()
-        self._tried: dict[SessionKey, float] = {}
-        self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
-
-    async def beyond(
-        self, key: SessionKey, workspace: str, step: int, after: int, seconds: float
-    ) -> int:
-        """The last decided step of a session when it is beyond another, or after a while."""
-        self._workspaces[key] = workspace
-        try:
-            return await self.until(key, step, lambda current: current > after, seconds)
-        finally:
-            if key not in self._waiting:
-                self._workspaces.pop(key, None)
-
-    async def close(self) -> None:
-        """Stop polling and merging."""
-        await super().close()
-        self._merges.shutdown(wait=False, cancel_futures=True)
-
-    def _look(self, keys: list[SessionKey]) -> dict[SessionKey, int]:
-        with self._database.read() as store:
-            due = store.run_steps.due(keys, MOST_DUE)
-            found = store.run_steps.last_numbers(keys)
-        self._tried = {key: when for key, when in self._tried.items() if key in due}
-        now = time.monotonic()
-        for key in sorted(due, key=lambda key: self._tried.get(key, 0.0)):
-            workspace = self._workspaces.get(key)
-            is_new = now - self._tried.get(key, -RETRY_SECONDS) >= RETRY_SECONDS
-            if workspace is not None and workspace not in self._merging and is_new:
-                self._tried[key] = now
-                self._merging.add(workspace)
-                self._merges.submit(self._merge, key, workspace)
-        return found
-
-    def _merge(self, key: SessionKey, workspace: str) -> None:
-        try:
-            decide(self._database, key, wait=0.0)
-        except (*AWAY, ServiceError) as error:
-            _log.warning("step_not_merged", error=type(error).__name__)
-        finally:
-            self._merging.discard(workspace)
-
-
-def _is_final(fit: Fit) -> bool:
-    return fit.status.is_final
 
 
 def _tell(news: asyncio.Queue[Item | None], item: Item | None) -> None:

@@ -20,9 +20,10 @@ from service.datasets.schemas import (
 )
 from service.datasets.service import Keeping
 from service.datasets.spool import landing
-from service.dependencies import Caller, Joined, needs
+from service.dependencies import Joined
 from service.errors import Invalid
 from service.http import openapi_bodies
+from service.http.callers import Caller, needs
 from service.http.paging import Cursor, Limit, Page, paged, time_place, written
 from service.http.schemas import KindName
 from service.http.strict_route import StrictRoute

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from calibrators.registry import DEFAULT_METHOD
 from service.concurrency.thread_pools import Runner
-from service.datasets.formats import json_text
 from service.datasets.receive_body import land
 from service.datasets.spool import Landing
-from service.dependencies import parse
 from service.errors import Invalid, Malformed
+from service.fits.schemas import FitIn
 from service.fits.service import FitOrder, FitRequest, MethodOrder
-from service.http.schemas import FitIn
+from service.http import json_body
+from service.http.callers import parse
 from service.http.strict_route import MOST_BODY_COST
 
 JSON = "application/json"
@@ -71,11 +71,11 @@ def _from_body(body: bytes, name: str) -> tuple[FitRequest, bytes | None]:
 
 def _split(body: bytes) -> tuple[dict[str, Any], bytes | None]:
     """A JSON body without its arrays, and these."""
-    document = json_text.parse(body)
+    document = json_body.parse(body)
     if not isinstance(document, dict):
         raise Invalid("invalid_request", "the body must be a JSON object")
     arrays = {name: document.pop(name) for name in ARRAYS if name in document}
-    json_text.check_shape(document, MOST_BODY_COST)
+    json_body.check_shape(document, MOST_BODY_COST)
     try:
         return document, orjson.dumps(arrays) if arrays else None
     except TypeError as error:  # lists in lists in lists, beyond what JSON is written for
@@ -108,7 +108,7 @@ def _from_query(request: Request) -> dict[str, Any]:
 def _value(name: str, text: str) -> Any:
     if name in DOCUMENTS:
         try:
-            return json_text.parse(text.encode())
+            return json_body.parse(text.encode())
         except Malformed as error:
             raise Invalid("invalid_request", f"query.{name}: must be a JSON object") from error
     if name in TEXTS:

@@ -16,14 +16,16 @@ from service.access.idempotency import check_key
 from service.access.permissions import Principal, Scope
 from service.datasets.service import Keeping
 from service.datasets.spool import Landing, landing
-from service.dependencies import Caller, Joined, Parts, needs
+from service.dependencies import Joined, Parts
 from service.errors import TooMany, Unauthenticated
 from service.fits import service as fits
 from service.fits.requests import SentFit, read_fit
+from service.fits.schemas import FitOut
 from service.http import openapi_bodies
+from service.http.callers import Caller, needs
 from service.http.middleware.request_limits import WaitingResponse, waiting
 from service.http.paging import Cursor, Limit, Page, paged, time_place, written
-from service.http.schemas import FitOut, KindName
+from service.http.schemas import KindName
 from service.http.strict_route import StrictRoute
 from service.storage.records import Fit, FitStatus
 

@@ -9,9 +9,9 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.datasets.formats import json_text
-from service.dependencies import Needs, parse
 from service.errors import Invalid
+from service.http import json_body
+from service.http.callers import Needs, parse
 from service.http.middleware.fair_turns import take_turn
 
 # a body is checked field by field, and every broken rule costs time: few values are enough
@@ -63,8 +63,8 @@ class StrictRoute(APIRoute):
 
 
 def _parse(body: bytes, most_cost: int) -> Any:
-    document = json_text.parse(body, most_cost=most_cost)
-    json_text.check_shape(document, most_cost)
+    document = json_body.parse(body, most_cost=most_cost)
+    json_body.check_shape(document, most_cost)
     return document
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import JSON, Column, Table, Text, and_, cast, func, select, tuple_
 
-from service.runs.step_repository import is_decided
+from service.runs.step_repository import LONGEST_MERGE, is_decided
 from service.storage.records import Dataset, Fit, FitStatus, Part, Version
 from service.storage.repository import Repository, now
 from service.storage.run_tables import run_sessions, run_statistics, run_steps, runs
@@ -24,7 +24,6 @@ from service.storage.tables import (
 )
 
 PAGE = 500
-LONGEST_MERGE = 86_400
 """Seconds that statistics may wait for other ranks of their step."""
 LISTS: Mapping[Column[Any], type] = {fits.c.versions: list}
 """The columns of JSON that hold no object."""

@@ -14,10 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Route
 
 from service.access.permissions import Scope
-from service.dependencies import Joined, needs
+from service.dependencies import Joined
 from service.errors import ServiceError
 from service.fits.service import WORKER_IS_ALIVE
 from service.http import openapi_bodies
+from service.http.callers import needs
 from service.http.strict_route import StrictRoute
 from service.maintenance.readiness import OK, Probe, Readiness
 from service.storage.database import Database

@@ -17,8 +17,8 @@ from calibrators.report import html_page
 from calibrators.report.verdict import decide
 from service.access import idempotency
 from service.access.permissions import Principal
-from service.datasets.formats.json_text import check_cost
 from service.errors import Invalid
+from service.http.json_body import check_cost
 from service.names import check_name
 from service.registry.reports.limits import check_limits
 from service.registry.service import calibrator_for, check_model, check_notes, find

@@ -15,9 +15,11 @@ from calibrators import all_methods
 from calibrators.registry import keeps_class
 from service.access.idempotency import check_key
 from service.access.permissions import Scope
-from service.dependencies import Caller, Joined, Parts, needs
+from service.dependencies import Joined, Parts
 from service.errors import Invalid, NotFound
+from service.fits.schemas import MethodOut
 from service.http import openapi_bodies
+from service.http.callers import Caller, needs
 from service.http.etags import is_known
 from service.http.paging import (
     Cursor,
@@ -29,16 +31,10 @@ from service.http.paging import (
     paged,
     written,
 )
-from service.http.schemas import (
-    CalibratorOut,
-    MethodOut,
-    NotesIn,
-    RegisterIn,
-    VersionOut,
-)
 from service.http.strict_route import StrictRoute
 from service.registry import service as versions
 from service.registry.registration import Registration, register
+from service.registry.schemas import CalibratorOut, NotesIn, RegisterIn, VersionOut
 from service.storage.blob_keys import map_key, onnx_key
 from service.storage.records import Version
 

@@ -10,9 +10,10 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
-from service.dependencies import Caller, Joined, Parts, needs
+from service.dependencies import Joined, Parts
 from service.errors import Invalid
 from service.http import openapi_bodies
+from service.http.callers import Caller, needs
 from service.http.middleware.request_limits import waiting
 from service.http.paging import (
     Cursor,

@@ -10,9 +10,8 @@ from pydantic import BaseModel, Field, create_model
 
 from calibrators.adafocal import AdaFocalState, Settings
 from service.http.schemas import Asked, TagMap, when
-from service.maintenance.inventory_repository import LONGEST_MERGE
 from service.runs.service import Head, Opened
-from service.runs.step_repository import Shown
+from service.runs.step_repository import LONGEST_MERGE, Shown
 from service.storage import records
 
 SESSION_PATTERN = "^[A-Za-z0-9._-]{1,100}$"

@@ -13,6 +13,7 @@ from service.storage.repository import Repository, now
 from service.storage.run_tables import run_sessions, run_statistics, run_steps
 
 POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
+LONGEST_MERGE = 86_400  # seconds
 AT_ONCE = 16  # statistics, of up to 500 kB each, that are read or deleted together
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from service.concurrency.memory_budget import MemoryBudget, MemoryHold
 from service.concurrency.thread_pools import FairExecutor
-from service.datasets.formats import csv_text, json_text
+from service.datasets.formats import csv_text
 from service.errors import Invalid, TooLarge, TooMany
+from service.http import json_body
 
 
 def test_one_owner_leaves_a_thread_to_the_others():
@@ -121,12 +122,12 @@ def test_a_call_that_is_cancelled_while_it_waits_holds_nothing():
 )
 def test_json_of_too_many_values_is_refused_before_it_is_parsed(text):
     with pytest.raises(TooLarge) as refused:
-        json_text.parse(text)
+        json_body.parse(text)
     assert refused.value.code == "too_many_values"
 
 
 def test_json_of_many_values_within_the_budget_is_read():
-    assert len(json_text.parse(b"[" + b"0.25," * 999_999 + b"0]")) == 1_000_000
+    assert len(json_body.parse(b"[" + b"0.25," * 999_999 + b"0]")) == 1_000_000
 
 
 def test_depth_and_width_of_a_document_are_limited():
@@ -134,10 +135,10 @@ def test_depth_and_width_of_a_document_are_limited():
     for _ in range(100):
         document = [document]
     with pytest.raises(Invalid):
-        json_text.check_shape(document, 1000)
+        json_body.check_shape(document, 1000)
     with pytest.raises(TooLarge):
-        json_text.check_shape({"a": [0] * 2000}, 1000)
-    json_text.check_shape({"a": [[0] * 10] * 10}, 1000)
+        json_body.check_shape({"a": [0] * 2000}, 1000)
+    json_body.check_shape({"a": [[0] * 10] * 10}, 1000)
 
 
 @pytest.mark.parametrize("row", [b"1," * 300_000, b'"\n",' * 300_000])

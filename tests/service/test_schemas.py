@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from service.http.schemas import MOST_UNKNOWN_FIELDS, FitIn
+from service.fits.schemas import FitIn
+from service.http.schemas import MOST_UNKNOWN_FIELDS
 
 
 @pytest.mark.parametrize("place", ["body", "tags"])

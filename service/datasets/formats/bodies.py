@@ -15,6 +15,7 @@ from service.datasets.formats.layout import Array, Bytes, Readable, check_dimens
 from service.datasets.formats.media_types import Format
 from service.datasets.formats.segments import GROUPS
 from service.errors import Invalid, Malformed, NotAcceptable, TooLarge
+from service.http import json_body
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS = "labels"
@@ -55,7 +56,7 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
         case Format.SAFETENSORS:
             return _named(safetensors.decode(body))
         case Format.JSON:
-            return _document(json_text.parse(body))
+            return _document(json_body.parse(body))
         case Format.CSV:
             return Arrays(*csv_text.decode(body))
 

@@ -8,14 +8,15 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 
 from service.access.permissions import Scope
-from service.dependencies import Caller, Joined, needs
+from service.comparisons.promotion import promote
+from service.dependencies import Joined
 from service.errors import Invalid, Stale
 from service.http import openapi_bodies
+from service.http.callers import Caller, needs
 from service.http.paging import Cursor, Limit, Page, number_place, paged
-from service.http.schemas import AliasOut, MoveIn, MoveOut, RollbackIn
 from service.http.strict_route import StrictRoute
 from service.registry.aliases import service as aliases
-from service.registry.aliases.promotion import promote
+from service.registry.aliases.schemas import AliasOut, MoveIn, MoveOut, RollbackIn
 
 router = APIRouter(
     prefix="/v1/calibrators/{name}/aliases/{alias}", tags=["aliases"], route_class=StrictRoute

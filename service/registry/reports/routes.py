@@ -9,8 +9,9 @@ from fastapi import APIRouter, Response
 
 from calibrators import Report
 from service.access.permissions import Principal
-from service.dependencies import Caller, Joined, Parts
+from service.dependencies import Joined, Parts
 from service.http import openapi_bodies
+from service.http.callers import Caller
 from service.http.etags import is_known
 from service.http.strict_route import StrictRoute
 from service.registry import service as versions

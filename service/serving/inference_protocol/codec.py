@@ -16,8 +16,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from service.datasets.formats.json_text import check_cost
 from service.errors import Malformed, TooLarge, Unsupported
+from service.http.json_body import check_cost
 from service.serving.common import JSON_BYTES, check_answer
 from service.serving.inference_protocol import fields
 from service.serving.inference_protocol.inputs import read_inputs

@@ -15,8 +15,8 @@ from service.access.permissions import Principal, Scope
 from service.datasets.formats import Arrays
 from service.datasets.formats.npz import HIGHEST_RATIO
 from service.datasets.formats.segments import GROUPS
-from service.dependencies import check_scope
 from service.errors import Malformed
+from service.http.callers import check_scope
 from service.http.middleware.body_memory import hold_unpacked
 from service.http.middleware.fair_turns import take_turn
 from service.serving.common import (

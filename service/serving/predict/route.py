@@ -24,8 +24,8 @@ from service.datasets.formats import (
     unpacked_size,
 )
 from service.datasets.formats.safetensors import PREFIX as LENGTH_BYTES
-from service.dependencies import check_scope
 from service.errors import NotAcceptable, Unsupported
+from service.http.callers import check_scope
 from service.http.middleware.body_memory import hold_unpacked
 from service.http.middleware.fair_turns import take_turn
 from service.names import check_name

@@ -7,8 +7,8 @@ from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 
-from service.dependencies import parse
 from service.errors import Invalid, Malformed, Unsupported
+from service.http.callers import parse
 from service.http.middleware.fair_turns import take_turn
 
 FORM = "application/x-www-form-urlencoded"

@@ -9,6 +9,7 @@ import numpy as np
 from service.datasets.formats import json_text
 from service.datasets.formats.layout import Array
 from service.errors import Invalid, Malformed
+from service.http import json_body
 
 MOST_ROWS = 20
 SHOWN = 40
@@ -48,7 +49,7 @@ def _json(text: str) -> Array | None:
     if not text.startswith("["):
         return None
     try:
-        document = json_text.parse(text.encode(errors="replace"))
+        document = json_body.parse(text.encode(errors="replace"))
     except Malformed:
         return None
     found = json_text.numbers("values", document)

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response
 
 from service.access.permissions import Scope
-from service.dependencies import Caller, Joined, Parts
+from service.dependencies import Joined, Parts
 from service.fits.service import WORKER_IS_ALIVE
+from service.http.callers import Caller
 from service.maintenance.readiness import OK
 from service.settings import Settings
 from service.web.components.layout import page, pages

@@ -9,15 +9,16 @@ from fastapi import Query, Request, Response
 
 from calibrators.comparison.key_figures import Figure, deciding_figures
 from service.access.permissions import Principal, Scope
+from service.comparisons.promotion import measured_change
+from service.comparisons.promotion import promote as promote_version
 from service.comparisons.service import Pair
-from service.dependencies import Caller, Joined, Parts, needs
+from service.dependencies import Joined, Parts
 from service.errors import Invalid
+from service.http.callers import Caller, needs
 from service.http.paging import Cursor, number_place, paged
 from service.names import check_alias
 from service.registry import service as versions
 from service.registry.aliases import service as aliases
-from service.registry.aliases.promotion import measured_change
-from service.registry.aliases.promotion import promote as promote_version
 from service.registry.aliases.service import LONGEST_REASON, AccuracyChange
 from service.registry.service import Judged
 from service.storage.records import PRODUCTION, Alias, Version

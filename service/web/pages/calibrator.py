@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from fastapi import Request, Response
 
-from service.dependencies import Caller, Joined
+from service.dependencies import Joined
+from service.http.callers import Caller
 from service.http.paging import Cursor, number_place, paged
 from service.registry import service as versions
 from service.registry.aliases.service import can_roll_back

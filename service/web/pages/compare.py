@@ -15,10 +15,10 @@ from calibrators.comparison.key_figures import Figure, deciding_figures
 from calibrators.report import html_tables
 from calibrators.report.verdict import Verdict
 from service.access.permissions import Principal, Scope
-from service.comparisons.routes import chosen_dataset
-from service.comparisons.service import Comparison, Pair, default_dataset
-from service.dependencies import Caller, Joined, Parts
+from service.comparisons.service import Comparison, Pair, chosen_dataset, default_dataset
+from service.dependencies import Joined, Parts
 from service.errors import Conflict, Invalid, ServiceError
+from service.http.callers import Caller
 from service.registry import service as versions
 from service.registry.service import Judged
 from service.storage.records import PRODUCTION, CalibratorRow, Dataset

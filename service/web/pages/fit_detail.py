@@ -9,9 +9,10 @@ from typing import Any
 from fastapi import Request, Response
 
 from service.access.permissions import Scope
-from service.dependencies import Caller, Joined, needs
+from service.dependencies import Joined
 from service.fits import service as fits
 from service.fits.service import WORKER_IS_ALIVE
+from service.http.callers import Caller, needs
 from service.storage.records import Fit, FitStatus
 from service.web.components.error_hints import ADVICE
 from service.web.components.layout import page, pages

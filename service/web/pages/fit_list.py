@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fastapi import Request, Response
 
 from service.access.permissions import Scope
-from service.dependencies import Caller, Joined, needs
+from service.dependencies import Joined
 from service.fits import service as fits
+from service.http.callers import Caller, needs
 from service.http.paging import Cursor, paged, time_place
 from service.storage.records import Fit, FitStatus
 from service.web.components.forms import Sent

@@ -8,8 +8,9 @@ from fastapi import Query, Request, Response
 
 from service.access.permissions import Principal, Scope
 from service.datasets.service import Keeping
-from service.dependencies import Caller, Joined, needs, principal_of
+from service.dependencies import Joined
 from service.fits.sample import order_sample
+from service.http.callers import Caller, needs, principal_of
 from service.http.middleware.csrf import wants_page
 from service.http.paging import Cursor, name_place, paged
 from service.storage.records import FitStatus

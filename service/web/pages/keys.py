@@ -19,8 +19,9 @@ from service.access.keys import (
     is_valid,
 )
 from service.access.permissions import Principal, Scope
-from service.dependencies import Caller, Joined, Parts, needs
+from service.dependencies import Joined, Parts
 from service.errors import Conflict, Invalid
+from service.http.callers import Caller, needs
 from service.http.paging import Cursor, paged, time_place
 from service.storage.records import Key
 from service.storage.repository import After

@@ -17,7 +17,8 @@ from calibrators.base import Calibrator
 from calibrators.registry import DEFAULT_METHOD, keeps_class
 from service.access.permissions import Scope
 from service.datasets.formats import Format
-from service.dependencies import Caller, Joined, needs
+from service.dependencies import Joined
+from service.http.callers import Caller, needs
 from service.names import NAME, RULE
 from service.registry.service import LONGEST_DESCRIPTION, LONGEST_MODEL
 from service.web.components.curl import curl_line

@@ -16,8 +16,9 @@ from calibrators.methods.segmented import SegmentedMap
 from service.access.permissions import Principal, Scope
 from service.datasets.formats import Arrays
 from service.datasets.formats.layout import Array
-from service.dependencies import Caller, Joined, Parts, needs, parse
+from service.dependencies import Joined, Parts
 from service.errors import ServiceError
+from service.http.callers import Caller, needs, parse
 from service.registry import service as versions
 from service.serving.map_cache import Served
 from service.serving.prediction import predict, top_classes

@@ -15,8 +15,9 @@ from calibrators import Report, charts
 from calibrators.fitting.fallback import fallback_sentence
 from calibrators.report import html_tables
 from service.access.permissions import Scope
-from service.dependencies import Caller, Joined, needs
+from service.dependencies import Joined
 from service.errors import Invalid, Stale
+from service.http.callers import Caller, needs
 from service.registry import service as versions
 from service.registry.service import LONGEST_DESCRIPTION
 from service.storage.records import Version

@@ -11,11 +11,11 @@ from fit_jobs import Place
 
 from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
-from service.concurrency import long_poll
-from service.concurrency.long_poll import RunWatcher
+from service.runs import watcher as run_watcher
 from service.runs.service import Opening, open_run
 from service.runs.statistics import Sent, post
 from service.runs.step_repository import RunSteps, SessionKey
+from service.runs.watcher import RunWatcher
 from service.storage.database import Database
 
 
@@ -67,7 +67,7 @@ def test_a_long_merge_holds_up_nobody_who_waits_for_another_run(
         merging.set()
         return release.wait(30)
 
-    monkeypatch.setattr(long_poll, "decide", decide)
+    monkeypatch.setattr(run_watcher, "decide", decide)
 
     async def wait_for_both() -> tuple[int, float]:
         watcher = RunWatcher(place.database)

@@ -1,0 +1,63 @@
+"""The caller of a request: who it is, which scopes it has, and its share of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, ParamSpec, TypeVar
+
+from fastapi import Depends, Request
+from fastapi.params import Depends as DependsClass
+from starlette.types import Scope as AsgiScope
+
+from service.access.permissions import Principal, Scope
+from service.concurrency.thread_pools import Executors
+from service.errors import Forbidden
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def principal_of(scope: AsgiScope) -> Principal:
+    """The caller that the guard has let in."""
+    principal: Principal = scope["principal"]
+    return principal
+
+
+def check_scope(principal: Principal, scope: Scope) -> None:
+    """Raise if the caller's key lacks the scope."""
+    if not principal.may(scope):
+        raise Forbidden(
+            "missing_scope", f"this needs a key with the scope {scope!s}", scope=str(scope)
+        )
+
+
+async def parse(request: Request, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run what reads a body off the event loop, on the caller's share of threads."""
+    principal: Principal | None = request.scope.get("principal")
+    # whoever signs in has no workspace yet
+    owner = "public" if principal is None else principal.workspace
+    pools: Executors = request.app.state.parts.executors
+    return await pools.parse.run(owner, call, *args, **kwargs)
+
+
+class Needs:
+    """A route's dependency: the scope that its caller needs."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def __call__(self, request: Request) -> None:
+        """Raise if the caller lacks it."""
+        check_scope(principal_of(request.scope), self.scope)
+
+
+def needs(scope: Scope) -> list[DependsClass]:
+    """For a route's ``dependencies``."""
+    return [Depends(Needs(scope))]
+
+
+def _caller(request: Request) -> Principal:
+    return principal_of(request.scope)
+
+
+Caller = Annotated[Principal, Depends(_caller)]
