@@ -61,7 +61,7 @@ wheel: .venv/run  ## build dist/calibrd-*.whl: the SDK, the command line and the
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check . --no-deps --no-build-isolation -w dist
 
 fuzz: .venv/base  ## 5,000 generated calls on the running service: no 5xx
-	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/test_generated_calls.py
+	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/http/test_generated_calls.py
 
 bench: .venv/bench  ## time and memory against other libraries, side by side
 	$(BIN)/python -m benchmarks

@@ -33,9 +33,9 @@ CLASSES = 1000
 
 
 def run(sizes: Iterable[tuple[int, int]], quick: bool) -> Iterable[Topic]:
-    sys.path.insert(0, str(ROOT / "tests/service"))
-    from backends import Embedded, Fleet
-    from servers import postgres, s3
+    sys.path.insert(0, str(ROOT / "tests"))
+    from helpers.backends import Embedded, Fleet
+    from helpers.database_servers import postgres, s3
 
     samples = [data.draw(rows, classes) for rows, classes in sizes]
     found = {}
@@ -63,8 +63,8 @@ class Found:
 
 
 def _measure(backend: Any, folder: Path, samples: list[data.Sample], quick: bool) -> Found:
-    from backends import environment
-    from live_service import running
+    from helpers.backends import environment
+    from helpers.live_service import running
 
     settings = backend.settings(folder)
     counted = postgres_counters if backend.name == "fleet" else sqlite_counters

@@ -19,9 +19,9 @@ UNMEASURED = ("/sign-in", "/static/{file}")
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int) -> Iterable[Topic]:
-    sys.path[:0] = [str(ROOT / "tests/service"), str(ROOT / "tests")]
-    from backends import Embedded
-    from servers import postgres
+    sys.path[:0] = [str(ROOT / "tests")]
+    from helpers.backends import Embedded
+    from helpers.database_servers import postgres
 
     for calibrators, versions in sizes:
         found: dict[str, dict[str, float]] = {}
@@ -52,9 +52,9 @@ def _topic(found: dict[str, dict[str, float]], calibrators: int, versions: int) 
 def _measure(
     settings: dict[str, Any], calibrators: int, versions: int, rounds: int
 ) -> dict[str, float]:
-    from dashboard import HTML
-    from every_route import PAGES
-    from live_service import in_process
+    from helpers.dashboard_pages import HTML
+    from helpers.live_service import in_process
+    from helpers.route_table import PAGES
 
     from service import logs
 
@@ -78,8 +78,8 @@ def _measure(
 
 def _real(client: Any, name: str, versions: int) -> dict[str, Any]:
     """The calibrator whose pages are measured, made as others make theirs; where its pages are."""
-    from live_service import NPZ, npz, sample
-    from one_of_each import ALIAS, CLASSES, fitted_elsewhere
+    from helpers.live_service import NPZ, npz, sample
+    from helpers.workspace_contents import ALIAS, CLASSES, fitted_elsewhere
 
     for _ in range(versions):
         answer = client.post(f"/v1/calibrators/{name}/versions", json=fitted_elsewhere())

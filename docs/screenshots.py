@@ -16,8 +16,8 @@ SEED = 0
 
 
 def main() -> None:
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests/service"), str(ROOT / "tests")]
-    from live_service import running
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    from helpers.live_service import running
 
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as service:
@@ -46,7 +46,7 @@ def _fit(url: str) -> None:
 
 
 def _take(url: str) -> None:
-    from browser import browser
+    from helpers.browser import browser
 
     with browser() as tab:
         tab.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})

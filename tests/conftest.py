@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from samples import draw
+from helpers.samples import draw
 
 from calibrators import CalibrationSet
 from calibrators.fitting.devices import available_devices
 
-sys.path.insert(0, str(Path(__file__).parent / "service"))  # helpers that tests of faults use too
-
 if TYPE_CHECKING:
-    from backends import Fleet
+    from helpers.backends import Fleet
 
 TESTS = Path(__file__).parent
 # a file that takes long and begins last leaves the other processes of `make test` without work
 LONGEST_FIRST = (
     "service/storage/test_jobs.py",
-    "sdk/test_documents.py",
-    "test_contract.py",
+    "calibrd/test_documents.py",
+    "calibrators/test_contract.py",
     "service/web/test_dashboard_in_a_browser.py",
-    "sdk/test_examples.py",
-    "service/test_operations.py",
+    "calibrd/test_examples.py",
+    "service/maintenance/test_operations.py",
     "service/storage/test_lifecycle.py",
     "service/storage/test_retries_and_races.py",
     "service/storage/test_partition.py",
-    "service/test_command_line.py",
+    "service/cli/test_command_line.py",
     "service/test_documentation.py",
-    "sdk/test_wheel.py",
+    "calibrd/test_wheel.py",
 )
 
 
@@ -59,7 +56,7 @@ def _heed_ctrl_c() -> None:
 @pytest.fixture(scope="session")
 def shared_fleet() -> Iterator[Fleet]:
     """PostgreSQL and S3, started when the first test asks for them."""
-    from backends import fleet
+    from helpers.backends import fleet
 
     with fleet() as started:
         yield started

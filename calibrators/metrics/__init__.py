@@ -31,7 +31,7 @@ from calibrators.metrics.intervals import (
     paired_intervals,
 )
 from calibrators.metrics.lipschitz import smce
-from calibrators.metrics.noise_floor import NoiseFloor, noise_floor
+from calibrators.metrics._noise_floor import NoiseFloor, noise_floor
 from calibrators.metrics.report_inputs import Scored, scored
 from calibrators.metrics.scores import (
     RowScores,

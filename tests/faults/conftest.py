@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backends import Backend, Embedded
-from sites import Site
+from helpers.backends import Backend, Embedded
+from helpers.sites import Site
 
 FAULT = "fault"
 # they take minutes; storage/test_jobs.py and sdk/test_killed_service.py do a little of it

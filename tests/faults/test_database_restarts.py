@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from backends import Fleet, fleet
-from live_service import every
-from load import ALIAS, CALIBRATOR, Load, Told
-from sites import Site
+from helpers.backends import Fleet, fleet
+from helpers.live_service import every
+from helpers.load_clients import ALIAS, CALIBRATOR, Load, Told
+from helpers.sites import Site
 
 from service.storage.blob_keys import dataset_key
 

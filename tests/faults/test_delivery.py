@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from both_backends import on_both
-from live_service import wait_until
-from sites import QUICK, Site
+from helpers.both_backends import on_both
+from helpers.live_service import wait_until
+from helpers.sites import QUICK, Site
 
 from service.storage.records import Fit, FitStatus
 

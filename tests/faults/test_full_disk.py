@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from live_service import NPZ, Running, every, npz, running, sample, wait_until
-from load import ALIAS, CALIBRATOR
-from registering import temperature_registration
+from helpers.live_service import NPZ, Running, every, npz, running, sample, wait_until
+from helpers.load_clients import ALIAS, CALIBRATOR
+from helpers.registration import temperature_registration
 
 MEGABYTES = 64
 CHUNK = 1 << 20

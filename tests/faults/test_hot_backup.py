@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from live_service import NPZ, every, npz, running, sample, wait_until
+from helpers.live_service import NPZ, every, npz, running, sample, wait_until
 
 from service.cli.arguments import run
 

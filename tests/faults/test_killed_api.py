@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
-from both_backends import on_both
-from live_service import NPZ, Running, every, npz, sample
-from sites import Site
+from helpers.both_backends import on_both
+from helpers.live_service import NPZ, Running, every, npz, sample
+from helpers.sites import Site
 
 from service.storage.blob_keys import dataset_key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from training_ranks import STEPS, trained
+from helpers.training_processes import STEPS, trained
 
 BUDGET = 2.0
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from both_backends import on_both
-from live_service import wait_until
-from sites import ENDLESS, QUICK, SOME_SECONDS, Site, Worker
+from helpers.both_backends import on_both
+from helpers.live_service import wait_until
+from helpers.sites import ENDLESS, QUICK, SOME_SECONDS, Site, Worker
 from sqlalchemy.exc import DBAPIError
 
 from service.errors import Unavailable

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
-from both_backends import on_both
-from live_service import Running, every
-from registering import temperature_registration
-from sites import Site
+from helpers.both_backends import on_both
+from helpers.live_service import Running, every
+from helpers.registration import temperature_registration
+from helpers.sites import Site
 
 RACERS = 32
 VERSIONS = 5

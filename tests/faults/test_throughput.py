@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 import psycopg
-from backends import Fleet
-from live_service import NPZ, Running, every, npz, sample
-from sites import Site
+from helpers.backends import Fleet
+from helpers.live_service import NPZ, Running, every, npz, sample
+from helpers.sites import Site
 
 FITS = 500
 CLIENTS = 8

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from backends import Backend, Embedded
-from live_service import Local, Running, in_process, running
+from helpers.backends import Backend, Embedded
+from helpers.live_service import Local, Running, in_process, running
 
 
 @pytest.fixture(scope="session")

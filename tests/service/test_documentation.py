@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from live_service import ROOT, running
+from helpers.live_service import ROOT, running
 
 from service.access.permissions import Scope
 from service.settings import Settings

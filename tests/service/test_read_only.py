@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from dockerfiles import Stage, stages
-from live_service import NPZ, ROOT, npz, sample, wait_until
-from servers import free_port
+from helpers.database_servers import free_port
+from helpers.dockerfiles import Stage, stages
+from helpers.live_service import NPZ, ROOT, npz, sample, wait_until
 
 # the root file system is read-only but for two folders
 ENTER = """

@@ -6,12 +6,11 @@ import base64
 from collections.abc import Iterator
 
 import pytest
-from every_route import NEEDS
-from generated_calls import WANTED, Generated
-from live_service import by_the_clock
-
-from hostile.attacks import CLOSED, IS_FULL, Target, bodies_for, target, url_of, writes
-from hostile.bodies import MEGABYTE, Body
+from helpers.call_generator import WANTED, Generated
+from helpers.hostile.attacks import CLOSED, IS_FULL, Target, bodies_for, target, url_of, writes
+from helpers.hostile.bodies import MEGABYTE, Body
+from helpers.live_service import by_the_clock
+from helpers.route_table import NEEDS
 
 # in `make test` the bodies are smaller, and each route gets some of them
 SIZE = 16 * MEGABYTE - 100 if IS_FULL else 3 * MEGABYTE

@@ -17,14 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from every_route import NEEDS
-from live_service import NPZ, by_the_clock
-from registering import registration, temperature_registration
+from helpers.hostile import flood_client
+from helpers.hostile.attacks import IS_FULL, Target, target, url_of
+from helpers.hostile.bodies import MEGABYTE, Body, filled, fortran_dataset
+from helpers.hostile.latency import memory
+from helpers.live_service import NPZ, by_the_clock
+from helpers.registration import registration, temperature_registration
+from helpers.route_table import NEEDS
 
 from calibrators.methods.smart import SmartMap
-from hostile.attacks import IS_FULL, Target, target, url_of
-from hostile.bodies import MEGABYTE, Body, filled, fortran_dataset
-from hostile.latency import memory
 
 NPY = "application/x-npy"
 NOTHING = Body("nothing", b"", "text/plain")
@@ -70,7 +71,7 @@ def test_a_flood_of_one_key_holds_up_nobody(attacked, call):
     path = url_of(call.split()[1], attacked.things)
     if path.endswith("/predict"):
         path += "?logits=1,2,3,4,5"
-    client = [sys.executable, str(Path(__file__).parent / "flood_client.py")]
+    client = [sys.executable, str(Path(flood_client.__file__))]
     arguments = [str(attacked.port), attacked.tokens["admin"], path, "64", "1.2"]
     with attacked.watched() as watched:
         done = subprocess.run(

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from live_service import by_the_clock
-from registering import temperature_registration
-
-from hostile.attacks import Target, target
-from hostile.bodies import MEGABYTE, Body
+from helpers.hostile.attacks import Target, target
+from helpers.hostile.bodies import MEGABYTE, Body
+from helpers.live_service import by_the_clock
+from helpers.registration import temperature_registration
 
 NPY, NPZ = "application/x-npy", "application/x-npz"
 HOST = b" HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/html\r\n"

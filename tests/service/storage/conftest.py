@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from backends import Backend, Embedded, environment
-from backups import Kept, backed_up
-from fit_jobs import Place
-from live_service import Local, Running, in_process, running
+from helpers.backends import Backend, Embedded, environment
+from helpers.backups import Kept, backed_up
+from helpers.fit_fixtures import Place
+from helpers.live_service import Local, Running, in_process, running
 
 from service.access import keys
 from service.access.permissions import Scope

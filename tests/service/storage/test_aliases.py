@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 import pytest
-from live_service import in_process, sample, wait_until, within
-from registering import registration, temperature_registration
+from helpers.live_service import in_process, sample, wait_until, within
+from helpers.registration import registration, temperature_registration
 
 from calibrators import CalibrationSet, fit_and_judge
 from calibrators.methods.segmented import SegmentedMap

@@ -18,12 +18,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from backends import BUCKET, Fleet
-from backups import Kept, command, filled, let_in, predicted, refusal
-from live_service import NPZ, ROOT, Local, in_process, npz, sample
-from one_of_each import ALIAS, CALIBRATOR
-from test_command_line import as_a_plain_user
-from training_jobs import SETTINGS, good, history, open_shared, post, seen
+from helpers.backends import BUCKET, Fleet
+from helpers.backups import Kept, command, filled, let_in, predicted, refusal
+from helpers.commands import as_a_plain_user
+from helpers.live_service import NPZ, ROOT, Local, in_process, npz, sample
+from helpers.training_clients import SETTINGS, good, history, open_shared, post, seen
+from helpers.workspace_contents import ALIAS, CALIBRATOR
 
 from calibrators.adafocal import AdaFocalState
 from service.maintenance import backup

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backups import Kept, command, refusal
+from helpers.backups import Kept, command, refusal
 
 from service.maintenance.archive_file import MANIFEST, MANIFEST_HASH, BackupWriter
 

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from backends import Fleet
-from line import line
-from live_service import in_process
+from helpers.backends import Fleet
+from helpers.live_service import in_process
+from helpers.tcp_proxy import line
 from sqlalchemy import make_url
 
 from service.errors import Unavailable

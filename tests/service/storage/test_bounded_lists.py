@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from fit_jobs import Place
-from live_service import Local
-from registering import registration, temperature_registration
+from helpers.fit_fixtures import Place
+from helpers.live_service import Local
+from helpers.registration import registration, temperature_registration
 
 from calibrators.methods.temperature import TemperatureMap
 from service.access import keys

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import stored
-from backends import Backend
-from fit_jobs import Hooks, Place
-from live_service import Local, in_process, npz, sample
+from helpers import raw_blobs as stored
+from helpers.backends import Backend
+from helpers.fit_fixtures import Hooks, Place
+from helpers.live_service import Local, in_process, npz, sample
 from structlog.testing import capture_logs
 
 from service.fits.execution import begin, conclude, run

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from live_service import NPZ, Local, npz, sample
-from one_of_each import ALIAS, fitted_elsewhere
+from helpers.live_service import NPZ, Local, npz, sample
+from helpers.workspace_contents import ALIAS, fitted_elsewhere
 
 from service.access import keys
 from service.access.permissions import Scope

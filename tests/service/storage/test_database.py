@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from backends import Fleet
-from live_service import Local
+from helpers.backends import Fleet
+from helpers.live_service import Local
 from sqlalchemy import Engine, event, make_url, text
 
 from service.errors import Unavailable

@@ -7,8 +7,8 @@ import io
 
 import numpy as np
 import pytest
-import stored
-from live_service import NPZ, in_process, npz, sample
+from helpers import raw_blobs as stored
+from helpers.live_service import NPZ, in_process, npz, sample
 
 
 def test_upload_is_checked_hashed_and_kept_once(local):

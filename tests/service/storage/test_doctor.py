@@ -10,14 +10,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-import stored
 from alembic import command
-from backends import Backend
-from fit_jobs import Place, logits_and_labels
-from one_of_each import fitted_elsewhere
+from helpers import raw_blobs as stored
+from helpers.backends import Backend
+from helpers.commands import here
+from helpers.fit_fixtures import Place, logits_and_labels
+from helpers.workspace_contents import fitted_elsewhere
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy import text as sql
-from test_command_line import here
 
 from calibrators import CalibrationSet, archive
 from calibrators.adafocal import BinStatistics

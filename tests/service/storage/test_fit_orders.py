@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fit_jobs import Place, logits_and_labels
-from wire import npz
+from helpers.fit_fixtures import Place, logits_and_labels
+from helpers.format_samples import npz
 
 from calibrators.errors import ParameterError
 from calibrators.registry import get_method, make_recipe

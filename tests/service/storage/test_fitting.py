@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import Backend
-from fit_jobs import FINAL, Hooks, Place
+from helpers.backends import Backend
+from helpers.fit_fixtures import FINAL, Hooks, Place
 
 from calibrators import Report, archive
 from service.datasets.retention import forget_spent_datasets

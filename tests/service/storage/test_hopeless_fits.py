@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import Backend
-from fit_jobs import Hooks, Place
+from helpers.backends import Backend
+from helpers.fit_fixtures import Hooks, Place
 from sqlalchemy import update
 
 from calibrators import CalibrationWarning, all_methods

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fit_jobs import Place
+from helpers.fit_fixtures import Place
 from sqlalchemy import event
 
 from service.fits.repository import Fits

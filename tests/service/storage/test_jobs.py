@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from backends import Backend
-from crew import RUNNING, Crew
-from fit_jobs import Place
-from live_service import by_the_clock, wait_until, within
+from helpers.backends import Backend
+from helpers.fit_fixtures import Place
+from helpers.live_service import by_the_clock, wait_until, within
+from helpers.workers import RUNNING, Crew
 
 from calibrators import archive
 from service.fits.queue import Entry

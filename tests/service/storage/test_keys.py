@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from backends import environment
-from live_service import ROOT, by_the_clock, in_process, wait_until
+from helpers.backends import environment
+from helpers.live_service import ROOT, by_the_clock, in_process, wait_until
 
 from service.access import keys
 from service.access.permissions import Scope

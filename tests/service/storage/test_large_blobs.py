@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import Fleet
-from fit_jobs import Place
+from helpers.backends import Fleet
+from helpers.fit_fixtures import Place
 
 from service.errors import NoSpace
 from service.storage.blobs import CHUNK, Blobs

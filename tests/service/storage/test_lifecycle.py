@@ -8,8 +8,8 @@ import json
 import numpy as np
 import onnxruntime
 import pytest
-from live_service import NPZ, npz, sample, wait_until
-from registering import registration
+from helpers.live_service import NPZ, npz, sample, wait_until
+from helpers.registration import registration
 
 from calibrators import CalibrationSet, archive, fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from fit_jobs import Place
+from helpers.fit_fixtures import Place
 
 from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope

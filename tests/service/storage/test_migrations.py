@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import stored
 from alembic import command
-from backends import Backend, Embedded
-from live_service import ROOT, in_process
+from helpers import raw_blobs as stored
+from helpers.backends import Backend, Embedded
+from helpers.live_service import ROOT, in_process
 from sqlalchemy import column, insert, table, update
 
 from calibrators import archive

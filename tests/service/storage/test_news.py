@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from backends import Fleet
-from line import line
-from live_service import Local, in_process, wait_until
-from registering import temperature_registration
+from helpers.backends import Fleet
+from helpers.live_service import Local, in_process, wait_until
+from helpers.registration import temperature_registration
+from helpers.tcp_proxy import line
 from sqlalchemy import make_url
 
 from service.storage.database import Database

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-import stored
-from backends import Backend, Fleet
-from fit_jobs import Place
-from live_service import Local, in_process
+from helpers import raw_blobs as stored
+from helpers.backends import Backend, Fleet
+from helpers.fit_fixtures import Place
+from helpers.live_service import Local, in_process
+from helpers.workers import upkeep
 from sqlalchemy import event, insert, update
-from test_upkeep import upkeep
 
 from service.settings import DAY
 from service.storage.records import Part

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backends import Fleet
-from crew import Crew
-from fit_jobs import Hooks, Place
-from line import Line, line
-from live_service import wait_until
+from helpers.backends import Fleet
+from helpers.fit_fixtures import Hooks, Place
+from helpers.live_service import wait_until
+from helpers.tcp_proxy import Line, line
+from helpers.workers import Crew
 from sqlalchemy import make_url, text
 
 from service.fits.execution import begin, run

@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from backends import environment
-from live_service import Running, running, wait_until
-from servers import Postgres, postgres
+from helpers.backends import environment
+from helpers.database_servers import Postgres, postgres
+from helpers.live_service import Running, running, wait_until
 from sqlalchemy import text
 
 from service.errors import Unavailable

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from backends import Fleet
-from live_service import Local, in_process, npz, sample
+from helpers.backends import Fleet
+from helpers.live_service import Local, in_process, npz, sample
 
 from service.access import keys
 from service.access.permissions import Principal, Scope

@@ -7,9 +7,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import stored
-from live_service import NPZ, npz, sample
-from registering import temperature_registration
+from helpers import raw_blobs as stored
+from helpers.live_service import NPZ, npz, sample
+from helpers.registration import temperature_registration
 
 from service.access import keys
 from service.access.permissions import Scope

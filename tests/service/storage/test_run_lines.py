@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from live_service import Local
-from training_jobs import SETTINGS, history, line, seen
+from helpers.live_service import Local
+from helpers.training_clients import SETTINGS, history, line, seen
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from service.access.permissions import Principal

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from backends import Backend
-from live_service import Local, in_process, within
-from training_jobs import SETTINGS, good, history, open_run, post, seen, state_of
+from helpers.backends import Backend
+from helpers.live_service import Local, in_process, within
+from helpers.training_clients import SETTINGS, good, history, open_run, post, seen, state_of
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from training_jobs import (
+from helpers.training_clients import (
     SETTINGS,
     good,
     history,

@@ -8,10 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from live_service import Local, wait_until
-from sqlalchemy import event, select, update
-from structlog.testing import capture_logs
-from training_jobs import (
+from helpers.live_service import Local, wait_until
+from helpers.training_clients import (
     SETTINGS,
     good,
     history,
@@ -22,6 +20,8 @@ from training_jobs import (
     seen,
     state_of,
 )
+from sqlalchemy import event, select, update
+from structlog.testing import capture_logs
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from service.runs import decisions

@@ -7,9 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from live_service import Local, every
-from sqlalchemy import event
-from training_jobs import (
+from helpers.live_service import Local, every
+from helpers.training_clients import (
     SETTINGS,
     document,
     good,
@@ -22,6 +21,7 @@ from training_jobs import (
     state_of,
     trained,
 )
+from sqlalchemy import event
 
 from calibrators.adafocal import AdaFocalState
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import stored
-from live_service import in_process
-from registering import temperature_registration
+from helpers import raw_blobs as stored
+from helpers.live_service import in_process
+from helpers.registration import temperature_registration
 
 
 def register(client, name: str, temperature: float) -> None:

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from backends import Backend, Embedded
-from live_service import ROOT
+from helpers.backends import Backend, Embedded
+from helpers.live_service import ROOT
 from sqlalchemy import text
 
 from service.access.keys import workspace_named

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from backends import Embedded
-from fit_jobs import Place
+from helpers.backends import Embedded
+from helpers.fit_fixtures import Place
 from sqlalchemy import event, func, select
 
 from calibrators.adafocal import BinStatistics

@@ -13,10 +13,10 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 import pytest
-from backends import Embedded
-from crew import RUNNING
-from fit_jobs import Place
-from live_service import ROOT, wait_until
+from helpers.backends import Embedded
+from helpers.fit_fixtures import Place
+from helpers.live_service import ROOT, wait_until
+from helpers.workers import RUNNING
 
 from service.storage.blob_keys import dataset_key
 from service.storage.records import Fit, FitStatus

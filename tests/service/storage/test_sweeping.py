@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-import stored
-from fit_jobs import Place
-from live_service import npz, sample
-from test_upkeep import upkeep
+from helpers import raw_blobs as stored
+from helpers.fit_fixtures import Place
+from helpers.live_service import npz, sample
+from helpers.workers import upkeep
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap

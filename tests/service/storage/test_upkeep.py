@@ -7,8 +7,9 @@ import threading
 import time
 
 import pytest
-from fit_jobs import Place
-from live_service import by_the_clock, wait_until, within
+from helpers.fit_fixtures import Place
+from helpers.live_service import by_the_clock, wait_until, within
+from helpers.workers import upkeep
 from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
@@ -20,24 +21,8 @@ from service.runs.service import Opening, open_run
 from service.runs.statistics import Sent, post
 from service.storage.blobs import Blobs
 from service.storage.records import Fit, FitStatus
-from service.worker.housekeeping import Pace, Upkeep
 from service.worker.monitor import RunningFit
 from service.worker.retry import patiently
-
-
-def upkeep(place: Place, worker: str, silence: float, **pace: float) -> Upkeep:
-    """The upkeep of a worker that takes no fits."""
-    return Upkeep(
-        place.database,
-        place.blobs,
-        place.queue,
-        place.settings,
-        Pace(silence=silence, **pace),
-        worker=worker,
-        queues=[],
-        device="cpu",
-        at_work=set,
-    )
 
 
 def test_three_lost_workers_are_enough(place: Place) -> None:

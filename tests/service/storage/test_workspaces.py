@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from dashboard import HTML, Shell, row_of
-from every_route import Call, calls_of
-from live_service import NPZ, Local, npz, sample
-from one_of_each import (
+from helpers.dashboard_pages import HTML, Shell, row_of
+from helpers.live_service import NPZ, Local, npz, sample
+from helpers.route_table import Call, calls_of
+from helpers.workspace_contents import (
     ALIAS,
     CALIBRATOR,
     Things,

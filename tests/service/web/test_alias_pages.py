@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from dashboard import Shell, check_page, csrf_of, make_key, row_of, signed_in
-from live_service import Local, in_process, sample
-from one_of_each import ALIAS, fitted_elsewhere
-from registering import registration
+from helpers.dashboard_pages import Shell, check_page, csrf_of, make_key, row_of, signed_in
+from helpers.live_service import Local, in_process, sample
+from helpers.registration import registration
+from helpers.workspace_contents import ALIAS, fitted_elsewhere
 from sqlalchemy import update
 
 from calibrators import CalibrationSet

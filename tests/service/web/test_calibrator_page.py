@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from dashboard import HTML, Shell, check_page, row_of, signed_in
-from live_service import Local
-from one_of_each import ALIAS, CALIBRATOR, CLASSES, fitted_elsewhere
-from registering import registration
-from samples import draw
+from helpers.dashboard_pages import HTML, Shell, check_page, row_of, signed_in
+from helpers.live_service import Local
+from helpers.registration import registration
+from helpers.samples import draw
+from helpers.workspace_contents import ALIAS, CALIBRATOR, CLASSES, fitted_elsewhere
 
 from calibrators import CalibrationSet
 from calibrators.methods.segmented import Segmented

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dashboard import HTML, Shell, check_page, row_of, signed_in
-from live_service import NPZ, Local, in_process, npz, sample, wait_until
-from one_of_each import fitted_elsewhere
-from registering import registration
+from helpers.dashboard_pages import HTML, Shell, check_page, row_of, signed_in
+from helpers.live_service import NPZ, Local, in_process, npz, sample, wait_until
+from helpers.registration import registration
+from helpers.workspace_contents import fitted_elsewhere
 from sqlalchemy import update
 
 from calibrators import CalibrationSet, evaluate

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Tab, browser, program
-from live_service import ROOT, Running, running
+from helpers.browser import Tab, browser, program
+from helpers.live_service import ROOT, Running, running
+from helpers.run_histories import observed
+from helpers.training_clients import open_run, post
 from playwright.sync_api import expect
-from run_histories import observed
-from training_jobs import open_run, post
 
 SAMPLE = ROOT / "examples/data/fashion_ce__cal.npz"
 FIT_SECONDS = 120

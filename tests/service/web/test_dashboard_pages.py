@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from dashboard import (
+from helpers.dashboard_pages import (
     HTML,
     Shell,
     add_fit,
@@ -17,8 +17,8 @@ from dashboard import (
     signed_in,
     statements,
 )
-from live_service import Local, in_process
-from one_of_each import ALIAS, fitted_elsewhere
+from helpers.live_service import Local, in_process
+from helpers.workspace_contents import ALIAS, fitted_elsewhere
 from sqlalchemy import insert, select
 
 from service.access.permissions import Scope

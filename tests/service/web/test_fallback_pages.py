@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dashboard import HTML, Shell, check_page, row_of
-from live_service import in_process
-from registering import registration
+from helpers.dashboard_pages import HTML, Shell, check_page, row_of
+from helpers.live_service import in_process
+from helpers.registration import registration
 
 from calibrators import CalibrationSet, CalibrationWarning, fit_and_judge
 from calibrators.fitting.evaluation import Judged

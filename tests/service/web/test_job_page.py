@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dashboard import HTML, MARKUP, add_fit, check_page, csrf_of, make_key, signed_in
-from live_service import NPZ, Local, in_process, npz, sample
-from one_of_each import fitted_elsewhere
+from helpers.dashboard_pages import HTML, MARKUP, add_fit, check_page, csrf_of, make_key, signed_in
+from helpers.live_service import NPZ, Local, in_process, npz, sample
+from helpers.workspace_contents import fitted_elsewhere
 
 from service.access import keys
 from service.access.permissions import Scope

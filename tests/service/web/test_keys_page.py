@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from dashboard import HTML, check_page, csrf_of, make_key, row_of, signed_in
-from live_service import Local, in_process
+from helpers.dashboard_pages import HTML, check_page, csrf_of, make_key, row_of, signed_in
+from helpers.live_service import Local, in_process
 
 from service.access.permissions import Scope
 from service.web.pages.about import without_secrets

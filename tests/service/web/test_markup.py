@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from dashboard import MARKUP, add_fit, check_page, csrf_of, make_key, signed_in
-from every_route import PAGES
-from live_service import NPZ, Local, in_process, npz, sample, wait_until
-from one_of_each import ALIAS, CLASSES, RUN, fitted_elsewhere, run_body
+from helpers.dashboard_pages import MARKUP, add_fit, check_page, csrf_of, make_key, signed_in
+from helpers.live_service import NPZ, Local, in_process, npz, sample, wait_until
+from helpers.route_table import PAGES
+from helpers.workspace_contents import ALIAS, CLASSES, RUN, fitted_elsewhere, run_body
 from sqlalchemy import select, update
 
 from service.access.permissions import Scope

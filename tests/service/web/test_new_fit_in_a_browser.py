@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import safetensors.numpy
-from browser import Tab, browser
-from dashboard import make_key
-from live_service import Local, in_process, npz, sample
-from one_of_each import fitted_elsewhere
+from helpers.browser import Tab, browser
+from helpers.dashboard_pages import make_key
+from helpers.format_samples import csv, npy
+from helpers.live_service import Local, in_process, npz, sample
+from helpers.workspace_contents import fitted_elsewhere
 from playwright.sync_api import Locator, expect
-from wire import csv, npy
 
 from service.access.permissions import Scope
 from service.storage.records import FitStatus

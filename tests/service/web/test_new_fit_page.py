@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from html import unescape
 
 import pytest
-from dashboard import HTML, MARKUP, check_page, csrf_of, make_key, signed_in
+from helpers.dashboard_pages import HTML, MARKUP, check_page, csrf_of, make_key, signed_in
+from helpers.live_service import NPZ, Local, in_process, npz, sample
 from hypothesis import given
 from hypothesis import strategies as st
-from live_service import NPZ, Local, in_process, npz, sample
 
 from calibrators import all_methods
 from calibrators.registry import DEFAULT_METHOD, make_recipe

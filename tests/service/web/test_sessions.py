@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from dashboard import HTML, csrf_of, make_key, sign_in
-from live_service import Local, in_process
+from helpers.dashboard_pages import HTML, csrf_of, make_key, sign_in
+from helpers.live_service import Local, in_process
 from sqlalchemy import func, select, update
 
 from service.access import keys

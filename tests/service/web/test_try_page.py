@@ -9,12 +9,12 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from dashboard import HTML, MARKUP, Shell, check_page, csrf_of, make_key, signed_in
+from helpers.dashboard_pages import HTML, MARKUP, Shell, check_page, csrf_of, make_key, signed_in
+from helpers.live_service import Local, in_process
+from helpers.registration import registration, temperature_registration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from live_service import Local, in_process
-from registering import registration, temperature_registration
 
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dashboard import MARKUP, check_page, csrf_of, make_key, signed_in, statements
-from live_service import Local, in_process, sample
-from one_of_each import ALIAS, fitted_elsewhere
-from registering import registration
-from segments import rows_of_segments
+from helpers.dashboard_pages import MARKUP, check_page, csrf_of, make_key, signed_in, statements
+from helpers.live_service import Local, in_process, sample
+from helpers.registration import registration
+from helpers.segment_samples import rows_of_segments
+from helpers.workspace_contents import ALIAS, fitted_elsewhere
 from sqlalchemy import update
 
 from calibrators import CalibrationSet, Report

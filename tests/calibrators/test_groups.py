@@ -1,0 +1,159 @@
+"""Segments of a sample: what is taken, what is refused, and what stays with the rows."""
+
+from __future__ import annotations
+
+import enum
+import time
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.samples import draw
+
+from calibrators import CalibrationSet, DataError
+from calibrators.segments import LONGEST_NAME, MOST_GROUPS, Groups
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["web", "app", "web"], ("app", "web")),
+        (np.array(["b", "a", "b"], dtype=object), ("a", "b")),
+        ([[3], [1], [3]], ("1", "3")),
+        (np.array([10, 9, 10], dtype=np.uint8), ("10", "9")),
+        (np.array([10, np.int8(9), 10], dtype=object), ("10", "9")),
+        ([-1, 2**63, -1], ("-1", "9223372036854775808")),
+        (np.array(["b", "a", "b"], dtype=np.dtypes.StringDType()), ("a", "b")),
+        (np.ma.array(["b", "a", "b"]), ("a", "b")),
+    ],
+)
+def test_names_and_integers_are_taken(values: Any, names: tuple[str, ...]) -> None:
+    groups = Groups.of(values)
+    assert groups.names == names
+    assert [groups.names[code] for code in groups.codes] == [str(np.squeeze(v)) for v in values]
+    assert groups.counts.sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ([0.5, 1.0], "bad_groups"),
+        ([True, False], "bad_groups"),
+        ([["a", "b"], ["c", "d"]], "bad_groups"),
+        (np.array(["a", None], dtype=object), "bad_groups"),
+        (["a", 1], "bad_groups"),
+        (["a", float("nan")], "bad_groups"),
+        ([True, "x"], "bad_groups"),
+        ([[1], ["x"]], "bad_groups"),
+        (np.array([1, True], dtype=object), "bad_groups"),
+        (np.array(["a", None], dtype=np.dtypes.StringDType(na_object=None)), "bad_groups"),
+        (np.ma.array(["a", "b"], mask=[False, True]), "masked"),
+        (np.ma.array([1, 2], mask=[False, True]), "masked"),
+        (["a", "a\0"], "bad_group_name"),
+        (np.array(["a", "a\0"], dtype=np.dtypes.StringDType()), "bad_group_name"),
+        ([], "groups_length"),
+        (["a", ""], "bad_group_name"),
+        (["a", "  "], "bad_group_name"),
+        (["a", "b\n"], "bad_group_name"),
+        (["a", "x" * (LONGEST_NAME + 1)], "bad_group_name"),
+        (["a", "b", "c"], "groups_length"),
+    ],
+)
+def test_what_is_no_group_is_refused(values: Any, code: str) -> None:
+    with pytest.raises(DataError) as caught:
+        CalibrationSet([[1.0, 0.0], [0.0, 2.0]], [0, 1], values)
+    assert caught.value.code == code
+
+
+def test_cells_of_another_kind_are_counted() -> None:
+    with pytest.raises(DataError, match="groups must be text, or all integers") as caught:
+        Groups.of([1, "web", None, "app"])
+    assert (caught.value.rows, caught.value.first) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows", "first"),
+    [
+        (["web", None, "app"], 1, 1),
+        (["web", "app", float("nan")], 1, 2),
+        ([3, np.float32("nan"), None], 2, 1),
+        ([pd.NA, "web", pd.NaT], 2, 0),
+        ([None, None], 2, 0),
+    ],
+)
+def test_rows_without_a_segment_are_to_be_named(cells: list[Any], rows: int, first: int) -> None:
+    with pytest.raises(DataError, match="a name such as 'other' for rows that have no") as caught:
+        Groups.of(cells)
+    assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_groups", rows, first)
+
+
+def test_what_is_of_another_kind_is_not_called_missing() -> None:
+    for cells in (["web", 1], [1.5, 2.5], ["web", 1, None]):
+        with pytest.raises(DataError) as caught:
+            Groups.of(cells)
+        assert "no segment" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("", "got ''"),
+        ("web\n", r"got 'web\n'"),
+        ("a\u200b", r"got 'a\u200b'"),
+        ("x" * 201, f"got '{'x' * 60}'... of 201 characters"),
+    ],
+)
+def test_a_bad_name_is_shown(name: str, shown: str) -> None:
+    with pytest.raises(DataError) as caught:
+        Groups.of(["web", name])
+    assert caught.value.rule.endswith(shown)
+
+
+def test_no_rows_have_no_groups() -> None:
+    assert Groups.of([]).names == ()
+
+
+def test_a_member_of_an_enum_goes_by_its_text() -> None:
+    class Channel(str, enum.Enum):  # noqa: UP042 - str() of a StrEnum is its text already
+        WEB = "web"
+
+    assert Groups.of([Channel.WEB, "web"]).names == ("web",)
+
+
+def test_identifiers_are_no_groups() -> None:
+    with pytest.raises(DataError, match="is this a column of identifiers"):
+        Groups.of(np.arange(MOST_GROUPS + 1))
+
+
+def test_groups_stay_with_their_rows() -> None:
+    data = draw(100, 3)
+    names = [f"class {label}" for label in data.labels]
+    grouped = CalibrationSet(data.logits, data.labels, names)
+    for part in (*grouped.split(0.3), grouped.take(np.flatnonzero(grouped.labels == 1))):
+        assert part.groups is not None
+        assert [part.groups.names[c] for c in part.groups.codes] == [
+            f"class {label}" for label in part.labels
+        ]
+        assert (part.groups.counts > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, np.uint64, "U3", ">U3", ">i4"])
+def test_many_rows_take_a_block_of_memory_and_a_code_each(dtype: Any) -> None:
+    values = np.tile(np.array([10, 9, 100, 9]), 500_000).astype(dtype)
+    tracemalloc.start()
+    groups = Groups.of(values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert groups.names == ("10", "100", "9")
+    assert groups.codes[:4].tolist() == [0, 2, 1, 2]
+    assert groups.codes[-4:].tolist() == [0, 2, 1, 2]
+    assert peak < groups.codes.nbytes + 25e6, peak
+
+
+def test_the_length_is_checked_before_any_name() -> None:
+    began = time.perf_counter()
+    with pytest.raises(DataError, match="there are 3 rows but groups have 20000000"):
+        Groups.of(np.zeros(20_000_000, np.int8), rows=3)
+    assert time.perf_counter() - began < 0.5

@@ -1,0 +1,155 @@
+"""The gate decides as the truth is known to be, and says what that means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.faulty_http_proxy import faulty_line
+from helpers.live_service import Running
+
+import calibrd
+from calibrators import archive
+from calibrators.methods.temperature import TemperatureMap
+from calibrators.report.report import evaluate
+from calibrd.cli.arguments import run
+from calibrd.cli.gate import rows_needed
+
+
+def drawn(rows: int, temperature: float, seed: int = 0) -> dict[str, Any]:
+    """Logits whose labels are drawn from softmax(logits / temperature)."""
+    rng = np.random.default_rng(seed)
+    true = rng.normal(size=(rows, 4)) * 2
+    labels = (true + rng.gumbel(size=true.shape)).argmax(axis=1)
+    return {"logits": (temperature * true).astype(np.float32), "labels": labels}
+
+
+@pytest.fixture
+def gated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The exit code and the words of a gate with a map of temperature 2."""
+    fitted = tmp_path / "two.calibrd"
+    fitted.write_bytes(archive.dump(TemperatureMap(k=4, temperature=2.0)))
+    path = tmp_path / "val.npz"
+
+    def go(arrays: dict[str, Any], limit: float, *more: object) -> tuple[int, str]:
+        np.savez(path, **arrays)
+        words = ["gate", path, "--map", fitted, "--max-calibration-error", limit, *more]
+        return run([str(word) for word in words]), capsys.readouterr().out
+
+    return go
+
+
+def test_calibrated_passes_overconfident_fails(gated: Any) -> None:
+    code, words = gated(drawn(20_000, temperature=2.0), 0.03)
+    assert code == 0
+    assert words.startswith("PASS: ")
+    assert "20,000 rows" in words
+    assert "its limit is 3.00 %: pass" in words
+    assert "The whole interval of the calibration error is within the limit" in words
+    code, words = gated(drawn(20_000, temperature=6.0), 0.03)
+    assert code == 1
+    assert words.startswith("FAIL: ")
+    assert "Fit on rows like these" in words
+    assert len(words.splitlines()) == 1
+
+
+def test_what_cannot_be_decided_is_not(gated: Any) -> None:
+    code, words = gated(drawn(400, temperature=2.0), 0.02)
+    assert code == 2
+    assert words.startswith("INSUFFICIENT DATA: ")
+    assert "would decide" in words
+    # plainly overconfident, or plainly within: 99 rows are too few all the same
+    for temperature, limit in ((20.0, 0.01), (2.0, 0.9)):
+        code, words = gated(drawn(99, temperature), limit)
+        assert code == 2
+        assert "Fewer than 100 rows" in words
+
+
+def test_the_rows_said_to_be_needed_decide() -> None:
+    def report(rows: int) -> Any:
+        given = drawn(rows, temperature=1.0, seed=1)
+        p = TemperatureMap(k=4, temperature=1.0).apply(given["logits"])
+        return evaluate(p, given["labels"])
+
+    few = report(500)
+    assert few.gate(0.05) == "insufficient_data"
+    needed = rows_needed(few, 0.05)
+    assert needed is not None
+    assert 500 < needed < 50_000
+    assert report(2 * needed).gate(0.05) == "pass"
+
+
+def test_the_ece_itself_is_limited_by_its_own_interval(gated: Any) -> None:
+    rows = drawn(20_000, temperature=2.0)
+    given = TemperatureMap(k=4, temperature=2.0).apply(rows["logits"])
+    report = evaluate(given, rows["labels"])
+    code, out = gated(rows, 0.5, "--max-ece", 0.03, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["limits"]["ece"]["gate"] == "pass"
+    assert found["limits"]["ece"]["value"] == pytest.approx(report.metrics["ece"])
+    assert found["limits"]["ece"]["high"] == pytest.approx(report.gate_interval("ece").high)
+    assert found["limits"]["calibration_error"]["limit"] == 0.5
+
+
+def test_with_both_limits_both_must_pass(gated: Any) -> None:
+    code, words = gated(drawn(20_000, temperature=2.0), 0.03, "--max-ece", 0.001)
+    assert code != 0
+    assert "its limit is 3.00 %: pass" in words
+    assert "The ECE (15 equally wide bins) is" in words
+    assert "its limit is 0.10 %" in words
+    code, out = gated(drawn(20_000, temperature=6.0), 0.9, "--max-ece", 0.03, "--json")
+    assert (code, json.loads(out)["decided_by"]) == (1, "ece")
+
+
+def test_a_gate_without_a_limit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["gate", str(tmp_path / "val.npz"), "--map", "m@1"]) == 3
+    assert "--max-calibration-error LIMIT, --max-ece LIMIT, or both" in capsys.readouterr().err
+
+
+def test_json_and_markdown_say_the_same(gated: Any, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    code, out = gated(drawn(5000, 6.0), 0.03, "--json", "--markdown", summary)
+    document = json.loads(out)
+    assert code == document["exit_code"] == 1
+    assert document["gate"] == "fail"
+    assert document["rows"] == 5000
+    error = document["calibration_error"]
+    assert 0.03 < error["low"] < error["value"] < error["high"]
+    text = summary.read_text()
+    assert text.startswith("before\n### ❌ Calibration gate: fail\n")
+    assert document["paragraph"].removeprefix("FAIL: ") in text
+
+
+def test_other_rows_than_the_map_takes_are_no_verdict(gated: Any) -> None:
+    given = drawn(500, 2.0)
+    code, _ = gated({**given, "logits": given["logits"][:, :3], "labels": given["labels"] % 3}, 0.1)
+    assert code == 3
+    p = np.full((500, 4), 0.25)
+    assert gated({"probabilities": p, "labels": given["labels"]}, 0.1)[0] == 3
+
+
+def test_a_map_that_is_not_confirmed_is_applied_but_no_verdict(
+    service: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "val.npz", tmp_path / "out.npy"
+    np.savez(path, **drawn(5000, 2.0))
+    with calibrd.Client(service.url) as client:
+        version = client.register("gated", TemperatureMap(k=4, temperature=2.0))
+        client.promote("gated", version, force=True, reason="it is the truth")
+    with faulty_line(service.url) as line:
+        at = ["--url", line.url, "--patience", "0", "--map", "gated@production"]
+        gate = ["gate", str(path), "--max-calibration-error", "0.1", *at]
+        assert run(gate) == 0
+        assert "gated@production (version 1)" in capsys.readouterr().out
+    assert run(["apply", str(path), str(out), *at]) == 0
+    assert "warning: gated@production: going on with version 1" in capsys.readouterr().err
+    assert len(np.load(out)) == 5000
+    assert run(gate) == 3
+    assert "what gated@production means now is not known" in capsys.readouterr().err

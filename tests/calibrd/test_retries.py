@@ -1,0 +1,218 @@
+"""Calls over a line that fails: what can be repeated is, and nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from helpers.faulty_http_proxy import Asked, FaultyLine, Say, first, lose
+from helpers.live_service import by_the_clock, sample
+
+import calibrd
+from calibrators import CalibrationSet
+from calibrators.methods.temperature import TemperatureScaling
+from calibrd import errors
+
+LOGITS, LABELS = sample(seed=2101)  # which no other test uploads
+FITTED = TemperatureScaling().fit(CalibrationSet(LOGITS, LABELS))
+FORCED = {"force": True, "reason": "it has no report"}
+BUSY = Say(503, {"Content-Type": "text/html"}, b"<h1>nobody behind this proxy</h1>")
+
+
+@pytest.fixture
+def over(line: FaultyLine) -> Iterator[calibrd.Client]:
+    """A client of the shared service, over the line."""
+    with calibrd.Client(line.url, patience=20.0) as made:
+        yield made
+
+
+def test_a_service_that_is_away_for_a_moment_is_waited_for(
+    over: calibrd.Client, line: FaultyLine
+) -> None:
+    line.before = first(2, lambda: BUSY)
+    assert over.methods()
+    line.before = first(2, lose)
+    assert over.methods()
+    assert line.count("GET", "/methods") == 6
+
+
+def test_the_same_awaited(line: FaultyLine) -> None:
+    async def work() -> int:
+        async with calibrd.AsyncClient(line.url) as client:
+            return len(await client.methods())
+
+    line.before = first(1, lambda: BUSY)
+    assert asyncio.run(work())
+    line.after = first(1, lose)
+    assert asyncio.run(work())
+    assert line.count("GET") == 4
+
+
+@by_the_clock
+def test_pauses_grow_and_are_drawn_at_random(line: FaultyLine) -> None:
+    line.before = lambda asked: BUSY
+    spans = []
+    for _ in range(2):
+        times: list[float] = []
+        line.after = lambda asked, times=times: times.append(time.monotonic())
+        with (
+            calibrd.Client(line.url, patience=1.2) as client,
+            pytest.raises(errors.Unavailable, match="status 503"),
+        ):
+            client.methods()
+        spans.append([b - a for a, b in itertools.pairwise(times)])
+    for pauses in spans:
+        assert len(pauses) >= 2
+        assert pauses[-1] > 0.9 * pauses[0]
+        assert 0.1 <= pauses[0] < 0.35
+    assert abs(spans[0][0] - spans[1][0]) > 1e-4
+
+
+@by_the_clock
+def test_retry_after_is_honoured(over: calibrd.Client, line: FaultyLine) -> None:
+    line.before = first(1, lambda: Say(503, {"Retry-After": "1"}))
+    began = time.monotonic()
+    assert over.methods()
+    assert time.monotonic() - began >= 1
+    late = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    for asked_for in ("3600", late):
+        line.before = first(1, lambda said=asked_for: Say(429, {"Retry-After": said}))
+        began = time.monotonic()
+        with pytest.raises(errors.Unavailable):  # it would be longer than our patience
+            over.methods()
+        assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("status", [500, 507])
+def test_what_another_try_cannot_mend_is_raised_at_once(
+    over: calibrd.Client, line: FaultyLine, status: int
+) -> None:
+    line.before = lambda asked: Say(status)
+    with pytest.raises(errors.ServerTrouble):
+        over.methods()
+    assert line.count("GET") == 1
+
+
+def test_an_answer_that_takes_too_long(line: FaultyLine) -> None:
+    line.before = first(1, lambda: time.sleep(1))
+    with (
+        calibrd.Client(line.url, timeout=0.2, patience=0) as client,
+        pytest.raises(errors.ServiceAway, match="timed out"),
+    ):
+        client.methods()
+
+
+def test_what_makes_something_is_made_once(over: calibrd.Client, line: FaultyLine) -> None:
+    line.after = first(2, lose, "POST")
+    version = over.register("lost-answers", FITTED)
+    assert (version.number, len(over.versions("lost-answers"))) == (1, 1)
+    line.after = first(1, lose, "POST", "/datasets")
+    dataset = over.upload(LOGITS, LABELS)
+    assert line.count("POST", "/datasets") == 2
+    line.after = first(2, lose, "POST", "/fits")
+    fit = over.order("lost-answers", dataset=dataset, methods=["temperature"])
+    assert line.count("POST", "/fits") == 3
+    assert [one.id for one in over.fits(calibrator="lost-answers")] == [fit.id]
+    over.wait(fit, progress=False)
+    line.after = first(1, lose, "PUT")
+    over.promote("lost-answers", 1, **FORCED)
+    assert len(over.history("lost-answers")) == 1
+    line.after = first(1, lose, "DELETE")
+    over.delete_dataset(fit.dataset)
+    with pytest.raises(errors.NoSuchDataset):
+        over.delete_dataset(fit.dataset)
+
+
+def test_what_must_not_be_sent_twice_is_not(over: calibrd.Client, line: FaultyLine) -> None:
+    for _ in range(2):
+        over.register("sent-once", FITTED)
+    over.promote("sent-once", 1, **FORCED)
+    over.promote("sent-once", 2, **FORCED)
+    line.after = lambda asked: lose() if asked.method in ("POST", "PUT") else None
+    with pytest.raises(errors.MaybeDone) as raised:
+        over.rollback("sent-once")
+    assert "may or may not have been done: client.history('sent-once'" in str(raised.value)
+    with pytest.raises(errors.MaybeDone, match=r"client\.history"):
+        over.promote("sent-once", 2, expected=3, **FORCED)
+    assert line.count("POST", "/rollback") == 1
+    assert [move.to_version for move in over.history("sent-once")] == [2, 1, 2, 1]
+
+
+def test_keys_are_not_made_twice(over: calibrd.Client, line: FaultyLine) -> None:
+    # before the service hears of it: a key would close the shared service to all others
+    line.before = lambda asked: lose() if asked.method == "POST" else None
+    for ask in (lambda: over.create_key("a", ["fit"]), lambda: over.rotate_key("b")):
+        with pytest.raises(errors.MaybeDone, match=r"client\.keys\(\)"):
+            ask()
+    assert line.count("POST") == 2
+    line.before = lambda asked: BUSY
+    with pytest.raises(errors.Unavailable) as raised:
+        over.create_key("a", ["fit"])
+    assert "may or may not" in raised.value.__notes__[0]
+    assert line.count("POST") == 3
+
+
+def test_what_cannot_have_arrived_is_sent_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with calibrd.Client(f"http://127.0.0.1:{port}", patience=0.5) as client:
+        began = time.monotonic()
+        with pytest.raises(errors.ServiceAway, match="refused") as raised:
+            client.rollback("nobody-there")
+    assert type(raised.value) is errors.ServiceAway
+    assert time.monotonic() - began > 0.1
+    assert "CALIBRD_URL" in str(raised.value)
+
+
+def test_an_equal_request_that_was_answered_meanwhile(
+    over: calibrd.Client, line: FaultyLine
+) -> None:
+    problem = {"code": "idempotency_key_in_use", "detail": "send it again"}
+    line.after = first(1, lambda: Say(409, {}, json.dumps(problem).encode()), "POST")
+    assert over.register("meanwhile", FITTED).number == 1
+    assert len(over.versions("meanwhile")) == 1
+
+
+def test_many_calls_use_one_connection(over: calibrd.Client, line: FaultyLine) -> None:
+    for _ in range(20):
+        over.methods()
+    assert len(line.asked) == 20
+    assert line.connections == 1
+
+
+def test_threads_share_a_client(over: calibrd.Client, line: FaultyLine) -> None:
+    over.register("threads", FITTED)
+    lost = first(8, lose)
+    line.after = lambda asked: lost(asked) if asked.method == "GET" else None
+
+    def work(number: int) -> list[float]:
+        row = LOGITS[number : number + 1]
+        for _ in range(2):
+            assert over.get_version("threads@1").number == 1
+        found = over.predict("threads@1", row)
+        return [float(found.sum()), float(abs(found - FITTED.apply(row)).max())]
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(work, range(16)))
+    assert all(total == pytest.approx(1) and off < 1e-6 for total, off in found)
+    assert line.connections <= 16 + 8
+
+
+def test_the_key_goes_to_the_service(line: FaultyLine) -> None:
+    seen: list[Asked] = []
+    line.before = lambda asked: seen.append(asked) or Say(401, {}, b"{}")
+    with (
+        calibrd.Client(line.url, api_key=" cal_x_y\n") as client,
+        pytest.raises(errors.NotCalibrd),
+    ):
+        client.methods()
+    assert seen[0].headers["authorization"] == "Bearer cal_x_y"
+    assert seen[0].headers["user-agent"].startswith("calibrd/")

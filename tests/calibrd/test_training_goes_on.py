@@ -1,0 +1,230 @@
+"""A run goes on where it was, whatever of it is still to be sent, lost or damaged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from helpers.faulty_http_proxy import Asked, FaultyLine, Say
+from helpers.live_service import by_the_clock, wait_until
+from helpers.training_passes import away, has_line, line_of, passes, stepped
+
+import calibrd
+from calibrators.adafocal import AdaFocalState
+from calibrd.training import AdaFocal, Monitor
+from calibrd.training.reporting.messages import Pass
+from calibrd.training.reporting.outbox import Drawer
+
+Kind = type[AdaFocal | Monitor]
+
+
+def step_of(job: AdaFocal | Monitor) -> int:
+    return job.state_dict()["step"] if isinstance(job, Monitor) else job.state.step
+
+
+@pytest.mark.parametrize("kind", [AdaFocal, Monitor])
+def test_a_service_that_is_late_does_not_send_the_run_back(
+    kind: Kind, line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All is sent, and the service does not answer when the next job begins."""
+    run, batches = f"late-{kind.kind}", passes(4)
+    with kind(line.url, run=run, budget=30) as job:
+        stepped(job, *batches[:3])
+        kept = job.state_dict()
+    with away(line), kind(line.url, run=run, budget=0.3) as job:
+        assert job.state_dict() == kept
+        stepped(job, batches[3])
+    assert "goes on as this machine left it, from step 3" in caplog.text
+    with kind(line.url, run=run, budget=30) as job:
+        assert step_of(job) == 4
+    assert line_of(client, run) == [1, 2, 3, 4]
+
+
+def test_a_job_that_still_sends_does_not_send_the_next_back(
+    line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is closed, in the same process, before all is sent."""
+
+    def slow(asked: Asked) -> Say | None:
+        time.sleep(0.4 if asked.place.endswith("/stats") else 0)
+        return None
+
+    line.before = slow
+    caplog.set_level(logging.INFO, "calibrd")
+    with AdaFocal(line.url, run="still-sends", budget=0.5) as job:
+        stepped(job, *passes(6)[:5])
+    assert not has_line(client, "still-sends", 1, 2, 3, 4, 5)
+    with AdaFocal(line.url, run="still-sends", budget=5) as again:
+        assert again.state == job.state
+        stepped(again, passes(6)[5])
+        wait_until(lambda: has_line(client, "still-sends", 1, 2, 3, 4, 5, 6))
+    assert "goes on as this machine left it, from step 5" in caplog.text
+
+
+@by_the_clock
+def test_a_long_queue_is_not_waited_for(
+    line: FaultyLine,
+    client: calibrd.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What is left takes longer to read and to send than the budget."""
+    batches = passes(11)
+    with away(line), AdaFocal(line.url, run="backlog", budget=0.2) as job:
+        stepped(job, *batches[:10])
+    caplog.clear()
+    read = Drawer.read
+
+    def slow(drawer: Drawer, file: Path) -> Pass | None:
+        time.sleep(0.3)
+        return read(drawer, file)
+
+    monkeypatch.setattr(Drawer, "read", slow)
+    begun = time.monotonic()
+    with AdaFocal(line.url, run="backlog", budget=2.0) as again:
+        assert again.state == job.state
+        stepped(again, batches[10])
+        assert time.monotonic() - begun < 2.9, "reading all takes 3 s"
+        wait_until(lambda: has_line(client, "backlog", *range(1, 12)))
+    assert caplog.messages == []
+
+
+def test_what_another_machine_did_since_counts(
+    line: FaultyLine, client: calibrd.Client, tmp_path: Path
+) -> None:
+    """Here something waits that is older than what the service has."""
+    batches = passes(4)
+    with away(line), Monitor(line.url, run="another-folder", budget=0.2) as job:
+        stepped(job, batches[0])
+    with Monitor(client, run="another-folder", budget=30, folder=tmp_path / "there") as job:
+        stepped(job, *batches[1:])
+    with Monitor(line.url, run="another-folder", budget=30) as job:
+        assert job.steps == 3
+
+
+def test_what_the_service_says_counts_when_all_is_sent(
+    client: calibrd.Client, tmp_path: Path
+) -> None:
+    """What this machine noted is only for when it cannot be asked."""
+    with Monitor(client, run="says", budget=30) as job:
+        stepped(job, *passes(2))
+    other = calibrd.Client(client.url, api_key=None)
+    with Monitor(other, run="says", budget=30, resume={"step": 7}, folder=tmp_path) as job:
+        pass
+    with Monitor(client, run="says", budget=30) as job:
+        assert job.steps == 7
+
+
+def test_a_clock_that_is_set_back_changes_no_order(
+    line: FaultyLine, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, now = passes(3), time.time
+    for back, batch in ((0, batches[0]), (3600, batches[1])):
+        monkeypatch.setattr(time, "time", lambda back=back: now() - back)
+        with away(line), AdaFocal(line.url, run="set-back", budget=0.2) as job:
+            stepped(job, batch)
+    with AdaFocal(line.url, run="set-back", budget=30) as again:
+        assert again.state == job.state
+        stepped(again, batches[2])
+    assert line_of(client, "set-back") == [1, 2, 3]
+
+
+def test_an_unreadable_pass_is_told_and_holds_up_no_other(
+    line: FaultyLine, client: calibrd.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with away(line), AdaFocal(line.url, run="unreadable", budget=0.2) as job:
+        stepped(job, *passes(3))
+    (file,) = tmp_path.rglob("00000002.json")
+    file.write_text("{")
+    for _ in range(2):
+        with AdaFocal(line.url, run="unreadable", budget=30) as again:
+            assert again.state == job.state
+    assert len([one for one in caplog.messages if "cannot be read" in one]) == 1
+    assert line_of(client, "unreadable") == [1, 3]
+    assert [one.name for one in file.parent.iterdir()] == ["00000002.damaged"]
+
+
+@pytest.mark.parametrize("damage", ["run", "plan", "lock"])
+def test_a_damaged_session_holds_up_no_other(
+    damage: str,
+    line: FaultyLine,
+    client: calibrd.Client,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = f"damaged-{damage}"
+    for batch in passes(2):
+        with away(line), Monitor(line.url, run=run, budget=0.2) as job:
+            stepped(job, batch)
+    plan = min(tmp_path.rglob("session.json"), key=lambda one: json.loads(one.read_text())["begun"])
+    if damage == "lock":
+        (plan.parent / "lock").unlink()
+        (plan.parent / "lock").mkdir()
+    else:
+        text = plan.read_text()
+        plan.write_text("[]" if damage == "plan" else text.replace(run, "No Name"))
+    caplog.clear()
+    with Monitor(line.url, run=run, budget=30) as job:
+        assert job.steps == 2
+        wait_until(lambda: has_line(client, run, 2))
+    told = [one for one in caplog.records if str(plan.parent) in one.getMessage()]
+    assert len(told) == 1
+    assert not any(one.exc_info for one in caplog.records)
+    assert (plan.parent / "00000001.json").exists()
+
+
+def test_a_folder_that_is_deleted_is_made_again(
+    line: FaultyLine, client: calibrd.Client, tmp_path: Path
+) -> None:
+    batches = passes(3)
+    with away(line):
+        job = Monitor(line.url, run="deleted", budget=0.3)
+        stepped(job, batches[0])
+        shutil.rmtree(tmp_path / "state")
+        stepped(job, batches[1])
+        shutil.rmtree(tmp_path / "state")
+        job.close()
+    with Monitor(line.url, run="deleted", budget=30) as job:
+        pass
+    assert line_of(client, "deleted") == [1, 2]
+
+
+def test_where_a_run_was_need_not_be_readable(
+    line: FaultyLine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with away(line):
+        with AdaFocal(line.url, run="garbled", budget=0.2) as job:
+            stepped(job, passes(1)[0])
+        (last,) = tmp_path.rglob("last.json")
+        assert AdaFocalState.from_dict(json.loads(last.read_text())["state"]) == job.state
+        last.write_text("{")
+        with AdaFocal(line.url, run="garbled", budget=0.2) as again:
+            assert again.state == job.state
+    assert "cannot read" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [AdaFocal, Monitor])
+def test_what_follows_steps_that_the_service_has_lost_is_a_new_session(
+    kind: Kind, line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has taken them, and knows nothing of them, as when an older backup was restored."""
+    run, batches = f"restored-{kind.kind}", passes(6)
+    told = {"session": "any", "status": "decided", "ranks": [0], "late": False, "state": None}
+
+    def losing(asked: Asked) -> Say | None:
+        number = asked.place.split("/")[-2]
+        if number not in ("3", "4"):
+            return None
+        return Say(200, {}, json.dumps({**told, "step": int(number)}).encode())
+
+    line.before = losing
+    with kind(line.url, run=run, budget=30) as job:
+        stepped(job, *batches)
+        wait_until(lambda: has_line(client, run, 1, 2, 5, 6))
+    assert len([one for one in caplog.messages if "are lost" in one]) == 1
+    with kind(line.url, run=run, budget=30) as again:
+        assert again.state_dict() == job.state_dict()

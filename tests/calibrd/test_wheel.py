@@ -1,0 +1,211 @@
+"""What `pip install calibrd` brings: a fresh environment with the wheel and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers.live_service import ROOT, Running
+
+import calibrd
+
+PACKAGES = {
+    "annotated-types",
+    "anyio",
+    "calibrd",
+    "certifi",
+    "h11",
+    "httpcore",
+    "httpx",
+    "idna",
+    "numpy",
+    "platformdirs",
+    "tqdm",
+    "typing-extensions",
+}
+MOST_MEGABYTES = 120
+MOST_IMPORT_SECONDS = 0.5
+IMPORT = """
+import json, sys, time
+began = time.process_time()  # others use the cores as well
+import calibrd
+took = time.process_time() - began
+heavy = ["torch", "fastapi", "pydantic", "scipy", "pandas", "sqlalchemy"]
+print(json.dumps({"seconds": took, "heavy": [one for one in heavy if one in sys.modules]}))
+"""
+
+
+def run(*command: object, **options: object) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        **options,  # type: ignore[call-overload]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("calibrd", "calibrators"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    own = pip(Path(sys.executable))
+    run(*own, "wheel", "-q", ".", "--no-deps", "--no-build-isolation", "-w", "dist", cwd=folder)
+    (made,) = (folder / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a virtual environment that holds the wheel and what it asks for."""
+    folder = tmp_path_factory.mktemp("fresh")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin/python"
+    run(*pip(python), "install", "-q", "-c", ROOT / "constraints.txt", wheel)
+    return python
+
+
+def pip(python: Path) -> tuple[object, ...]:
+    """Our own pip, at work on another environment, which so need not hold one."""
+    return (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+
+
+def outside(tmp_path: Path) -> dict[str, object]:
+    """Where the repository is not on the path."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return {"cwd": tmp_path, "env": kept | {"CALIBRD_CACHE_DIR": str(tmp_path / "cache")}}
+
+
+def test_the_wheel_holds_the_sdk_and_the_maths_only(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "calibrators",
+        "calibrd",
+    }
+    assert {"calibrd/py.typed", "calibrators/py.typed"} <= {*names}
+
+
+def test_it_brings_little(python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(*pip(python), "list", "--format=json", **outside(tmp_path)))
+    versions = {one["name"]: one["version"] for one in found}
+    size = _bytes(next((python.parents[1] / "lib").glob("python*/site-packages")))
+    answers = [json.loads(run(python, "-c", IMPORT, **outside(tmp_path))) for _ in range(5)]
+    seconds = min(one["seconds"] for one in answers)
+    with capsys.disabled():
+        listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        sys.stdout.write(
+            f"\nimport calibrd: {seconds:.2f} s; {size / 1e6:.0f} MB installed; {listed}\n"
+        )
+    assert {name.lower().replace("_", "-") for name in versions} == PACKAGES
+    assert size < MOST_MEGABYTES * 1e6
+    assert answers[0]["heavy"] == []
+    assert seconds < MOST_IMPORT_SECONDS
+
+
+def test_it_fits_registers_and_applies(python: Path, service: Running, tmp_path: Path) -> None:
+    code = f"""
+import calibrd, numpy as np
+rng = np.random.default_rng(0)
+truth = rng.normal(size=(600, 5)) * 2
+labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
+fitted, report = calibrd.fit_local(3 * truth, labels, method="temperature", progress=False)
+client = calibrd.Client({service.url!r})
+version = client.register("from-wheel", fitted, report)
+client.promote("from-wheel", version)
+local = client.load("from-wheel@production")
+assert np.array_equal(local.apply(3 * truth), fitted.apply(3 * truth))
+print(version.verdict, calibrd.__version__)
+"""
+    assert run(python, "-c", code, **outside(tmp_path)) == f"improved {calibrd.__version__}\n"
+
+
+def readme_snippet() -> str:
+    """Return the first Python snippet of the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return text.partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_first_snippet_of_the_readme_runs(
+    python: Path, service: Running, tmp_path: Path
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "first.py").write_text(readme_snippet())
+    where = outside(tmp_path)
+    where["env"] |= {"CALIBRD_URL": service.url}  # type: ignore[operator]
+    printed = run(python, "first.py", **where)
+    assert printed.startswith("improved\n")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 6
+    calibrd_command = python.with_name("calibrd")
+    for name in ("again.html", "chart.svg", "report.json"):
+        told = run(calibrd_command, "report", "fashion@1", "--out", name, **where)
+        assert told == f"the report of fashion@1 is in {name}\n"
+        assert (tmp_path / name).stat().st_size > 10_000
+    failed = subprocess.run(
+        [calibrd_command, "report", "fashion@1", "--out", "chart.png"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **where,  # type: ignore[call-overload]
+    )
+    assert failed.returncode == 3
+    assert "drawing PNG needs vl-convert: pip install 'calibrd[charts]'" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("calibrd.sklearn.CalibratedModel", "pip install 'calibrd[sklearn]'"),
+        ("calibrd.torch.CalibratedModule", "pip install 'calibrd[train]'"),
+        ("calibrd.training.AdaFocal", "pip install 'calibrd[train]'"),
+        ("calibrd.training.make_loss", "pip install 'calibrd[train]'"),
+        ("calibrd.training.Monitor", None),
+        ("calibrd.errors.NotCalibrd", None),
+        ("calibrd.batch.apply_file", None),
+    ],
+)
+def test_a_missing_extra_is_named(
+    python: Path, tmp_path: Path, expression: str, told: str | None
+) -> None:
+    code = f"""
+import calibrd
+try:
+    print({expression}.__name__)
+except ImportError as error:
+    print(error)
+"""
+    printed = run(python, "-c", code, **outside(tmp_path)).strip()
+    if told is None:
+        assert printed == expression.rpartition(".")[2]
+    else:
+        assert printed.endswith(told)
+
+
+def test_all_of_auto_and_smart_fit_without_torch(python: Path, tmp_path: Path) -> None:
+    code = """
+import calibrd, numpy as np, json
+rng = np.random.default_rng(0)
+truth = rng.normal(size=(600, 5)) * 2
+labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
+fitted, report = calibrd.fit_local(3 * truth, labels, progress=False)
+print(json.dumps([str(report.verdict), fitted.fit_info["left_out"], fitted.method]))
+print(calibrd.fit_local(3 * truth, labels, method="smart", progress=False).map.method)
+"""
+    first, second = run(python, "-c", code, **outside(tmp_path)).splitlines()
+    assert json.loads(first) == ["improved", [], "additive"]
+    assert second == "smart"
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,1 @@
+"""What tests share: services, servers, samples and clients."""

@@ -1,0 +1,1 @@
+"""Hostile bodies and clients, and what others notice of them."""

@@ -1,0 +1,82 @@
+"""Synthetic sets with known truth, and the bundled real sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from calibrators import CalibrationSet
+from calibrators.methods._ties import share_reach
+from calibrators.methods.temperature import TemperatureScaling
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "data"
+
+
+def draw(
+    n: int, k: int, *, temperature: float = 2.0, seed: int = 0, dtype: type = np.float32
+) -> CalibrationSet:
+    """Logits whose labels were drawn from softmax(logits / temperature): the truth is known."""
+    rng = np.random.default_rng(seed)
+    true_logits = rng.normal(size=(n, k)) * 1.5
+    true_logits[np.arange(n), rng.integers(k, size=n)] += rng.gamma(2.0, 1.5, size=n)
+    labels = (true_logits + rng.gumbel(size=(n, k))).argmax(axis=1)
+    return CalibrationSet((true_logits * temperature).astype(dtype), labels)
+
+
+def draw_apart(n: int, k: int, *, seed: int = 0) -> CalibrationSet:
+    """``n`` rows in float64 no two of which have confidences that count as equal in a fit.
+
+    Implementations of others pool only what is equal to the last digit.
+    """
+    data = draw(2 * n, k, seed=seed, dtype=np.float64)
+    pool = np.arange(2 * n)
+    while True:
+        chosen = data.take(pool[:n])
+        confidence, _ = confidence_and_hits(chosen, TemperatureScaling().fit(chosen).temperature)
+        order = np.argsort(confidence)
+        gaps, ties = np.diff(confidence[order]), share_reach(confidence) - confidence
+        close = order[1:][gaps <= 2 * ties[order[:-1]]]
+        if not close.size:
+            return chosen
+        pool = np.delete(pool, close)
+
+
+def in_segments(data: CalibrationSet, count: int = 3) -> CalibrationSet:
+    """The same rows, dealt out to a few segments."""
+    return data.with_groups([f"segment {place % count}" for place in range(data.n)])
+
+
+def distorted(n: int, k: int, *, seed: int = 0, spread: float = 0.3) -> CalibrationSet:
+    """Logits that a weight and a bias for each class and a little mixing have spoilt."""
+    data = draw(n, k, seed=seed, dtype=np.float64)
+    rng = np.random.default_rng(seed + 1)
+    mixing = np.diag(np.exp(spread * rng.normal(size=k))) + spread / 5 * rng.normal(size=(k, k))
+    return CalibrationSet(data.logits @ mixing + 2 * spread * rng.normal(size=k), data.labels)
+
+
+def confidence_and_hits(
+    data: CalibrationSet, temperature: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each row the largest of softmax(logits / temperature), and 1.0 where it is the label's."""
+    p = softmax(data.logits.astype(np.float64) / temperature, axis=1)
+    return p.max(axis=1), (p.argmax(axis=1) == data.labels).astype(np.float64)
+
+
+def sample(name: str) -> CalibrationSet:
+    """One of the bundled Fashion-MNIST sets: cal or test."""
+    with np.load(EXAMPLES / f"fashion_ce__{name}.npz", allow_pickle=False) as file:
+        return CalibrationSet(file["logits"], file["labels"])
+
+
+def two_regimes(n: int, seed: int) -> tuple[CalibrationSet, np.ndarray]:
+    """Overconfident only where the margin is large: one temperature cannot mend it."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, 4)) * 3
+    top = np.sort(z, axis=1)
+    temperature = np.where(top[:, -1] - top[:, -2] > 2, 3.0, 0.8)
+    truth = z / temperature[:, None]
+    labels = (truth + rng.gumbel(size=z.shape)).argmax(axis=1)
+    return CalibrationSet(z, labels), softmax(truth, axis=1).max(axis=1)

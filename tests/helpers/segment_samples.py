@@ -1,0 +1,31 @@
+"""Rows of segments, of which a model is too sure by different factors."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import CalibrationSet
+from helpers.live_service import sample
+from helpers.samples import draw
+
+Floats = NDArray[np.float64]
+Sizes = NDArray[np.int64]
+NAMES = np.array(["app", "web"])
+
+
+def rows_of_segments(rows: int = 2400, seed: int = 5) -> dict[str, np.ndarray]:
+    """Logits, labels and groups; those of ``app`` are three times as large as those of ``web``."""
+    logits, labels = sample(rows, seed=seed, scale=1.0)
+    groups = NAMES[np.arange(rows) % 2]
+    logits[groups == "app"] *= 3
+    return {"logits": logits, "labels": labels, "groups": groups}
+
+
+def drawn(sizes: Sizes, tau: float, seed: int) -> tuple[CalibrationSet, Floats]:
+    """Rows of segments whose temperatures are 2 exp(tau N(0, 1)), and these temperatures."""
+    data = draw(int(sizes.sum()), 5, temperature=1.0, seed=seed, dtype=np.float64)
+    truth = 2 * np.exp(tau * np.random.default_rng(seed + 1000).normal(size=len(sizes)))
+    code = np.repeat(np.arange(len(sizes)), sizes)
+    names = [f"{place:04}" for place in code]
+    return CalibrationSet(data.logits * truth[code, np.newaxis], data.labels, names), truth

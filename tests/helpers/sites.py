@@ -1,0 +1,132 @@
+"""A service as it is run: API replicas and workers, processes of their own on shared storage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from helpers.backends import environment
+from helpers.fit_fixtures import Place
+from helpers.live_service import ROOT, Running, running
+from service.fits.queue import DONE
+from service.storage.records import Fit, FitStatus
+
+WORK = (sys.executable, "-m", "service", "worker")
+START_SECONDS = 180.0
+SOME_SECONDS = ("smart", {"steps": 1200})
+QUICK = ("temperature", {})
+ENDLESS = ("smart", {"steps": 100_000})
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # many of them share a machine
+
+
+class Worker:
+    """A worker process of the pace that users get, and its log."""
+
+    def __init__(self, log: Path, variables: dict[str, str]) -> None:
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                WORK,
+                cwd=ROOT,
+                env={**os.environ, **ONE_THREAD, **variables},
+                stdout=file,
+                stderr=file,
+            )
+        self.mark = f"-{self.process.pid}-"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said that it takes fits."""
+        return "takes from" in self.log.read_text()
+
+    def runs(self, fit: Fit) -> bool:
+        """Whether a fit names it as its worker."""
+        return self.mark in (fit.worker or "")
+
+    def end(self) -> None:
+        """Kill it, if it lives."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Site:
+    """A database and blobs with an open number of API replicas and workers."""
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.workers: list[Worker] = []
+        self._started = 0
+        self._replicas = ExitStack()
+        self.place = Place(**settings)
+
+    @property
+    def kind(self) -> str:
+        """How it stores things."""
+        return "Postgres, S3" if self.is_fleet else "SQLite, folder"
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether it stores things on servers."""
+        return "database_url" in self.settings
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.end()
+        self._replicas.close()
+        self.place.close()
+
+    def replica(self, data_dir: Path | None = None) -> Running:
+        """Another API process; with shared storage it may have a data directory of its own."""
+        variables = environment(self.settings)
+        variables.pop("CALIBRD_DATA_DIR")
+        folder = data_dir or self.settings["data_dir"]
+        made = running(folder, "--workers", "0", **variables)
+        return self._replicas.enter_context(made)
+
+    def staff(self, count: int) -> None:
+        """See that so many workers take fits."""
+        self.hire(count - len(self.workers))
+        deadline = time.monotonic() + START_SECONDS
+        for worker in self.workers:
+            while not worker.is_ready:
+                assert worker.process.poll() is None, worker.log.read_text()
+                assert time.monotonic() < deadline, worker.log.read_text()
+                time.sleep(0.1)
+
+    def hire(self, count: int = 1, **settings: Any) -> None:
+        """Start workers."""
+        variables = environment({**self.settings, **settings})
+        for _ in range(count):
+            self._started += 1
+            self.workers.append(Worker(self.folder / f"worker-{self._started}.log", variables))
+
+    def dismiss(self, worker: Worker) -> None:
+        """kill -9."""
+        worker.end()
+        self.workers.remove(worker)
+
+    def under_way(self, fit: Fit) -> Worker:
+        """The worker of a fit that is some way into it."""
+        found = self.place.wait(fit, [FitStatus.RUNNING])
+        deadline = time.monotonic() + START_SECONDS
+        while not (found.progress or {}).get("step"):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+            found = self.place.fit(fit.id)
+        (worker,) = [one for one in self.workers if one.runs(found)]
+        return worker
+
+    def entries_left(self) -> int:
+        """The entries of the queue that are not done with."""
+        client = self.place.queue._client
+        found = client.list_workflows(load_input=False, load_output=False)
+        return sum(1 for one in found if one.status not in DONE)

@@ -1,0 +1,69 @@
+"""Validation passes of training jobs, and the runs they make."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+import calibrd
+from calibrd.errors import NoSuchRun
+from calibrd.training import AdaFocal, Monitor
+from helpers.faulty_http_proxy import FaultyLine, lose
+
+
+def drawn(rows: int = 500, classes: int = 7) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(rows, classes)) * 4
+    labels = (logits + rng.gumbel(size=logits.shape) * 2).argmax(axis=1)
+    return logits, labels
+
+
+def passes(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    logits, labels = drawn(rows=60 * count)
+    return [
+        (torch.tensor(logits[part::count]), torch.tensor(labels[part::count]))
+        for part in range(count)
+    ]
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """A port that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{found.getsockname()[1]}"
+
+
+def stepped(observing: AdaFocal | Monitor, *batches: tuple[object, object]) -> None:
+    for batch in batches:
+        observing.observe(*batch)
+        observing.step()
+
+
+def line_of(client: calibrd.Client, run: str) -> list[int]:
+    """The steps of a run, all of which the service has found right."""
+    history = client.run_history(run)
+    assert all(step.verified in (True, None) for step in history)
+    return [step.step for step in history]
+
+
+def has_line(client: calibrd.Client, run: str, *steps: int) -> bool:
+    """Whether these are its steps; a busy service may not know the run yet."""
+    try:
+        return line_of(client, run) == list(steps)
+    except NoSuchRun:
+        return False
+
+
+@contextmanager
+def away(line: FaultyLine) -> Iterator[None]:
+    """Nothing reaches the service in the block."""
+    line.before = lambda asked: lose()
+    yield
+    line.before = lambda asked: None
+    time.sleep(0.3)  # who comes next comes later also by clocks that do not quite agree

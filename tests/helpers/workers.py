@@ -1,0 +1,87 @@
+"""Worker processes for tests of fits; stopped by their process ids at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.fit_fixtures import Place
+from helpers.live_service import wait_until
+from service.storage.records import Fit, FitStatus
+from service.worker.housekeeping import Pace, Upkeep
+
+# as in service, but quicker to take a worker for dead
+WORKER = """
+from service.fits.service import QUEUES
+from service.worker.housekeeping import Pace
+from service.worker.process import run_worker
+from service.settings import Settings
+run_worker(Settings(), QUEUES, "cpu", pace=Pace(heartbeat=0.5, silence=3.0, housekeeping=1.0))
+"""
+COMMAND = (sys.executable, "-c", WORKER)
+RUNNING = (FitStatus.RUNNING,)
+
+
+class Crew:
+    """Workers of one place, each of both queues."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def add(self, count: int = 1, **environment: str) -> None:
+        """Start more of them."""
+        for _ in range(count):
+            with (self._folder / f"worker-{len(self.processes)}.log").open("ab") as log:
+                process = subprocess.Popen(
+                    COMMAND,
+                    env={**os.environ, **self.place.environment, **environment},
+                    stderr=log,
+                )
+            self.processes.append(process)
+
+    def log(self) -> str:
+        """What all of them have logged."""
+        return "".join(path.read_text() for path in sorted(self._folder.glob("worker-*.log")))
+
+    def running(self, fit: Fit) -> subprocess.Popen[bytes]:
+        """The process that a fit runs in, some way into it."""
+        self.place.wait(fit, RUNNING)
+        wait_until(lambda: (self.place.fit(fit.id).progress or {}).get("step"))
+        worker = self.place.fit(fit.id).worker or ""
+        (process,) = [one for one in self.processes if f"-{one.pid}-" in worker]
+        return process
+
+    def replace(self, gone: subprocess.Popen[bytes]) -> None:
+        """Start another for one that has ended."""
+        gone.wait(10)
+        self.processes.remove(gone)
+        self.add()
+
+    def end(self, count: int | None = None) -> None:
+        """Kill so many, the last first, or all."""
+        for process in self.processes[-count:] if count else list(self.processes):
+            process.kill()
+            process.wait()
+            self.processes.remove(process)
+
+    @property
+    def _folder(self) -> Path:
+        return self.place.settings.data_dir
+
+
+def upkeep(place: Place, worker: str, silence: float, **pace: float) -> Upkeep:
+    """The upkeep of a worker that takes no fits."""
+    return Upkeep(
+        place.database,
+        place.blobs,
+        place.queue,
+        place.settings,
+        Pace(silence=silence, **pace),
+        worker=worker,
+        queues=[],
+        device="cpu",
+        at_work=set,
+    )

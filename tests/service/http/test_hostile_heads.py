@@ -1,0 +1,146 @@
+"""Heads of requests that try to make the service speak WebSocket, or send readers elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from helpers.live_service import Local, Running, running
+from helpers.route_table import calls_of
+
+from service.access import keys
+from service.access.permissions import Scope
+from service.http.middleware.auth import Guard
+
+ELSEWHERE = "elsewhere.example"
+VALUES = {"name": "digits", "number": 1, "alias": "production", "id": "x", "run": "job"}
+VALUES |= {"ref": "digits", "version": 1, "file": "app.css", "step": 1}
+PAGE, PROGRAM = "text/html", "application/json"
+
+
+def handshake(path: str, method: str = "GET", host: str = "127.0.0.1") -> bytes:
+    """The head of a request for a WebSocket."""
+    lines = (
+        f"{method} {path} HTTP/1.1",
+        f"Host: {host}",
+        "Connection: keep-alive, Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        "",
+        "",
+    )
+    return "\r\n".join(lines).encode()
+
+
+def answer_to(url: str, sent: bytes) -> bytes:
+    """Everything that is answered until the connection ends."""
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=20) as line:
+        line.sendall(sent)
+        with line.makefile("rb") as file:
+            return file.read()
+
+
+@pytest.fixture(scope="module")
+def own_service(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A service whose log nobody else writes to."""
+    folder: Path = tmp_path_factory.mktemp("hostile")
+    with running(folder, "--workers", "0") as started:
+        yield started
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/fits", "/v2/health/live", "/nowhere", "/healthz"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_websocket_is_refused_without_a_traceback(
+    own_service: Running, path: str, method: str
+) -> None:
+    head, _, body = answer_to(own_service.url, handshake(path, method)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 "), head
+    told = json.loads(body)
+    if path.startswith("/v2"):
+        assert "no route takes WebSockets" in told["error"]
+    else:
+        assert told["code"] == "no_websockets"
+    log = own_service.log.read_text()
+    assert "Traceback" not in log
+    assert "RuntimeError" not in log
+
+
+def test_a_websocket_behind_another_request_leaves_that_ones_answer_alone(
+    own_service: Running,
+) -> None:
+    first = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    answers = answer_to(own_service.url, first + handshake("/v1/fits"))
+    assert answers.startswith(b"HTTP/1.1 200 OK")
+    assert b"101 Switching" not in answers
+    assert "Traceback" not in own_service.log.read_text()
+
+
+def test_an_upgrade_to_http_2_is_ignored(own_service: Running) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
+    answer = answer_to(own_service.url, head + b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+
+
+def test_another_server_is_told_to_close_a_websocket() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError("the app was reached")
+
+    guard = Guard(nothing, None, None, is_loopback=True)  # type: ignore[arg-type]
+    scope = {"type": "websocket", "path": "/", "headers": []}
+    asyncio.run(guard(scope, nothing, send))
+    assert [one["type"] for one in sent] == ["websocket.close"]
+
+
+@pytest.fixture
+def token(local: Local) -> str:
+    """The key of an administrator; with one, any Host header is accepted."""
+    parts = local.app.state.parts
+    with parts.database.write() as store:
+        workspace = keys.workspace_named(store, "default", make=True).id
+        made = keys.create(store, workspace, name="tests", scopes=[Scope.ADMIN])
+    parts.keys.refresh()
+    return made.token
+
+
+def locations(client: httpx.Client, method: str, path: str, token: str) -> list[str]:
+    """Where a path leads to, for people and programs, with a key and without."""
+    found = []
+    for accept in (PAGE, PROGRAM):
+        for key in ({}, {"Authorization": f"Bearer {token}"}):
+            headers = {"Host": ELSEWHERE, "Accept": accept, "X-Forwarded-Host": ELSEWHERE, **key}
+            with client.stream(method, path, headers=headers, follow_redirects=False) as answer:
+                found.append(answer.headers.get("location", ""))
+    return found
+
+
+def test_no_redirect_repeats_the_host_header(local: Local, token: str) -> None:
+    calls = {(one.method, one.url(**VALUES)) for one in calls_of(local.app)}
+    seen = []
+    for method, path in sorted(calls):
+        if path.endswith("/events"):
+            continue  # a stream, and no such fit
+        for asked in (path, path.rstrip("/") + "/", f"{path}?next=//{ELSEWHERE}/"):
+            seen += [(asked, one) for one in locations(local, method, asked, token) if one]
+    assert seen, "pages lead to where one signs in"
+    assert [one for one in seen if urlsplit(one[1]).netloc or "://" in one[1]] == []
+
+
+@pytest.mark.parametrize("path", ["/jobs/", "/v1/fits/", "/v1/runs/", "/sign-in/"])
+def test_a_trailing_slash_names_nothing(local: Local, token: str, path: str) -> None:
+    headers = {"Host": ELSEWHERE, "Authorization": f"Bearer {token}"}
+    answer = local.get(path, headers=headers, follow_redirects=False)
+    assert (answer.status_code, answer.json()["code"]) == (404, "no_such_route")
+    assert "location" not in answer.headers
