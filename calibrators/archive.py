@@ -29,6 +29,7 @@ from calibrators.base import CalibrationMap
 from calibrators.errors import ArchiveError, CalibrationError
 from calibrators.fitting.parameters import broken_rule, field_hints
 from calibrators.registry import all_maps
+from calibrators.rounding import Zeros
 
 MAGIC = b"calibrd"
 FORMAT = 1
@@ -112,7 +113,7 @@ def _made(
     hints = field_hints(kind)
     if is_inside and CalibrationMap in hints.values():
         raise ArchiveError("wrong_fields", "a map inside a map must not hold another")
-    values = {"floor": 0.0, "rounding": 0.0, **parameters, **arrays}  # older maps have none
+    values = {**Zeros()._asdict(), **parameters, **arrays}  # older maps have none of these
     for name, hint in hints.items():
         if hint is CalibrationMap:
             inside = {key: values.pop(key) for key in arrays if key.startswith(f"{name}.")}

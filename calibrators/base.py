@@ -55,8 +55,8 @@ class CalibrationMap(ABC):
     is plain JSON: how the fit went, with its warnings. ``keeps_class`` says whether the predicted
     class always keeps the largest probability; of a class of maps it is None if that depends on the
     map. ``has_segments`` says whether it takes groups, ``has_interval`` whether it has a credible
-    band. ``floor`` and ``rounding`` say what zeros among probabilities stand for (see
-    calibrators.rounding.Zeros): a row alone cannot show it.
+    band. ``floor``, ``rounding``, ``ratio`` and ``kept`` say what zeros among probabilities stand
+    for (see calibrators.rounding.Zeros): a row alone cannot show it.
     """
 
     method: ClassVar[str]
@@ -69,6 +69,8 @@ class CalibrationMap(ABC):
     fit_info: dict[str, Any] = field(default_factory=dict)
     floor: float = 0.0
     rounding: float = 0.0
+    ratio: float = 0.0
+    kept: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.rounding <= 0.5 and 0 <= self.floor <= 0.5) or (
@@ -78,6 +80,14 @@ class CalibrationMap(ABC):
                 "bad_parameter",
                 "rounding must lie in [0, 0.5] and floor below half of it (0.5 if it is 0), "
                 f"got rounding={self.rounding} and floor={self.floor}",
+            )
+        if not (0 <= self.ratio <= 1 and 0 <= self.kept < self.k) or bool(self.ratio) != bool(
+            self.kept
+        ):
+            raise ParameterError(
+                "bad_parameter",
+                "ratio must lie in [0, 1] and kept below k, and both are 0 or neither, "
+                f"got ratio={self.ratio} and kept={self.kept}",
             )
         if not 2 <= self.k < 2**31:
             raise ParameterError("bad_parameter", f"a map needs at least 2 classes, got k={self.k}")
@@ -190,7 +200,7 @@ class CalibrationMap(ABC):
     @property
     def zeros(self) -> Zeros:
         """Return what zeros among probabilities are replaced by."""
-        return Zeros(self.floor, self.rounding)
+        return Zeros(self.floor, self.rounding, self.ratio, self.kept)
 
     def _logits_of(self, values: ArrayLike) -> Floats:
         logits, clipped = self.read(values)
@@ -349,9 +359,7 @@ class Calibrator(ABC):
                 f"the method {self.method_needing_groups!r} needs the segment of each row: "
                 "make the set with CalibrationSet(logits, labels, groups)",
             )
-        fitted = replace(
-            self._fit(data, context), floor=data.zeros.floor, rounding=data.zeros.rounding
-        )
+        fitted = replace(self._fit(data, context), **data.zeros._asdict())
         info: dict[str, Any] = {"rows": data.n, "warnings": context.warnings}
         if data.clipped is not None:
             # the set itself has warned its maker

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from calibrators.arrays import Labels, as_floats, as_labels, reject_rows
+from calibrators.cut_lists import find_cut
 from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
 from calibrators.numerics.parallel import Floats, Scratch, map_blocks, oriented
 from calibrators.rounding import Zeros, step_of
@@ -50,12 +51,20 @@ class Clipped(NamedTuple):
     def __str__(self) -> str:
         parts = []
         if self.raised:
-            parts.append(f"{self.raised} zeros were raised to about {self.zeros.floor:.2g}")
+            parts.append(f"{self.raised} zeros were raised to {self._level()}")
         if self.normalised:
             parts.append(f"{self.normalised} rows that do not sum to 1 were normalised")
         if self.zeros.rounding:
             parts.append(f"the probabilities are taken as rounded to {self.zeros.rounding:g}")
+        if self.zeros.ratio:
+            kept = self.zeros.kept
+            parts.append(f"the rows are taken as lists of at most {kept} classes, the others cut")
         return ", ".join(parts)
+
+    def _level(self) -> str:
+        if self.zeros.ratio:
+            return f"{self.zeros.ratio:.2g} of the smallest positive value of their row"
+        return f"about {self.zeros.floor:.2g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +117,10 @@ class CalibrationSet:
         as 0.01, or 0 if they were not; None looks whether all are multiples of a decimal step. A
         zero of rounded probabilities stands for what was below half a step, see
         :class:`calibrators.rounding.Zeros`; the rows may then sum to 1 up to rounding, and are
-        normalised. Other zeros are raised to half of the smallest positive value. Both are counted
-        in ``clipped`` and, if ``warn``, in a ClippedProbabilities warning.
+        normalised. Zeros of lists that were cut to their top classes and divided by their sum are
+        recognised by the labels, see :func:`calibrators.cut_lists.find_cut`. Other zeros are raised
+        to half of the smallest positive value. All are counted in ``clipped`` and, if ``warn``, in
+        a ClippedProbabilities warning.
 
         >>> CalibrationSet.from_probabilities([0.9, 0.2], [1, 0]).k
         2
@@ -120,8 +131,10 @@ class CalibrationSet:
         given = as_floats(probabilities, "probabilities")
         array = two_columns(given)
         step = step_of(given) if rounding is None else float(rounding)
-        logits, clipped = log_probabilities(array, Zeros(rounding=step), estimate=True)
-        made._check_in(logits, labels, groups, "probabilities", clipped)
+        off, checked = _check_probabilities(array, labels, step)
+        zeros = find_cut(Zeros.of(array, step), array, checked)
+        logits, clipped = _filled_logs(array, zeros, off)
+        made._check_in(logits, checked, groups, "probabilities", clipped)
         object.__setattr__(made, "source", Source(array))
         if warn:
             warn_if_clipped(clipped, stacklevel=3)
@@ -272,22 +285,39 @@ def two_columns(probabilities: ArrayLike) -> Floats:
     return array
 
 
-def log_probabilities(
-    array: Floats, zeros: Zeros, *, estimate: bool = False
-) -> tuple[Floats, Clipped]:
+def check_probabilities(values: ArrayLike, labels: ArrayLike, rounding: float) -> None:
+    """Raise what ``from_probabilities`` raises for these rows and labels; ``rounding`` is known."""
+    _check_probabilities(two_columns(values), labels, rounding)
+
+
+def _check_probabilities(
+    array: Floats, labels: ArrayLike, rounding: float
+) -> tuple[Floats, Labels]:
+    off = _check_sums(array, Zeros(rounding=rounding))
+    return off, as_labels(labels, rows=len(array), classes=array.shape[1])
+
+
+def _check_sums(array: Floats, zeros: Zeros) -> Floats:
+    """Return how far each row's sum is from 1 (n,); raise if that is more than rounding does."""
+    k = array.shape[1]
+    off = np.abs(array.sum(axis=1, dtype=np.float64) - 1)
+    rule = "the probabilities of a row must sum to 1"
+    if k > 2:
+        rule += "; if it has its top classes only, divide what is missing among its zeros"
+    reject_rows(off > zeros.sum_tolerance(k, SUM_TOLERANCE), "rows_do_not_sum_to_one", rule)
+    return np.asarray(off)
+
+
+def log_probabilities(array: Floats, zeros: Zeros) -> tuple[Floats, Clipped]:
     """Logarithms of probabilities (n, k) from ``two_columns``, and what was changed before.
 
-    ``zeros`` says what a zero stands for; ``estimate`` finds it for its rounding. Rows are not
-    divided by their sums: a number added to a row of logits changes no probability.
+    ``zeros`` says what a zero stands for. Rows are not divided by their sums: a number added to a
+    row of logits changes no probability.
     """
-    off = np.abs(array.sum(axis=1, dtype=np.float64) - 1)
-    reject_rows(
-        off > zeros.sum_tolerance(array.shape[1], SUM_TOLERANCE),
-        "rows_do_not_sum_to_one",
-        "the probabilities of a row must sum to 1",
-    )
-    if estimate:
-        zeros = Zeros.of(array, zeros.rounding)
+    return _filled_logs(array, zeros, _check_sums(array, zeros))
+
+
+def _filled_logs(array: Floats, zeros: Zeros, off: Floats) -> tuple[Floats, Clipped]:
     filled, raised = zeros.filled(array)
     logs: Floats = np.log(np.minimum(filled, 1))
     return logs, Clipped(raised, int(np.count_nonzero(off > SUM_TOLERANCE)), zeros)

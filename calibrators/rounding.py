@@ -15,6 +15,8 @@ FIRST_LOOK = 256
 LARGEST_STEP = 0.25
 LEAST_VALUES = 30
 LEAST_SHARE = 0.1
+# of a step: the mean of values below half a step is below that
+HIGHEST_FLOOR = 0.45
 # the least that a zero stands for, the same for all types: equal numbers get equal answers
 TINY = float(np.finfo(np.float32).tiny)
 
@@ -24,11 +26,15 @@ class Zeros(NamedTuple):
 
     ``floor`` is its mean. ``rounding`` is the step that probabilities were rounded to, 0 if they
     were not. A zero was then any value below half of that step; its distribution is taken as
-    proportional to ``p^a`` up to there, with the ``a`` that has this mean.
+    proportional to ``p^a`` up to there, with the ``a`` that has this mean. ``ratio`` is above 0
+    for lists cut to their ``kept`` largest values: a zero is then ``ratio`` times the smallest
+    value that its row kept (see :mod:`calibrators.cut_lists`).
     """
 
     floor: float = 0.0
     rounding: float = 0.0
+    ratio: float = 0.0
+    kept: int = 0
 
     @classmethod
     def of(cls, probabilities: Floats, rounding: float) -> Zeros:
@@ -36,19 +42,22 @@ class Zeros(NamedTuple):
 
         Rounded: ``a`` follows from how many values are 0 and how many are one step, since the
         share of values below half a step among those below one and a half is ``3^-a``. Two values
-        at one step and one zero are added, so that ``a`` is 1 where there is no data. Exact: half
-        of the smallest positive value.
+        at one step and one zero are added, so that ``a`` is 1 where there is no data. With many
+        classes that is too low: the mean is at least what the rows leave to their zeros. Exact:
+        half of the smallest positive value.
         """
         if rounding == 0:
             return cls(max(_smallest_positive(probabilities) / 2, TINY))
-        zeros, ones = 1, 2
+        zeros, ones, left = 1, 2, 0.0
         for block in row_blocks(*probabilities.shape):
             part = probabilities[block]
             below = int(np.count_nonzero(part < rounding / 2))
             zeros += below
             ones += int(np.count_nonzero(part < 1.5 * rounding)) - below
+            left += len(part) - float(_before_rounding(part, rounding).sum())
         a = math.log1p(ones / zeros) / math.log(3)
-        return cls(rounding / 2 * a / (a + 1), rounding)
+        mean = max(rounding / 2 * a / (a + 1), left / zeros)
+        return cls(min(mean, HIGHEST_FLOOR * rounding), rounding)
 
     def sum_tolerance(self, k: int, least: float) -> float:
         """How far from 1 the sum of a row of ``k`` classes may be; ``least`` for exact ones.
@@ -61,22 +70,37 @@ class Zeros(NamedTuple):
         """Return rows (n, k) with zeros replaced by what they stand for, in float64.
 
         Rounded entries have errors of variance ``step^2 / 12`` each, zeros a prior mean and
-        variance, and all of a row sum to 1: taken is the mean of each entry given that, held to
-        what rounds to it. No zero stands for more than half of the row's smallest positive value.
+        variance (half of which is common to a row: sure rows have small zeros), and all of a row
+        sum to 1: taken is the mean of each entry given that, held to what rounds to it. No zero
+        stands for more than half of the row's smallest positive value.
         """
         found = rows.astype(np.float64)
         smallest = np.where(is_zero, 1, found).min(axis=1, keepdims=True)
+        if self.ratio:
+            return np.where(is_zero, self._cut_values(smallest, is_zero), found)
         means = np.full((len(rows), 1), max(self.floor, TINY))
         if self.rounding:
             count, noise = is_zero.sum(axis=1, keepdims=True), self.rounding**2 / 12
-            missing = 1 - found.sum(axis=1, keepdims=True) - count * means
-            missing /= count * self.variance + (rows.shape[1] - count) * noise
-            means += self.variance * missing
+            likely = _before_rounding(found, self.rounding)
+            missing = 1 - likely.sum(axis=1, keepdims=True) - count * means
+            variance = (count + 1) / 2 * self.variance
+            missing /= count * variance + (rows.shape[1] - count) * noise
+            means += variance * missing
             means = means.clip(LEAST_SHARE * self.floor, self.rounding / 2)
             shift = (noise * missing).clip(-self.rounding / 2, self.rounding / 2)
-            found = np.maximum(found + shift, found / 2)
+            found = np.maximum(likely + shift, found / 2)
         means = np.maximum(np.minimum(means, smallest / 2), TINY)
         return np.asarray(np.where(is_zero, means, found))
+
+    def _cut_values(self, smallest: Floats, is_zero: Floats) -> Floats:
+        """Return what the zeros of each row of a cut list stand for, (n, 1).
+
+        Of a row with fewer than ``kept`` values, some were kept but rounded to 0.
+        """
+        if self.rounding:
+            is_short = is_zero.shape[1] - is_zero.sum(axis=1, keepdims=True) < self.kept
+            smallest = np.where(is_short, self.rounding / 4, smallest)
+        return np.maximum(self.ratio * smallest, TINY)
 
     @property
     def variance(self) -> float:
@@ -183,6 +207,15 @@ def step_of(probabilities: Floats) -> float:
             break
         finder.add(probabilities[block])
     return finder.step
+
+
+def _before_rounding(values: Floats, step: float) -> Floats:
+    """Return the mean of what rounds to each value, in float64: small numbers are more frequent.
+
+    With a density of ``1 / p`` it is ``v - step^2 / (12 v)`` to the second order.
+    """
+    wide = values.astype(np.float64)
+    return np.maximum(wide - step**2 / 12 / np.maximum(wide, step / 2), wide / 2)
 
 
 def _smallest_positive(values: Floats) -> float:

@@ -115,36 +115,59 @@ def _filled(fitted: CalibrationMap, graph: Builder, given: str) -> str:
     def constant(value: float) -> str:
         return graph.constant(value, np.float64)
 
-    def total(values: str) -> str:
-        return graph.add("ReduceSum", values, axis, keepdims=1)
-
     tiny = float(np.finfo(np.float32).tiny)
     is_zero = graph.add("Less", given, graph.constant(tiny))
     wide = graph.add("Cast", given, to=DOUBLE)
     below = graph.add("Where", is_zero, constant(-1.0), graph.add("Neg", wide))
     half = graph.add("Mul", graph.add("ReduceMax", below, axis, keepdims=1), constant(-0.5))
-    mean = constant(max(zeros.floor, tiny))
-    if zeros.rounding:
-        count, noise = total(graph.add("Cast", is_zero, to=DOUBLE)), zeros.rounding**2 / 12
-        off = graph.add("Sub", constant(1.0), total(wide))
-        missing = graph.add("Sub", off, graph.add("Mul", count, mean))
-        known = graph.add("Mul", count, constant(zeros.variance - noise))
-        known = graph.add("Add", known, constant(fitted.k * noise))
-        missing = graph.add("Div", missing, known)
-        mean = graph.add("Add", graph.add("Mul", missing, constant(zeros.variance)), mean)
-        mean = graph.add("Max", mean, constant(LEAST_SHARE * zeros.floor))
-        mean = graph.add("Min", mean, constant(zeros.rounding / 2))
-        shift = graph.add("Mul", missing, constant(noise))
-        shift = graph.add("Max", shift, constant(-zeros.rounding / 2))
-        shift = graph.add("Min", shift, constant(zeros.rounding / 2))
-        moved = graph.add(
-            "Max", graph.add("Add", wide, shift), graph.add("Mul", wide, constant(0.5))
-        )
-        far = graph.add("Greater", graph.add("Abs", off), constant(zeros.rounding / 2))
-        some = graph.add("Greater", count, constant(0.5))
-        wide = graph.add("Where", some, moved, graph.add("Where", far, moved, wide))
-    mean = graph.add("Max", graph.add("Min", mean, half), constant(tiny))
+    count = graph.add("ReduceSum", graph.add("Cast", is_zero, to=DOUBLE), axis, keepdims=1)
+    if zeros.ratio:
+        mean = graph.add("Mul", half, constant(2 * zeros.ratio))
+        if zeros.rounding:
+            is_short = graph.add("Greater", count, constant(fitted.k - zeros.kept + 0.5))
+            mean = graph.add("Where", is_short, constant(zeros.ratio * zeros.rounding / 4), mean)
+    elif zeros.rounding:
+        wide, mean = _unrounded(fitted, graph, wide, count)
+        mean = graph.add("Min", mean, half)
+    else:
+        mean = graph.add("Min", constant(max(zeros.floor, tiny)), half)
+    mean = graph.add("Max", mean, constant(tiny))
     return graph.add("Cast", graph.add("Where", is_zero, mean, wide), to=FLOAT)
+
+
+def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) -> tuple[str, str]:
+    """Write what rounded values, and the zeros of each row, stand for in ``Zeros.restored``."""
+    zeros, axis = fitted.zeros, graph.constant([1], np.int64)
+    noise, half_step = zeros.rounding**2 / 12, zeros.rounding / 2
+
+    def constant(value: float) -> str:
+        return graph.constant(value, np.float64)
+
+    def times(values: str, factor: float) -> str:
+        return graph.add("Mul", values, constant(factor))
+
+    def clip(values: str, low: float) -> str:
+        return graph.add("Min", graph.add("Max", values, constant(low)), constant(half_step))
+
+    def left(values: str) -> str:
+        total = graph.add("ReduceSum", values, axis, keepdims=1)
+        return graph.add("Sub", constant(1.0), total)
+
+    half = times(wide, 0.5)
+    bias = graph.add("Div", constant(noise), graph.add("Max", wide, constant(half_step)))
+    likely = graph.add("Max", graph.add("Sub", wide, bias), half)
+    missing = graph.add("Sub", left(likely), times(count, zeros.floor))
+    variance = times(graph.add("Add", count, constant(1.0)), zeros.variance / 2)
+    known = graph.add("Mul", count, graph.add("Sub", variance, constant(noise)))
+    missing = graph.add("Div", missing, graph.add("Add", known, constant(fitted.k * noise)))
+    mean = graph.add("Mul", missing, variance)
+    mean = clip(graph.add("Add", mean, constant(zeros.floor)), LEAST_SHARE * zeros.floor)
+    shift = clip(times(missing, noise), -half_step)
+    moved = graph.add("Max", graph.add("Add", likely, shift), half)
+    is_off = graph.add("Greater", graph.add("Abs", left(wide)), constant(half_step))
+    has_zeros = graph.add("Greater", count, constant(0.5))
+    changed = graph.add("Where", has_zeros, moved, graph.add("Where", is_off, moved, wide))
+    return changed, mean
 
 
 def prove(fitted: CalibrationMap, data: bytes) -> None:
@@ -182,4 +205,6 @@ def trial_rows(fitted: CalibrationMap) -> NDArray[np.float32]:
     step = fitted.rounding or 0.01
     rounded = np.rint(probabilities[:80] / step) * step
     rounded = rounded[np.abs(rounded.sum(axis=1) - 1) < 1e-6]
-    return np.vstack([probabilities, np.eye(fitted.k)[:3], rounded]).astype(np.float32)
+    cut = np.where(probabilities < np.sort(probabilities)[:, -2:-1], 0, probabilities)
+    cut /= cut.sum(axis=1, keepdims=True)
+    return np.vstack([probabilities, np.eye(fitted.k)[:3], rounded, cut]).astype(np.float32)

@@ -5,6 +5,7 @@
 passes over the classes, and sorts, only once.
 """
 
+from calibrators.metrics._noise_floor import NoiseFloor, noise_floor
 from calibrators.metrics._sorted import equal_mass
 from calibrators.metrics.bins import BinTable, equal_width
 from calibrators.metrics.calibration import (
@@ -31,7 +32,6 @@ from calibrators.metrics.intervals import (
     paired_intervals,
 )
 from calibrators.metrics.lipschitz import smce
-from calibrators.metrics._noise_floor import NoiseFloor, noise_floor
 from calibrators.metrics.report_inputs import Scored, scored
 from calibrators.metrics.scores import (
     RowScores,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrators import CalibrationSet, DataError
-from calibrators.data import Kind, as_logits, two_columns
+from calibrators.data import Kind, as_logits, check_probabilities, two_columns
 from calibrators.rounding import GridFinder
 from service.datasets.formats import segments
 from service.datasets.formats.bodies import LABELS, VALUES, check_names, check_size, declared_kind
@@ -212,7 +212,7 @@ def _check_block(block: Array, truth: Array, kind: Kind, rounding: float) -> Non
         block = np.concatenate([block, np.full((1, block.shape[1]), 2, block.dtype)])
         CalibrationSet(block, np.append(truth, truth.dtype.type(0)))
         return
-    CalibrationSet.from_probabilities(_widened(block), truth, rounding=rounding, warn=False)
+    check_probabilities(_widened(block), truth, rounding)
 
 
 def _joined(before: DataError | None, error: DataError, start: int) -> DataError:

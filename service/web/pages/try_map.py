@@ -132,7 +132,7 @@ def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tu
     fitted = served.map
     arrays = Arrays(rows_of(text, fitted.k), declared=fitted.kind)
     before = predict(
-        IdentityMap(k=fitted.k, kind=fitted.kind, floor=fitted.floor, rounding=fitted.rounding),
+        IdentityMap(k=fitted.k, kind=fitted.kind, **fitted.zeros._asdict()),
         arrays,
     ).probabilities
     if segment in _segments(served):

@@ -1,0 +1,131 @@
+"""Lists cut to their top classes: estimate from the labels what their zeros stand for.
+
+Services often give the five most probable of many classes, divided by their sum. What was cut off
+is not in the list, but the labels show how often it is right.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.arrays import Labels
+from calibrators.numerics.parallel import Floats, row_blocks
+from calibrators.rounding import Zeros
+
+ITERATIONS = 50
+# rows of so many numbers are enough, evenly spread
+MOST_NUMBERS = 1 << 19
+LEAST_GAIN = 3.0
+# of rounded lists, this share of the rows must have all values that were kept
+LEAST_FULL = 0.1
+RATIOS = (1e-12, 0.9)
+
+
+def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
+    """Return ``zeros`` with ``ratio`` and ``kept`` if the rows (n, k) are cut lists.
+
+    They are if every row has zeros, and the labels are more likely if a zero is ``ratio`` times
+    the smallest positive value of its row than if it is what ``zeros`` says: by a factor of
+    ``e^3`` at least, each at its best temperature.
+    """
+    n, k = probabilities.shape
+    if not (probabilities[np.arange(n), labels] <= 0).any():
+        return zeros
+    positive = np.concatenate(
+        [np.count_nonzero(probabilities[block] > 0, axis=1) for block in row_blocks(n, k)]
+    )
+    kept = int(positive.max())
+    if kept in (0, k) or (zeros.rounding and (positive == kept).mean() < LEAST_FULL):
+        return zeros
+    rows = np.arange(0, n, math.ceil(n * (kept + 1) / MOST_NUMBERS))
+    unit = zeros._replace(ratio=1.0, kept=kept)
+    *_, before = _Tails(zeros, probabilities, labels, rows, kept).fit(free=1)
+    beta, gamma, after = _Tails(unit, probabilities, labels, rows, kept).fit(free=2)
+    if beta <= 0 or not before - after >= LEAST_GAIN:
+        return zeros
+    low, high = np.log(RATIOS)
+    return unit._replace(ratio=math.exp(np.clip(gamma / beta, low, high)))
+
+
+class _Tails:
+    """Likelihood of labels under ``p^beta``, where the zeros of a row are one outcome.
+
+    A zero counts as ``z^beta e^gamma``, with z what ``zeros`` says. The log likelihood is concave
+    in beta, which is 1 / temperature, and gamma.
+    """
+
+    def __init__(
+        self,
+        zeros: Zeros,
+        probabilities: Floats,
+        labels: Labels,
+        rows: NDArray[np.intp],
+        kept: int,
+    ) -> None:
+        parts = []
+        for block in row_blocks(len(rows), probabilities.shape[1]):
+            chosen = rows[block]
+            parts.append(_outcomes(zeros, probabilities[chosen], labels[chosen], kept))
+        whole = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        self._values, self._counts, self._label_values, self._is_cut = whole
+
+    def fit(self, free: int) -> tuple[float, float, float]:
+        """Return beta, gamma (0 if only one is ``free``) and the negative log likelihood."""
+        point = np.array([1.0, 0.0])
+        value, gradient, hessian = self._look(point)
+        for _ in range(ITERATIONS):
+            ridge = 1e-9 * (1 + np.trace(hessian)) * np.eye(free)
+            step = np.zeros(2)
+            step[:free] = np.linalg.solve(hessian[:free, :free] + ridge, gradient[:free])
+            following = self._look(point - step)
+            while following[0] > value and np.abs(step).max() > 1e-7:
+                step /= 2
+                following = self._look(point - step)
+            if np.abs(step).max() <= 1e-7:
+                break
+            point = point - step
+            value, gradient, hessian = following
+        return float(point[0]), float(point[1]), value
+
+    def _look(
+        self, point: NDArray[np.float64]
+    ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+        """Return the negative log likelihood, its gradient and its Hessian."""
+        beta, gamma = point
+        values = self._values
+        shifted = beta * values
+        shifted[:, -1] += gamma
+        shifted[self._counts == 0] = -np.inf
+        largest = shifted.max(axis=1, keepdims=True)
+        shares = self._counts * np.exp(shifted - largest)
+        total = shares.sum(axis=1, keepdims=True)
+        shares /= total
+        tail, mean = shares[:, -1], np.vecdot(shares, values)
+        value = (largest + np.log(total)).sum()
+        value -= beta * self._label_values.sum() + gamma * self._is_cut.sum()
+        gradient = np.array([(mean - self._label_values).sum(), (tail - self._is_cut).sum()])
+        mixed = (tail * (values[:, -1] - mean)).sum()
+        spread = (np.vecdot(shares, values**2) - mean**2).sum()
+        hessian = np.array([[spread, mixed], [mixed, (tail * (1 - tail)).sum()]])
+        return float(value), gradient, hessian
+
+
+def _outcomes(zeros: Zeros, given: Floats, labels: Labels, kept: int) -> tuple[Floats, ...]:
+    """Return the possible outcomes of each row, and the one that its label is.
+
+    These are the logarithms of its ``kept`` largest values and of its zeros (n, kept + 1), relative
+    to the largest; how many classes have each (n, kept + 1); the logarithm of the label's value
+    (n,); and whether that is a zero (n,).
+    """
+    rows, k = np.arange(len(given)), given.shape[1]
+    is_zero = given <= 0
+    count = is_zero.sum(axis=1, keepdims=True)
+    logs = np.log(zeros.filled(given)[0].astype(np.float64))
+    logs -= logs.max(axis=1, keepdims=True)
+    zero = np.where(is_zero, logs, 0).min(axis=1, keepdims=True)
+    is_there = np.arange(k - kept, k) >= count
+    values = np.hstack([np.sort(logs, axis=1)[:, k - kept :], zero])
+    return values, np.hstack([is_there, count]), logs[rows, labels], is_zero[rows, labels]
