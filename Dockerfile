@@ -30,7 +30,10 @@ RUN pip install --no-cache-dir -c constraints.txt setuptools
 COPY pyproject.toml README.md LICENSE ./
 COPY calibrators calibrators
 COPY calibrd calibrd
-RUN pip wheel --no-cache-dir -c constraints.txt --no-deps --no-build-isolation --wheel-dir /wheels .
+COPY service service
+COPY distributions distributions
+RUN pip wheel --no-cache-dir -c constraints.txt --no-deps --no-build-isolation --wheel-dir /wheels \
+    . ./distributions/server
 
 FROM base AS packages
 WORKDIR /build
@@ -42,8 +45,6 @@ FROM packages AS api
 WORKDIR /app
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c /build/constraints.txt --no-deps /wheels/*.whl
-COPY --chmod=755 service service
-RUN python -m compileall -q service
 USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
@@ -56,8 +57,6 @@ FROM packages AS worker
 WORKDIR /app
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c /build/constraints.txt --no-deps /wheels/*.whl
-COPY --chmod=755 service service
-RUN python -m compileall -q service
 USER 10001:10001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=15s --start-period=90s --retries=3 \

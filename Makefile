@@ -1,5 +1,5 @@
 # Every target does its own set-up: a virtual environment in .venv with the pinned packages,
-# made again only when pyproject.toml or constraints.txt change.
+# made again only when a pyproject.toml or constraints.txt change.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -10,10 +10,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.venv/run: pyproject.toml constraints.txt
+.venv/run: pyproject.toml constraints.txt $(addprefix distributions/server/,pyproject.toml setup.py)
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
-	$(PIP) --no-build-isolation -e '.[train,charts,onnx,service]'
+	$(PIP) --no-build-isolation -e '.[train,charts,onnx,service]' -e distributions/server
 	@touch $@
 
 .venv/base: .venv/run
@@ -56,9 +56,9 @@ format: .venv/base  ## rewrite the sources in the house format
 demo: .venv/run  ## fit the bundled sample with every method; print the table, write out/demo.html
 	$(BIN)/python -m calibrd demo --out out/demo.html
 
-wheel: .venv/run  ## build dist/calibrd-*.whl: the SDK, the command line and the maths
-	rm -rf build
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check . --no-deps --no-build-isolation -w dist
+wheel: .venv/run  ## build dist/calibrd-*.whl (SDK, command line, maths) and dist/calibrd_server-*.whl (service)
+	rm -rf build distributions/*/build
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check . ./distributions/server --no-deps --no-build-isolation -w dist
 
 fuzz: .venv/base  ## 5,000 generated calls on the running service: no 5xx
 	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/http/test_generated_calls.py
@@ -91,5 +91,5 @@ screenshots: .venv/base browser  ## the pictures of README.md, of a real service
 	$(BIN)/python docs/screenshots.py
 
 clean:  ## remove the virtual environment and what the tools left
-	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info distributions/*/build distributions/*/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -9,13 +9,17 @@ from calibrd.cli import INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code."""
+    """Run a command, of the SDK or of an installed server; return its exit code."""
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
         # the imports take a moment, in which Ctrl-C must already end the command without a word
         from calibrd.cli.arguments import run
+        from calibrd.cli.server import server_command
+
+        command = server_command(given) or run
     except KeyboardInterrupt:
         return INTERRUPTED
-    return run(arguments)
+    return command(given)
 
 
 if __name__ == "__main__":

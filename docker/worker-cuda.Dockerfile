@@ -28,7 +28,10 @@ RUN pip install --no-cache-dir -c constraints.txt setuptools
 COPY pyproject.toml README.md LICENSE ./
 COPY calibrators calibrators
 COPY calibrd calibrd
-RUN pip wheel --no-cache-dir -c constraints.txt --no-deps --no-build-isolation --wheel-dir /wheels .
+COPY service service
+COPY distributions distributions
+RUN pip wheel --no-cache-dir -c constraints.txt --no-deps --no-build-isolation --wheel-dir /wheels \
+    . ./distributions/server
 
 FROM base AS worker-cuda
 COPY pyproject.toml constraints.txt docker/requirements.py ./
@@ -40,8 +43,6 @@ RUN python requirements.py train service charts onnx > requirements.txt \
 WORKDIR /app
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c /build/constraints.txt --no-deps /wheels/*.whl
-COPY --chmod=755 service service
-RUN python -m compileall -q service
 USER 10001:10001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=15s --start-period=120s --retries=3 \

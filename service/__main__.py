@@ -1,4 +1,8 @@
-"""The commands of ``python -m service``, such as serve, worker, keys and backup."""
+"""The commands of the service, such as serve, worker, keys and backup.
+
+They are run as ``python -m service COMMAND`` or, where ``calibrd-server`` is installed, as
+``calibrd COMMAND``.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,30 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from service.cli import PROGRAM
+
 INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Run a command; what it writes is for its own user alone."""
     os.umask(0o077)
     # the imports take a second, in which Ctrl-C must already end the command without a word
     from service.cli.arguments import run
 
-    return run(arguments)
+    return run(arguments, program)
+
+
+def calibrd_command(arguments: Sequence[str]) -> int:
+    """Run a command as ``calibrd COMMAND``: the entry point of ``calibrd-server``."""
+    _exit_on_interrupt()
+    return main(arguments, "calibrd")
+
+
+def _exit_on_interrupt() -> None:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    _exit_on_interrupt()
     sys.exit(main())

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from calibrd import __version__
-from calibrd.cli import INTERRUPTED, aliases, apply, demo, fit, gate, report, serve
+from calibrd.cli import INTERRUPTED, aliases, apply, demo, fit, gate, report, server
 from calibrd.cli import list as listing
 from calibrd.cli.context import Asked, seconds
 from calibrd.cli.output import (
@@ -159,7 +159,7 @@ def command_parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run, takes_all=takes_all)
         return made
 
-    for module in (demo, fit, apply, gate, report, aliases, listing, serve):
+    for module in (demo, fit, apply, gate, report, aliases, listing, server):
         module.add_to(verb)
     return parser
 

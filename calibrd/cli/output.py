@@ -20,10 +20,10 @@ from calibrd.terminal import json_safe, printable
 HINTS = {
     "alias_has_moved": "`calibrd history NAME` says where it is now",
     "dataset_gone": "its rows were deleted meanwhile: the same command sends them again",
-    "invalid_key": "is it the key of this service? `python -m service keys create` makes new ones",
-    "key_has_ended": "`python -m service keys create` makes a new one",
+    "invalid_key": "is it a key of this service? `calibrd keys create` where it runs makes one",
+    "key_has_ended": "`calibrd keys create` where the service runs makes a new one",
     "key_required": "set CALIBRD_API_KEY, or give --api-key",
-    "missing_scope": "use a key with that scope: `python -m service keys create` makes one",
+    "missing_scope": "use a key with that scope: `calibrd keys create` where it runs makes one",
     "name_taken": "--output-column NAME names it otherwise, --drop-inputs leaves out what was read",
     "needs_force": "`calibrd report NAME@NUMBER` says why; "
     "`calibrd promote NAME NUMBER --force --reason WHY` does it all the same",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
+from service.cli import PROGRAM
 from service.cli.backup import read_backup, write_backup
 from service.cli.doctor import doctor
 from service.cli.keys import manage_keys
@@ -28,9 +29,9 @@ MISUSED = 2
 Command = Callable[[Settings, argparse.Namespace], int | None]
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Run a command; a mistake of its user is told in one line."""
-    asked = command_parser().parse_args(arguments)
+    asked = command_parser(program).parse_args(arguments)
     _warn_of_unknown_variables()
     try:
         code: int = asked.run(settings_from(vars(asked)), asked) or 0
@@ -54,12 +55,12 @@ def _warn_of_unknown_variables() -> None:
         say_note(f"warning: {name} is not a setting{hint}")
 
 
-def command_parser() -> argparse.ArgumentParser:
+def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     """All commands and their flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m service",
+        prog=program,
         description="The calibration service.",
-        epilog="`python -m service COMMAND --help` lists what a command takes.",
+        epilog=f"`{program} COMMAND --help` lists what a command takes.",
     )
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     settings = _settings_flags()

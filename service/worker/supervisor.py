@@ -9,10 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from service.settings import Settings
 
-COMMAND = (sys.executable, "-m", "service", "worker")
+# -P: a folder called `service` in the working directory may be anybody's; the environment says
+# where ours is
+COMMAND = (sys.executable, "-P", "-m", "service", "worker")
+OURS = str(Path(__file__).parents[2])
 # a worker that finds another parent than this process id leaves: its supervisor has died
 SUPERVISOR = "CALIBRD_SUPERVISOR"
 # by which the workers of a machine with several GPUs take one each
@@ -118,4 +122,10 @@ def _environment(settings: Settings, slot: int) -> dict[str, str]:
         for name, value in settings.model_dump().items()
         if value is not None
     }
-    return {**os.environ, **given, SUPERVISOR: str(os.getpid()), SLOT: str(slot)}
+    return {
+        **os.environ,
+        **given,
+        "PYTHONPATH": os.pathsep.join(filter(None, (OURS, os.environ.get("PYTHONPATH")))),
+        SUPERVISOR: str(os.getpid()),
+        SLOT: str(slot),
+    }

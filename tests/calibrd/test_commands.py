@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from helpers.faulty_http_proxy import FaultyLine, Say
-from helpers.live_service import ROOT, Running, sample, wait_until
+from helpers.live_service import Running, sample, wait_until
 
 from calibrators import CalibrationWarning, archive
 from calibrators.adafocal import BinStatistics
 from calibrators.methods.temperature import TemperatureMap
 from calibrd import Client
+from calibrd.cli import server
 from calibrd.cli.arguments import command_parser, run
 from calibrd.cli.output import HINTS
 from calibrd.errors import NAMED
@@ -337,7 +338,7 @@ def test_help_is_there_for_every_command(calibrd: Any) -> None:
     assert calibrd("--help").code == 0
     actions = [one for one in command_parser()._actions if hasattr(one, "choices") and one.choices]
     for name in actions[0].choices or ():
-        if name != "serve":
+        if name not in server.COMMANDS:
             done = calibrd(name, "--help")
             assert done.code == 0
             assert "CALIBRD_API_KEY" in done.out
@@ -348,17 +349,6 @@ def spawned(*words: object, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
-
-
-def test_serve_starts_the_server_where_it_is(tmp_path: Path) -> None:
-    away = spawned("serve", "--json", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    out, err = away.communicate(timeout=60)
-    assert (away.returncode, err) == (3, "")
-    assert json.loads(out)["error"]["code"] == "no_server"
-    here = spawned("serve", "--port", "nonsense", cwd=ROOT)
-    out, err = here.communicate(timeout=60)
-    assert here.returncode == 2
-    assert "--port (CALIBRD_PORT)" in err
 
 
 def test_ctrl_c_while_a_fit_runs(val: Path, tmp_path: Path) -> None:

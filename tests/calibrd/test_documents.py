@@ -32,7 +32,7 @@ NOT_RUN = {
     "python transformers": "tests/calibrd/test_training_huggingface.py runs it",
 }
 # how blocks begin that are run by hand, or would start what these tests are part of
-BY_HAND = ("import ray\n", "make serve ")
+BY_HAND = ("import ray\n", "make serve ", "make wheel ")
 ELSEWHERE = {"docs/deploying.md": "tests/project/test_docker.py"}
 
 

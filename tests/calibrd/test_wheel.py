@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.live_service import ROOT, Running
+from helpers.wheels import built, installed, outside, pip, run
 
 import calibrd
 
@@ -30,6 +29,7 @@ PACKAGES = {
     "typing-extensions",
 }
 MOST_MEGABYTES = 120
+MOST_WHEEL_BYTES = 700_000
 MOST_IMPORT_SECONDS = 0.5
 IMPORT = """
 import json, sys, time
@@ -41,50 +41,16 @@ print(json.dumps({"seconds": took, "heavy": [one for one in heavy if one in sys.
 """
 
 
-def run(*command: object, **options: object) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        **options,  # type: ignore[call-overload]
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return str(done.stdout)
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    for name in ("calibrd", "calibrators"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    own = pip(Path(sys.executable))
-    run(*own, "wheel", "-q", ".", "--no-deps", "--no-build-isolation", "-w", "dist", cwd=folder)
-    (made,) = (folder / "dist").glob("*.whl")
+    (made,) = built(tmp_path_factory.mktemp("wheel"), ".")
     return made
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a virtual environment that holds the wheel and what it asks for."""
-    folder = tmp_path_factory.mktemp("fresh")
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
-    python = folder / "bin/python"
-    run(*pip(python), "install", "-q", "-c", ROOT / "constraints.txt", wheel)
-    return python
-
-
-def pip(python: Path) -> tuple[object, ...]:
-    """Our own pip, at work on another environment, which so need not hold one."""
-    return (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-
-
-def outside(tmp_path: Path) -> dict[str, object]:
-    """Where the repository is not on the path."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return {"cwd": tmp_path, "env": kept | {"CALIBRD_CACHE_DIR": str(tmp_path / "cache")}}
+    return installed(tmp_path_factory.mktemp("fresh"), wheel)
 
 
 def test_the_wheel_holds_the_sdk_and_the_maths_only(wheel: Path) -> None:
@@ -94,6 +60,7 @@ def test_the_wheel_holds_the_sdk_and_the_maths_only(wheel: Path) -> None:
         "calibrd",
     }
     assert {"calibrd/py.typed", "calibrators/py.typed"} <= {*names}
+    assert wheel.stat().st_size < MOST_WHEEL_BYTES
 
 
 def test_it_brings_little(python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +109,7 @@ def test_the_first_snippet_of_the_readme_runs(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "first.py").write_text(readme_snippet())
     where = outside(tmp_path)
-    where["env"] |= {"CALIBRD_URL": service.url}  # type: ignore[operator]
+    where["env"] |= {"CALIBRD_URL": service.url}
     printed = run(python, "first.py", **where)
     assert printed.startswith("improved\n")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 6
@@ -156,11 +123,23 @@ def test_the_first_snippet_of_the_readme_runs(
         capture_output=True,
         text=True,
         timeout=60,
-        **where,  # type: ignore[call-overload]
+        **where,
     )
     assert failed.returncode == 3
     assert "drawing PNG needs vl-convert: pip install 'calibrd[charts]'" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_without_the_server_its_commands_say_what_to_install(python: Path, tmp_path: Path) -> None:
+    failed = subprocess.run(
+        [python.with_name("calibrd"), "serve", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **outside(tmp_path),
+    )
+    assert (failed.returncode, failed.stdout) == (3, "")
+    assert "hint: pip install calibrd-server" in failed.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,21 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    data_dir: Path, *flags: str, log: Path | None = None, **environment: str
+    data_dir: Path,
+    *flags: str,
+    log: Path | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "service"),
+    cwd: Path = ROOT,
+    **environment: str,
 ) -> Iterator[Running]:
     """``python -m service serve`` until the end of the block."""
     data_dir.mkdir(parents=True, exist_ok=True)
     log = log or data_dir / "serve.log"
-    command = [sys.executable, "-m", "service", "serve", "--port", "0", "--data-dir", str(data_dir)]
+    command = [*program, "serve", "--port", "0", "--data-dir", str(data_dir)]
     with log.open("w") as errors:
         process = subprocess.Popen(
             [*command, *flags],
-            cwd=ROOT,
+            cwd=cwd,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=errors,

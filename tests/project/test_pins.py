@@ -8,7 +8,7 @@ from pathlib import Path
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 # what installs, and what is installed from here
-OWN = {"pip", "calibrd"}
+OWN = {"pip", "calibrd", "calibrd-server"}
 
 
 def name_of(text: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from service.settings import Settings
 from service.worker import supervisor
-from service.worker.supervisor import COMMAND, SUPERVISOR, Workers
+from service.worker.supervisor import COMMAND, OURS, SUPERVISOR, Workers
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(60)")
 STUBBORN = (
@@ -101,7 +101,8 @@ def test_the_settings_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_leaves_when_its_supervisor_is_gone(tmp_path: Path) -> None:
-    environment = {**os.environ, "CALIBRD_DATA_DIR": str(tmp_path), SUPERVISOR: "1"}
+    given = {"CALIBRD_DATA_DIR": str(tmp_path), "PYTHONPATH": OURS, SUPERVISOR: "1"}
+    environment = {**os.environ, **given}
     orphan = subprocess.Popen(COMMAND, env=environment, stderr=subprocess.PIPE)
     try:
         assert b"Traceback" not in orphan.communicate(timeout=40)[1]

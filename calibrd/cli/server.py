@@ -1,0 +1,57 @@
+"""The server's commands, which the distribution ``calibrd-server`` adds to ``calibrd``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import metadata
+from typing import cast
+
+from calibrd.cli.context import Asked, Verb
+from calibrd.cli.output import CommandError
+
+GROUP, ENTRY = "calibrd.commands", "server"
+
+COMMANDS = {
+    "serve": "run the API, with workers beside it",
+    "worker": "run a worker that takes fits from the queues",
+    "workers": "list the workers that are alive",
+    "migrate": "bring the database up to date, and end",
+    "keys": "make, list, rotate or revoke API keys",
+    "backup": "back up the embedded database and its blobs, while the service goes on",
+    "restore": "restore a backup into an empty data directory",
+    "doctor": "check all that is stored, and say what is amiss",
+    "sweep": "delete stored bytes that nothing names",
+}
+
+ServerCommand = Callable[[Sequence[str]], int]
+
+
+def server_command(arguments: Sequence[str]) -> ServerCommand | None:
+    """Return what runs these arguments if they begin with a command of an installed server."""
+    if not arguments or arguments[0] not in COMMANDS:
+        return None
+    for found in metadata.entry_points(group=GROUP, name=ENTRY):
+        return cast(ServerCommand, found.load())
+    return None
+
+
+def add_to(verb: Verb) -> None:
+    """Add the commands to the parser, for its help and for whoever has no server."""
+    for name, summary in COMMANDS.items():
+        verb(name, partial(_refuse, name), f"server: {summary}", takes_all=True)
+
+
+def _refuse(name: str, _asked: Asked) -> None:
+    """Say how to install the server, or where its flags go."""
+    if metadata.entry_points(group=GROUP, name=ENTRY):
+        raise CommandError(
+            "usage",
+            f"`{name}` is a command of the server, whose flags follow its name",
+            f"calibrd {name} --help lists what it takes",
+        )
+    raise CommandError(
+        "no_server",
+        f"`{name}` is a command of the server, which is not installed",
+        "pip install calibrd-server; or run its image: docker compose up",
+    )
