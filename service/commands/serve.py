@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import errno
 import gc
 import resource
@@ -18,6 +19,7 @@ from service import logs
 from service.commands.opening import check_writable, prepared
 from service.commands.output import command_to_paste, say
 from service.errors import Invalid
+from service.listener import Listener
 from service.settings import Settings
 from service.storage.database import Database
 from service.welcome import welcome
@@ -68,16 +70,26 @@ class _Server(uvicorn.Server):
 
     greeting: str
     end_waiting: Callable[[], None]
+    _listeners: tuple[Listener, ...] | list[Listener] = ()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
         if self.started:
+            self._listeners = [Listener(one, self._make_protocol) for one in sockets or []]
             _collect_garbage_seldom()
             say(self.greeting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.end_waiting()
+        for one in self._listeners:
+            one.close()
         await super().shutdown(sockets)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
