@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from service import http_refusals as refusals
 from service.api.problems import problem_response
@@ -46,6 +46,7 @@ class HttpProtocol(TurnReader):
     _in_head = False
     _got_further = False
     _has_head = False
+    _running: RequestResponseCycle | None = None
     _is_downgraded = False
     _address = "unknown"
     _data = b""
@@ -78,7 +79,14 @@ class HttpProtocol(TurnReader):
         self._hold_head(0)
         self._stop_clock()
         self.pipeline.clear()
+        if self._running is not None:  # uvicorn tells the last request of the connection alone
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def drop(self) -> None:
         """Close the connection at once, to make room for others."""
@@ -259,6 +267,8 @@ class HttpProtocol(TurnReader):
                 return
             if self._in_head or self.pipeline or cycle.response_started:
                 self.pipeline.clear()
+                if self._running is not None:
+                    self._running.disconnected = True
                 self.transport.abort()
                 return
             cycle.disconnected = True  # the app must not answer once more

@@ -15,6 +15,7 @@ REQUEST_SECONDS = 0.0003
 # whoever looks whether the process lives does not wait behind what others send
 URGENT = (b"GET /healthz ", b"GET /v2/health/live ")
 URGENT_BYTES = 512
+MOST_URGENT = 50  # in a pass
 LEFTOVER_PAUSE = 0.05
 
 
@@ -29,12 +30,27 @@ class ReadTurns:
     def __init__(self) -> None:
         self._waiting: dict[str, deque[TurnReader]] = {}
         self._spent = 0.0
+        self._urgent = 0
         self._is_pass_planned = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether connections wait."""
+        return bool(self._waiting)
 
     @property
     def has_time(self) -> bool:
         """Whether more may be parsed in this pass."""
         return not self._waiting and self._spent < TURN_SECONDS
+
+    def may_parse(self, data: bytes) -> bool:
+        """Return whether what a connection received may be parsed now."""
+        if self.has_time:
+            return True
+        if len(data) > URGENT_BYTES or not data.startswith(URGENT):
+            return False
+        self._urgent += 1
+        return self._urgent <= MOST_URGENT
 
     def count(self, seconds: float) -> None:
         """Count time that was spent, or will be, in this pass."""
@@ -53,7 +69,7 @@ class ReadTurns:
 
     def _begin_pass(self) -> None:
         self._is_pass_planned = False
-        self._spent = 0.0
+        self._spent, self._urgent = 0.0, 0
         while self._waiting:
             began = perf_counter()
             self._next().parse_waiting()
@@ -87,12 +103,17 @@ class TurnReader(WriteDeadline):
         """Return whose turn it takes."""
         return "all"
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether other connections wait to be parsed."""
+        return self.read_turns.is_busy
+
     def data_received(self, data: bytes) -> None:
         """Parse it now, or when it is this connection's turn."""
         if self._unparsed:
             self._unparsed += data
             self.transport.pause_reading()
-        elif self.read_turns.has_time or _is_urgent(data):
+        elif self.read_turns.may_parse(data):
             began = perf_counter()
             self.parse(data)
             self.read_turns.count(perf_counter() - began)
@@ -127,7 +148,3 @@ class TurnReader(WriteDeadline):
         waits = self._unparsed or self._is_slowed_down or self.flow.read_paused
         if not waits and not self.transport.is_closing():
             self.transport.resume_reading()
-
-
-def _is_urgent(data: bytes) -> bool:
-    return len(data) <= URGENT_BYTES and data.startswith(URGENT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import errno
 import gc
 import resource
@@ -12,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -23,6 +23,9 @@ from service.listener import Listener
 from service.settings import Settings
 from service.storage.database import Database
 from service.welcome import welcome
+
+if TYPE_CHECKING:
+    from service.http_protocol import HttpProtocol
 
 KEEP_ALIVE_SECONDS = 75
 # how long a thread that computes may keep the event loop waiting; by default 5 ms
@@ -85,8 +88,9 @@ class _Server(uvicorn.Server):
             one.close()
         await super().shutdown(sockets)
 
-    def _make_protocol(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+    def _make_protocol(self) -> HttpProtocol:
+        make: Any = self.config.http_protocol_class
+        made: HttpProtocol = make(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made
