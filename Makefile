@@ -85,7 +85,7 @@ study-losses: .venv/base  ## the tables of docs/studies/losses.md, 69 trainings 
 
 study-verdicts: .venv/run  ## the tables of docs/studies/verdicts.md: how often verdicts mislead and intervals miss (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python studies/verdicts.py
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/coverage.py
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/interval_coverage.py
 
 screenshots: .venv/base browser  ## the pictures of README.md, of a real service in a real browser
 	$(BIN)/python docs/screenshots.py

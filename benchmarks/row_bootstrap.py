@@ -91,14 +91,13 @@ def _add(side: RowScores, cells: Cells, times: np.ndarray, sums: Sums, draw: int
 
 
 def _metrics(cells: Cells, sums: Sums, size: int) -> dict[str, np.ndarray]:
-    share = cells.mass_share
-    count = sums.count @ share
-    squares = sums.count @ share**2
+    mass = cells.mass
+    count, squares = mass.sums(sums.count), mass.squared().sums(sums.count)
     effective = np.divide(count**2, squares, out=np.zeros_like(count), where=squares > 0)
-    gap = sums.gap @ share
+    gap = mass.sums(sums.gap)
     return {
-        "ece": np.abs(sums.gap @ cells.width_share).sum(axis=1) / size,
-        "debiased_squared_error": debiased_squared(count, sums.correct @ share, gap, effective),
+        "ece": np.abs(cells.width.sums(sums.gap)).sum(axis=1) / size,
+        "debiased_squared_error": debiased_squared(count, mass.sums(sums.correct), gap, effective),
         "nll": sums.nll / size,
         "brier": sums.brier / size,
         "accuracy": sums.correct.sum(axis=1) / size,

@@ -16,8 +16,9 @@ from calibrators.metrics import (
     Scored,
     compared_intervals,
     fold_factor,
+    intervals,
 )
-from calibrators.metrics.estimates import mean_interval, share_change_interval
+from calibrators.metrics.estimates import mean_interval
 from calibrators.report import text
 from calibrators.report.by_segment import by_group
 from calibrators.report.measurement import Measurement, by_margin, measure
@@ -75,9 +76,7 @@ def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, Judg
 def accuracy_change(first: JudgedRows, second: JudgedRows) -> Interval:
     """Return the change in accuracy of `compare`, without the rest of its report."""
     old, new = common_rows(first, second)
-    before, after = old.after.top.correct, new.after.top.correct
-    gained, lost = np.count_nonzero(after & ~before), np.count_nonzero(before & ~after)
-    return share_change_interval(int(gained), int(lost), new.n, LEVEL)
+    return intervals.accuracy_change(old.after.top.correct, new.after.top.correct, LEVEL)
 
 
 def nll_change(first: JudgedRows, second: JudgedRows) -> Interval:

@@ -31,6 +31,12 @@ class AfterTemperature(Calibrator):
             return fallen_back(self.name, base, reason, context)
         return self._fit_scaled(data, base, context)
 
+    def fit_after(
+        self, data: CalibrationSet, base: TemperatureMap, context: FitContext
+    ) -> CalibrationMap:
+        """Fit inside a running fit that has fitted temperature scaling, and may build on it."""
+        return self._fit_scaled(data, base, context)
+
     @abstractmethod
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext

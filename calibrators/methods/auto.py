@@ -13,7 +13,7 @@ from calibrators.base import CalibrationMap, Calibrator
 from calibrators.data import CalibrationSet
 from calibrators.errors import OutOfTime, ParameterError, SmallSample, shown
 from calibrators.fitting.context import FitContext
-from calibrators.methods._after_temperature import why_hopeless
+from calibrators.methods._after_temperature import AfterTemperature, why_hopeless
 from calibrators.methods._cross_validation import BASE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import Interval, calibration_intervals, fold_factor, mean_interval
@@ -89,6 +89,7 @@ class Auto(Calibrator):
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         scaled = TemperatureScaling().fit_in(data, context.inner())
+        assert isinstance(scaled, TemperatureMap)  # noqa: S101
         reason = why_hopeless(scaled)
         if data.n < FEW_ROWS:
             reason = f"{data.n} rows are too few for more"
@@ -99,12 +100,12 @@ class Auto(Calibrator):
             context.step(total, total)
             return self._described(fitted, reason, {}, [])
         if len(recipes) == 1:
-            fitted = recipes[BASE].fit_in(data, context)
+            fitted = _fit_after(scaled, recipes[BASE], data, context)
             return self._described(fitted, ADDITIVE, {}, _not_asked(data, recipes))
         contest = Contest(data, context, folds=self.folds, seed=self.seed, budget=self.budget)
         trials = contest.held(recipes)
         winner, why = self._winner(trials)
-        fitted = recipes[winner].fit_in(data, context.without_progress())
+        fitted = _fit_after(scaled, recipes[winner], data, context.without_progress())
         context.step(total, total)
         if contest.left_out:
             names = ", ".join(str(one["method"]) for one in contest.left_out)
@@ -187,6 +188,15 @@ class Auto(Calibrator):
             **{name: asdict(scores[name]) for name in SHOWN},
             "change": change,
         }
+
+
+def _fit_after(
+    scaled: TemperatureMap, recipe: Calibrator, data: CalibrationSet, context: FitContext
+) -> CalibrationMap:
+    """Fit on all rows; temperature scaling, if the method begins with it, is not fitted again."""
+    if isinstance(recipe, AfterTemperature):
+        return recipe.fit_after(data, scaled, context)
+    return recipe.fit_in(data, context)
 
 
 def _not_asked(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dict[str, str]]:

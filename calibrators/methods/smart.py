@@ -19,7 +19,7 @@ from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._smart_features import Indicator, indicate, onnx_indicator
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.numerics.adam import Adam
-from calibrators.numerics.cells import CELL_NUMBERS, MOST_CELLS, observe_cells
+from calibrators.numerics.cells import CELL_NUMBERS, MOST_CELLS, NODES, observe_cells
 from calibrators.numerics.confidence_curves import (
     Array,
     Samples,
@@ -28,6 +28,7 @@ from calibrators.numerics.confidence_curves import (
     observe,
     to_device,
 )
+from calibrators.numerics.curve_tables import FAR, Table, tabulate
 from calibrators.numerics.objectives import Objective, ObjectiveName, make_objective
 from calibrators.numerics.parallel import Floats, scratch_bytes
 
@@ -155,11 +156,12 @@ class Smart(AfterTemperature):
     delta: Annotated[float, Ge(0), Le(1)] = 1e-3
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """The logits once, or the tables of confidence; the hidden units of what is trained on."""
+        """Copies of logits, or the tables of confidence; the hidden units of what is trained on."""
         copies = 3 if self.indicator in ("all_logits", "entropy", "confidence") else 1
         network = 3 * self.hidden + 4
         if self._merges(n):
-            taken = 8 * (n * max(copies * k, CELL_NUMBERS) + MOST_CELLS * network)
+            numbers = copies * k if copies > 1 else k // 8  # TS starts with an eighth of the rows
+            taken = 8 * (n * max(numbers, CELL_NUMBERS) + MOST_CELLS * network)
         else:
             inputs = 3 * k if self.indicator == "all_logits" else 0
             taken = 8 * n * (max(copies * k, network + curve_numbers(k)) + inputs)
@@ -169,12 +171,12 @@ class Smart(AfterTemperature):
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> SmartMap:
         device = array_device(context.device)
-        signal = indicate(self.indicator, data.logits, base.temperature)
+        scale = 1 / base.temperature
+        table = tabulate(data, scale, NODES) if self._merges(data.n) else None
+        signal = self._signal(data, base.temperature, table)
         centre, spread = signal.mean(axis=0), signal.std(axis=0)
         spread[spread == 0] = 1.0
-        samples, inputs = self._observe(
-            data, 1 / base.temperature, (signal - centre) / spread, device
-        )
+        samples, inputs = self._observe(data, scale, table, (signal - centre) / spread, device)
         objective = make_objective(
             self.objective, samples, bins=self.bins, lam=self.lam, delta=self.delta
         )
@@ -200,14 +202,27 @@ class Smart(AfterTemperature):
             },
         )
 
+    def _signal(self, data: CalibrationSet, temperature: float, table: Table | None) -> Floats:
+        """Return the indicator (n, inputs), from the margins if they are known."""
+        if table is None or self.indicator != "margin":
+            return indicate(self.indicator, data.logits, temperature)
+        return np.where(table.margin < FAR, table.margin, 0.0)[:, np.newaxis]
+
     def _observe(
-        self, data: CalibrationSet, scale: float, signal: Floats, device: str | None
+        self,
+        data: CalibrationSet,
+        scale: float,
+        table: Table | None,
+        signal: Floats,
+        device: str | None,
     ) -> tuple[Samples, Floats]:
         """Return what is trained on, and the network's inputs (n, inputs) for it."""
         smoothed = self.objective == "label_smoothing"
-        if not self._merges(data.n):
+        if table is None:
             return observe(data, scale, device, with_mean_gaps=smoothed), signal
-        samples, means = observe_cells(data, scale, signal[:, 0], device, with_mean_gaps=smoothed)
+        samples, means = observe_cells(
+            data, scale, table, signal[:, 0], device, with_mean_gaps=smoothed
+        )
         return samples, means[:, np.newaxis]
 
     def _merges(self, n: int) -> bool:
@@ -248,17 +263,18 @@ def _gradient(
     """
     xp = namespace(inputs)
     first, w2 = weights[: -units - 1].reshape(-1, units), weights[-units - 1 : -1]
-    hidden = (first.T @ inputs).clip(min=0)
-    raised = w2 @ hidden + weights[-1]
+    hidden = first.T @ inputs
+    active = xp.asarray(hidden > 0, dtype=hidden.dtype)
+    raised = w2 @ (hidden * active) + weights[-1]
     softplus = raised.clip(min=0) + xp.log1p(xp.exp(-abs(raised)))
     temperature = softplus + FLOOR
     if not xp.isfinite(temperature).all():
         raise FitError("diverged", "the fit did not stay finite: try a smaller learning_rate")
     value, by_log_beta = objective(1 / temperature)
     by_raised = by_log_beta / temperature * xp.expm1(-softplus)
-    active = xp.asarray(hidden > 0, dtype=hidden.dtype)
-    by_first = (inputs * by_raised) @ active.T * w2
-    return value, xp.concatenate([by_first.ravel(), hidden @ by_raised, by_raised.sum().reshape(1)])
+    of_active = (inputs * by_raised) @ active.T
+    by_w2 = (first * of_active).sum(0)
+    return value, xp.concatenate([(of_active * w2).ravel(), by_w2, by_raised.sum().reshape(1)])
 
 
 def initial_weights(seed: int, inputs: int, hidden: int) -> tuple[Floats, Floats]:

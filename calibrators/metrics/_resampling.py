@@ -12,6 +12,7 @@ than the width of a cell and their sum is as good as normal.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,17 +23,33 @@ from calibrators.metrics.toplabel import TopLabel
 DRAWN_AT_ONCE = 1 << 19
 
 
+class Shares(NamedTuple):
+    """The shares of cells in bins, without the zeros: cell and share of each, bin after bin.
+
+    ``first`` are the places where a bin begins; bins without rows are left out.
+    """
+
+    cell: Integers
+    share: Floats
+    first: Integers
+
+    def sums(self, values: Floats) -> Floats:
+        """Return sums over bins (draws, bins) of values of cells (draws, cells)."""
+        return np.asarray(np.add.reduceat(values[:, self.cell] * self.share, self.first, axis=1))
+
+    def squared(self) -> Shares:
+        """Return the squares of the shares."""
+        return self._replace(share=self.share**2)
+
+
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cell of each row (n,), and the share of each cell in each bin (cells, bins)."""
+    """The cell of each row (n,), and the shares of cells in equally wide and equal-mass bins."""
 
     index: Integers
-    width_share: Floats
-    mass_share: Floats
-
-    @property
-    def count(self) -> int:
-        return int(self.width_share.shape[0])
+    count: int
+    width: Shares
+    mass: Shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +104,23 @@ def split(top: TopLabel, bins: int) -> Cells:
     begin = np.concatenate(([0], end[:-1]))
     index = np.empty(score.size, np.intp)
     index[top.ranked.order] = np.repeat(np.arange(end.size), end - begin)
-    filled = end > begin
-    width = bin_index(score[np.minimum(begin, score.size - 1)], bins)
-    width_share = ((width[:, None] == np.arange(bins)) & filled[:, None]).astype(np.float64)
-    overlap = np.minimum(end[:, None], edge[1:]) - np.maximum(begin[:, None], edge[:-1])
-    mass_share = np.maximum(overlap, 0) / np.maximum(end - begin, 1)[:, None]
-    return Cells(index, width_share, mass_share)
+    cell = np.flatnonzero(end > begin)
+    width = bin_index(score[begin[cell]], bins)
+    alone = Shares(cell, np.ones(cell.size), np.flatnonzero(np.diff(width, prepend=-1)))
+    return Cells(index, end.size, alone, _overlaps(begin, end, edge))
+
+
+def _overlaps(begin: Integers, end: Integers, edge: Integers) -> Shares:
+    """Return the shares of cells, from `begin` to `end` in rank, in bins between edges."""
+    lowest = np.searchsorted(edge, begin, side="right") - 1
+    many = np.where(end > begin, np.searchsorted(edge, end, side="left") - lowest, 0)
+    cell = np.repeat(np.arange(begin.size), many)
+    bins = np.arange(cell.size) - np.repeat(np.cumsum(many) - many - lowest, many)
+    overlap = np.minimum(end[cell], edge[bins + 1]) - np.maximum(begin[cell], edge[bins])
+    held = overlap > 0
+    cell, bins, overlap = cell[held], bins[held], overlap[held]
+    share = overlap / (end - begin)[cell]
+    return Shares(cell, share, np.flatnonzero(np.diff(bins, prepend=-1)))
 
 
 def _strata(sides: list[TopLabel], cells: list[Cells]) -> Strata:
@@ -101,14 +129,13 @@ def _strata(sides: list[TopLabel], cells: list[Cells]) -> Strata:
         code *= 2 * part.count
         code += 2 * part.index
         code += side.correct
-    tally = np.bincount(code)
-    filled = np.flatnonzero(tally)
-    count = tally[filled]
+    filled, code = _occurring(code)
+    count = np.bincount(code)
     values = [sides[0].confidence]
     values += [side.confidence - sides[0].confidence for side in sides[1:]]
 
     def mean_of(rows: Floats) -> Floats:
-        return np.asarray(np.bincount(code, rows)[filled] / count)
+        return np.asarray(np.bincount(code, rows) / count)
 
     mean = [mean_of(one) for one in values]
     cell: list[Integers] = []
@@ -128,6 +155,15 @@ def _strata(sides: list[TopLabel], cells: list[Cells]) -> Strata:
     return Strata(count, cell, correct, mean, root)
 
 
+def _occurring(code: Integers) -> tuple[Integers, Integers]:
+    """Return the numbers that occur, ascending, and the place of each row's number among them."""
+    if code.max() >= DRAWN_AT_ONCE:  # counts of all numbers would take more memory than the rows
+        found, place = np.unique(code, return_inverse=True)
+        return found, place
+    occurs = np.bincount(code) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[code]
+
+
 def _measured(
     strata: Strata, cells: list[Cells], count: Floats, random: np.random.Generator | None
 ) -> list[dict[str, Floats]]:
@@ -135,6 +171,17 @@ def _measured(
 
     Without `random` the sums of the confidences are what the strata expect.
     """
+    sums = _confidence_sums(strata, count, random)
+    return [
+        _metrics(part, count, sums[side], strata.cell[side], strata.correct[side])
+        for side, part in enumerate(cells)
+    ]
+
+
+def _confidence_sums(
+    strata: Strata, count: Floats, random: np.random.Generator | None
+) -> list[Floats]:
+    """Return the sums of the confidences of each side (draws, strata)."""
     sums = [count * mean for mean in strata.mean]
     if random is not None:
         spread = np.sqrt(count)
@@ -145,23 +192,30 @@ def _measured(
             sums[1] += first * strata.root[1] + second * strata.root[2]
     if len(sums) == 2:
         sums[1] += sums[0]
-    return [
-        _metrics(part, count, sums[side], strata.cell[side], strata.correct[side])
-        for side, part in enumerate(cells)
-    ]
+    return sums
 
 
 def _metrics(
     cells: Cells, count: Floats, confidence: Floats, cell: Integers, correct: Bools
 ) -> dict[str, Floats]:
-    right = count * correct
-    gap = right - confidence
-    mass = cells.mass_share[cell]
-    size = count @ mass
-    squares = count @ mass**2
-    effective = np.divide(size**2, squares, out=np.zeros_like(size), where=squares > 0)
+    order = np.argsort(cell, kind="stable")
+    first = np.flatnonzero(np.diff(cell[order], prepend=-1))
+    held = cell[order][first]
+
+    def by_cell(values: Floats) -> Floats:
+        found = np.zeros((len(values), cells.count))
+        found[:, held] = np.add.reduceat(values[:, order], first, axis=1)
+        return found
+
     rows = count.sum(axis=1)
+    right = count * correct
+    gap = by_cell(right - confidence)
+    count, right = by_cell(count), by_cell(right)
+    size, squares = cells.mass.sums(count), cells.mass.squared().sums(count)
+    effective = np.divide(size**2, squares, out=np.zeros_like(size), where=squares > 0)
     return {
-        "ece": np.abs(gap @ cells.width_share[cell]).sum(axis=1) / rows,
-        "debiased_squared_error": debiased_squared(size, right @ mass, gap @ mass, effective),
+        "ece": np.abs(cells.width.sums(gap)).sum(axis=1) / rows,
+        "debiased_squared_error": debiased_squared(
+            size, cells.mass.sums(right), cells.mass.sums(gap), effective
+        ),
     }

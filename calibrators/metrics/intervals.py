@@ -148,7 +148,7 @@ def compared_intervals(
     change |= {
         "nll": mean_interval(after.nll - before.nll, level),
         "brier": mean_interval(after.brier - before.brier, level),
-        "accuracy": _accuracy_change(before.top.correct, after.top.correct, level),
+        "accuracy": accuracy_change(before.top.correct, after.top.correct, level),
         **_ranking_change(before.ranking, after.ranking, level),
     }
     return Compared(
@@ -194,7 +194,8 @@ def _around(value: float, influence: Floats, level: float, limits: Range) -> Int
     return Interval(value, float(low), float(high), level)
 
 
-def _accuracy_change(before: Bools, after: Bools, level: float) -> Interval:
+def accuracy_change(before: Bools, after: Bools, level: float) -> Interval:
+    """Return the interval of the change in accuracy; each (n,) says which rows are right."""
     gained, lost = np.count_nonzero(after & ~before), np.count_nonzero(before & ~after)
     return share_change_interval(int(gained), int(lost), before.size, level)
 

@@ -8,32 +8,30 @@ wrong; the means of s, of the margin and of the curve over its rows stand for it
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.data import CalibrationSet
-from calibrators.numerics.confidence_curves import (
-    Samples,
-    TabulatedCurve,
-    correctness,
-    mean_gaps,
-    to_device,
-)
-from calibrators.numerics.curve_tables import Nodes, tabulate
+from calibrators.numerics.confidence_curves import Samples, TabulatedCurve, mean_gaps, to_device
+from calibrators.numerics.curve_tables import Nodes, Table
 from calibrators.numerics.parallel import Floats
 
 MOST_CELLS = 2048
 FINEST = 0.02
 NODES = Nodes(per_octave=2, up=3)
-CELL_NUMBERS = 36  # that a row takes while it is merged
+CELL_NUMBERS = 30  # that a row takes while it is merged
 COARSER = 1.1
+COARSEST = 100  # a cell of 1.1^100 * 0.02 holds all rows
 ODDS_FOR_SIGNAL = 3.0  # the sides of a cell: log odds for each unit of asinh(s)
-SURE = 20.0
+LARGEST_LOG_ODDS = 20.0
 
 
 def observe_cells(
     data: CalibrationSet,
     scale: float,
+    table: Table,
     signal: Floats,
     device: str | None = None,
     *,
@@ -41,23 +39,25 @@ def observe_cells(
 ) -> tuple[Samples, Floats]:
     """Return at most ``MOST_CELLS`` cells of the rows, and the mean ``signal`` (n,) of each.
 
-    ``signal`` is standardised; logits are taken times ``scale``.
+    ``signal`` is standardised; logits are taken times ``scale``, as in their ``table``.
     """
-    table, margin = tabulate(data, scale, NODES)
-    correct = correctness(data)
-    cell = cells(signal, margin - table[:, NODES.at_one, 0], correct)
+    cell = cells(signal, table.log_odds, table.correct)
     count = np.bincount(cell)
 
     def mean(values: Floats) -> Floats:
         return np.bincount(cell, values) / count
 
-    columns = (mean(column) for column in table.reshape(data.n, -1).T)
-    means = np.stack(list(columns), axis=1).reshape(len(count), *table.shape[1:])
+    merged = Table(
+        np.stack([mean(values) for values in table.values]),
+        mean(table.margin),
+        mean(table.correct),
+        table.nodes,
+    )
     gaps = mean(mean_gaps(data) * scale) if with_mean_gaps else None
     samples = Samples(
-        curve=TabulatedCurve.of(means, mean(margin), NODES, device),
+        curve=TabulatedCurve.of(merged, device),
         label_gap=to_device(mean(data.label_gaps * scale), device),
-        correct=to_device(mean(correct), device),
+        correct=to_device(merged.correct, device),
         weight=to_device(count.astype(np.float64), device),
         n=data.n,
         mean_gap=None if gaps is None else to_device(gaps, device),
@@ -74,12 +74,16 @@ def cells(signal: Floats, log_odds: Floats, correct: Floats) -> NDArray[np.intp]
     """
     along = np.arcsinh(signal)
     along -= along.min()
-    across = (np.clip(log_odds, -SURE, SURE) + SURE) / ODDS_FOR_SIGNAL
-    width = FINEST
-    while True:
-        rows, columns = (np.floor(one / width).astype(np.intp) for one in (along, across))
-        key = 2 * (rows * (columns.max() + 1) + columns) + (correct > 0)
-        occupied = np.bincount(key) > 0
-        if np.count_nonzero(occupied) <= MOST_CELLS:
-            return np.asarray((np.cumsum(occupied) - 1)[key])
-        width *= COARSER
+    limited = np.clip(log_odds, -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
+    across = (limited + LARGEST_LOG_ODDS) / ODDS_FOR_SIGNAL
+
+    def keys(power: int) -> NDArray[np.intp]:
+        width = FINEST * COARSER**power
+        rows, columns = ((one / width).astype(np.intp) for one in (along, across))
+        return np.asarray(2 * (rows * (columns.max() + 1) + columns) + (correct > 0))
+
+    def fits(power: int) -> bool:
+        return int(np.count_nonzero(np.bincount(keys(power)))) <= MOST_CELLS
+
+    key = keys(bisect_left(range(COARSEST), True, key=fits))
+    return np.asarray((np.cumsum(np.bincount(key) > 0) - 1)[key])

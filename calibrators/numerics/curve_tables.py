@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrators.data import CalibrationSet
 from calibrators.numerics.parallel import Floats, Scratch, map_blocks, oriented
@@ -42,26 +44,42 @@ class Nodes:
         return float(2.0 ** (node / self.per_octave - OCTAVES_DOWN))
 
 
-def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> tuple[Floats, Floats]:
-    """Return r with two derivatives in log beta at every node, and the margins, times ``scale``.
+class Table(NamedTuple):
+    """The curves of n rows, times a scale, as :class:`confidence_curves.TabulatedCurve` uses them.
 
-    The table is (n, nodes, 3) in float32, the margins (n,) in float64, see
-    :class:`confidence_curves.TabulatedCurve`. Nodes an octave apart are one squaring apart,
-    exp(-2 b e) = exp(-b e)^2, so few exponentials are taken; a fresh one every ``RESTART`` octaves
-    keeps rounding from growing. With E and V the mean and variance of e under the weights,
-    r' = -b E and r'' = r' + b^2 V.
+    ``values`` is (2 nodes + 2, n) in float32: r at every node, its derivative in log beta at every
+    node, and its second derivative at the first and the last node. ``margin`` (n,) is in float64,
+    ``correct`` (n,) is 1.0 where the largest logit is the label's and 0.0 elsewhere.
     """
-    table = np.empty((data.n, nodes.count, 3), dtype=np.float32)
-    margin = np.empty(data.n)
+
+    values: Floats
+    margin: Floats
+    correct: Floats
+    nodes: Nodes
+
+    @property
+    def log_odds(self) -> Floats:
+        """Log odds of the prediction at beta = 1, (n,)."""
+        return np.asarray(self.margin - self.values[self.nodes.at_one])
+
+
+def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> Table:
+    """Return the table of all rows, logits times ``scale``, in one pass.
+
+    Nodes an octave apart are one squaring apart, exp(-2 b e) = exp(-b e)^2, so few exponentials are
+    taken; a fresh one every ``RESTART`` octaves keeps rounding from growing. With E and V the mean
+    and variance of e under the weights, r' = -b E and r'' = r' + b^2 V.
+    """
+    last = nodes.count - 1
+    values = np.empty((2 * nodes.count + 2, data.n), dtype=np.float32)
+    margin, correct = np.empty((2, data.n))
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
-        block, axis = oriented(data.logits[start:stop], scratch)
-        excess, margin[start:stop] = _excess(block, axis, scale, scratch)
-        square, weights = (
-            scratch.take(name, excess.shape, np.float32) for name in ("square", "weights")
-        )
-        np.multiply(excess, excess, out=square)
-        one = np.ones(data.k if axis == 1 else 1, dtype=np.float32)
+        rows = slice(start, stop)
+        block, axis = oriented(data.logits[rows], scratch)
+        excess, margin[rows], top = _excess(block, axis, scale, scratch)
+        correct[rows] = top == data.labels[rows]
+        weights = scratch.take("weights", excess.shape, np.float32)
         with np.errstate(under="ignore"):
             for node in nodes.chained():
                 beta = nodes.beta(node)
@@ -70,19 +88,23 @@ def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> tuple[Floats, 
                     np.exp(weights, out=weights)
                 else:
                     np.multiply(weights, weights, out=weights)
-                total = _dot(weights, one, axis, scratch).astype(np.float64)
+                total = _total(weights, axis).astype(np.float64)
                 mean = _dot(weights, excess, axis, scratch) / total
-                variance = _dot(weights, square, axis, scratch) / total - mean * mean
-                table[start:stop, node, 0] = np.log(total)
-                table[start:stop, node, 1] = -beta * mean
-                table[start:stop, node, 2] = beta * (beta * variance - mean)
+                values[node, rows] = np.log(total)
+                values[nodes.count + node, rows] = -beta * mean
+                if node in (0, last):
+                    square = _square_sum(weights, excess, axis, scratch) / total
+                    bend = beta * (beta * (square - mean * mean) - mean)
+                    values[-2 if node == 0 else -1, rows] = bend
 
     map_blocks(work, data.n, data.k)
-    return table, margin
+    return Table(values, margin, correct, nodes)
 
 
-def _excess(block: Floats, axis: int, scale: float, scratch: Scratch) -> tuple[Floats, Floats]:
-    """Return ``d_k - margin`` and the margins, times the scale.
+def _excess(
+    block: Floats, axis: int, scale: float, scratch: Scratch
+) -> tuple[Floats, Floats, NDArray[np.intp]]:
+    """Return ``d_k - margin`` and the margins, times the scale, and the top classes.
 
     The top class and -inf have no weight at any node. In a row with a single finite logit one
     other class takes part: its r is 0, and its margin so large that no beta shows it.
@@ -102,7 +124,14 @@ def _excess(block: Floats, axis: int, scale: float, scratch: Scratch) -> tuple[F
     if not np.isfinite(excess.max()):
         np.nan_to_num(excess, copy=False, nan=0, posinf=NO_WEIGHT)
         np.minimum(excess, NO_WEIGHT, out=excess)
-    return excess, margin.reshape(-1)
+    return excess, margin.reshape(-1), top.reshape(-1)
+
+
+def _total(weights: Floats, axis: int) -> Floats:
+    """Return sums over classes."""
+    if axis == 0:
+        return np.asarray(weights.sum(axis=0))
+    return np.asarray(np.vecdot(weights, np.ones(weights.shape[1], dtype=weights.dtype)))
 
 
 def _dot(weights: Floats, values: Floats, axis: int, scratch: Scratch) -> Floats:
@@ -111,3 +140,9 @@ def _dot(weights: Floats, values: Floats, axis: int, scratch: Scratch) -> Floats
         return np.asarray(np.vecdot(weights, values))
     product = scratch.take("product", weights.shape, weights.dtype)
     return np.asarray(np.multiply(weights, values, out=product).sum(axis=0))
+
+
+def _square_sum(weights: Floats, excess: Floats, axis: int, scratch: Scratch) -> Floats:
+    """Return sums over classes of ``weights * excess**2``."""
+    product = scratch.take("weighted", weights.shape, weights.dtype)
+    return _dot(np.multiply(weights, excess, out=product), excess, axis, scratch)

@@ -94,14 +94,14 @@ def _brier(samples: Samples, beta: Array) -> tuple[float, Array]:
 
 @lru_cache(maxsize=4)
 def soft_bin_weights(bins: int, lam: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1: two arrays (GRID + 1, bins)."""
-    points = np.linspace(0, 1, GRID + 1)[:, np.newaxis]
-    centres = (np.arange(bins) + 0.5) / bins
+    """w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1: two arrays (bins, GRID + 1)."""
+    points = np.linspace(0, 1, GRID + 1)
+    centres = ((np.arange(bins) + 0.5) / bins)[:, np.newaxis]
     exponent = -lam * (points - centres) ** 2
-    weights = np.exp(exponent - exponent.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    mean_centre = weights @ centres
-    return weights, 2 * lam * weights * (centres - mean_centre[:, np.newaxis])
+    weights = np.exp(exponent - exponent.max(axis=0))
+    weights /= weights.sum(axis=0)
+    mean_centre = (weights * centres).sum(axis=0)
+    return weights, 2 * lam * weights * (centres - mean_centre)
 
 
 def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objective:
@@ -123,12 +123,12 @@ def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objec
         confidence, by_log_beta = samples.curve.confidence(beta)
         miss = samples.correct - confidence
         grid = Grid.place(xp, confidence)
-        residual = grid.spread(samples.weight * miss) @ weights
-        mass = grid.spread(samples.weight) @ weights
+        residual = weights @ grid.spread(samples.weight * miss)
+        mass = weights @ grid.spread(samples.weight)
         root = xp.sqrt(residual**2 + (delta * mass) ** 2)
         safe = root + (root == 0)
         pull, push = residual / safe, delta**2 * mass / safe
-        rise, drift = grid.read(slopes @ pull), grid.read(slopes @ push - weights @ pull)
+        rise, drift = grid.read(pull @ slopes), grid.read(push @ slopes - pull @ weights)
         gradient = samples.weight * (miss * rise + drift) * by_log_beta
         return float(root.sum()) / samples.n, gradient / samples.n
 

@@ -117,8 +117,8 @@ def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSum
 def _block_sums(gaps: Floats, axis: int, scratch: Scratch) -> NDArray[np.float64]:
     weights = scratch.take("weights", gaps.shape, gaps.dtype)
     np.exp(gaps, out=weights)
-    total = weights.sum(axis=axis).astype(np.float64)
-    mean, square, cube = (moment / total for moment in _moments(weights, gaps, axis))
+    total, *moments = (moment.astype(np.float64) for moment in _moments(weights, gaps, axis))
+    mean, square, cube = (moment / total for moment in moments)
     return np.array(
         [
             np.log(total).sum(),
@@ -130,14 +130,18 @@ def _block_sums(gaps: Floats, axis: int, scratch: Scratch) -> NDArray[np.float64
 
 
 def _moments(weights: Floats, gaps: Floats, axis: int) -> Iterator[Floats]:
-    """Sums over classes of ``weights * gaps**i``, i = 1, 2, 3; ``weights`` is used up."""
-    for _ in range(3):
-        if axis == 1:
-            yield np.vecdot(weights, gaps)
-            weights *= gaps
-        else:
-            weights *= gaps
+    """Yield sums over classes of ``weights * gaps**i``, i = 0 to 3; ``weights`` is used up."""
+    if axis == 0:
+        for power in range(4):
+            if power:
+                weights *= gaps
             yield weights.sum(axis=0)
+        return
+    yield np.vecdot(weights, np.ones(gaps.shape[1], dtype=gaps.dtype))
+    for power in range(1, 4):
+        if power > 1:
+            weights *= gaps
+        yield np.vecdot(weights, gaps)
 
 
 def mean_nll(data: CalibrationSet, beta: float) -> float:

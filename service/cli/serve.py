@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -19,8 +20,12 @@ from service.cli.open_store import check_writable, prepared
 from service.cli.output import command_to_paste, say
 from service.cli.startup_banner import welcome
 from service.errors import Invalid
+from service.http.server.listener import Listener
 from service.settings import Settings
 from service.storage.database import Database
+
+if TYPE_CHECKING:
+    from service.http.server.protocol import HttpProtocol
 
 KEEP_ALIVE_SECONDS = 75
 # how long a thread that computes may keep the event loop waiting; by default 5 ms
@@ -68,16 +73,27 @@ class _Server(uvicorn.Server):
 
     greeting: str
     end_waiting: Callable[[], None]
+    _listeners: tuple[Listener, ...] | list[Listener] = ()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
         if self.started:
+            self._listeners = [Listener(one, self._make_protocol) for one in sockets or []]
             _collect_garbage_seldom()
             say(self.greeting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.end_waiting()
+        for one in self._listeners:
+            one.close()
         await super().shutdown(sockets)
+
+    def _make_protocol(self) -> HttpProtocol:
+        make: Any = self.config.http_protocol_class
+        made: HttpProtocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -36,6 +36,24 @@ def test_is_additive_and_says_so() -> None:
     assert fitted.made_by == {"auto", "additive"}
 
 
+@pytest.mark.parametrize("candidates", [(), ("smart",)])
+def test_temperature_scaling_is_fitted_once_on_all_rows(
+    candidates: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, rows = draw(600, 4, temperature=2.5), []
+    fit = TemperatureScaling._fit
+
+    def counted(
+        recipe: TemperatureScaling, data: CalibrationSet, context: FitContext
+    ) -> TemperatureMap:
+        rows.append(data.n)
+        return fit(recipe, data, context)
+
+    monkeypatch.setattr(TemperatureScaling, "_fit", counted)
+    Auto(candidates=candidates).fit(data)
+    assert rows.count(data.n) == 1
+
+
 def test_leaves_a_calibrated_model_nearly_alone() -> None:
     for seed in range(3):
         data = draw(4000, 4, temperature=1.0, seed=seed)

@@ -9,8 +9,10 @@ import pytest
 from helpers.samples import draw
 
 from calibrators import CalibrationSet
-from calibrators.numerics.cells import MOST_CELLS, cells, observe_cells
-from calibrators.numerics.confidence_curves import correctness, observe
+from calibrators.numerics.cells import MOST_CELLS, NODES, cells
+from calibrators.numerics.cells import observe_cells as observe_table
+from calibrators.numerics.confidence_curves import Samples, correctness, observe
+from calibrators.numerics.curve_tables import tabulate
 from calibrators.numerics.objectives import ObjectiveName, make_objective
 from calibrators.numerics.softmax import margins
 
@@ -20,6 +22,12 @@ MERGED = sorted(set(get_args(ObjectiveName)) - {"brier"})
 def standard(data: CalibrationSet) -> np.ndarray:
     margin = margins(data.logits).astype(np.float64)
     return (margin - margin.mean()) / margin.std()
+
+
+def observe_cells(
+    data: CalibrationSet, scale: float, signal: np.ndarray, **options: bool
+) -> tuple[Samples, np.ndarray]:
+    return observe_table(data, scale, tabulate(data, scale, NODES), signal, **options)
 
 
 def test_cells_hold_all_rows_and_keep_their_means() -> None:

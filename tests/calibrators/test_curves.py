@@ -9,7 +9,12 @@ from helpers.samples import draw
 from scipy.special import logsumexp
 
 from calibrators import CalibrationSet
-from calibrators.numerics.confidence_curves import ExactCurve, TabulatedCurve, observe
+from calibrators.numerics.confidence_curves import (
+    ExactCurve,
+    TabulatedCurve,
+    observe,
+    second_derivatives,
+)
 
 
 def direct(data: CalibrationSet, scale: float, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -113,3 +118,11 @@ def test_beta_is_held_beyond_the_ends() -> None:
 def test_many_classes_use_the_table_and_few_do_not() -> None:
     assert isinstance(observe(draw(10, 17)).curve, TabulatedCurve)
     assert isinstance(observe(draw(10, 16)).curve, ExactCurve)
+
+
+def test_second_derivatives_of_polynomials_are_exact() -> None:
+    polynomial, step = np.polynomial.Polynomial([2, -1, 0.5, 0.3, -0.2, 0.1]), 0.25
+    x = step * np.arange(9)
+    slope, bend = polynomial.deriv()(x) * step, polynomial.deriv(2)(x) * step**2 / 2
+    column = np.concatenate([polynomial(x), slope, bend[[0, -1]]])
+    np.testing.assert_allclose(second_derivatives(len(x)) @ column, bend, atol=1e-12)

@@ -78,7 +78,7 @@ def owner_of(scope: Scope) -> str:
     """Return whose share of the service's resources a request counts against."""
     principal = scope.get("principal")
     if principal is not None:
-        return f"key {principal.owner}"
+        return f"workspace {principal.workspace}"
     return f"address {(scope.get('client') or ('unknown',))[0]}"
 
 

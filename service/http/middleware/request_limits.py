@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
@@ -17,7 +18,7 @@ from service.errors import TooMany
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of, take_turn
 
-# requests of one caller that use the framework's 40 threads at the same time
+# requests of one workspace that use the framework's 40 threads at the same time
 MOST_RUNNING = 8
 # they answer from memory, or take bodies for as long as these come, and have executors of their own
 OWN_EXECUTORS = re.compile(r".*/(predict|infer|datasets|fits|stats|parts/\d+)")
@@ -67,13 +68,15 @@ class Slot:
 class RequestLimits:
     """Raw ASGI middleware: refuse with 429 what one caller has too much of.
 
-    A caller is a key, or an address without one, and may have ``most_requests`` under way.
+    A caller is a key, or an address without one, and may have ``most_requests`` under way. The
+    keys of a workspace share its threads.
     """
 
     def __init__(self, app: ASGIApp, most_requests: int) -> None:
         self.app = app
         self._most_requests = most_requests
         self._loads: dict[str, CallerLoad] = {}
+        self._threads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, or refuse it."""
@@ -85,10 +88,10 @@ class RequestLimits:
         if len(path) > LONGEST_PATH:
             await refuse(scope, receive, send, _too_long())
             return
-        owner = owner_of(scope)
+        owner = _caller_of(scope)
         load = self._loads.get(owner)
         if load is None:
-            load = self._loads[owner] = CallerLoad(asyncio.Semaphore(MOST_RUNNING))
+            load = self._loads[owner] = CallerLoad(self._threads_of(owner_of(scope)))
         if load.requests >= self._most_requests:
             await refuse(scope, receive, send, _too_many(self._most_requests))
             return
@@ -101,9 +104,16 @@ class RequestLimits:
             if load.is_idle and self._loads.get(owner) is load:
                 del self._loads[owner]
 
+    def _threads_of(self, workspace: str) -> asyncio.Semaphore:
+        """Return what counts the threads that a workspace uses."""
+        found = self._threads.get(workspace)
+        if found is None:
+            found = self._threads[workspace] = asyncio.Semaphore(MOST_RUNNING)
+        return found
+
 
 class ThreadLimits:
-    """Raw ASGI middleware: let MOST_RUNNING requests of a caller use threads, the others wait.
+    """Raw ASGI middleware: let MOST_RUNNING requests of a workspace use threads, the others wait.
 
     It stands inside of what reads small bodies: who sends one slowly keeps nobody waiting.
     """
@@ -118,6 +128,11 @@ class ThreadLimits:
             await slot.run()
             await take_turn(scope)
         await self.app(scope, receive, send)
+
+
+def _caller_of(scope: Scope) -> str:
+    principal = scope.get("principal")
+    return owner_of(scope) if principal is None else f"key {principal.owner}"
 
 
 def _uses_threads(scope: Scope) -> bool:

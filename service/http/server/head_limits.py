@@ -13,7 +13,7 @@ MAX_COOKIE_BYTES = 1 << 14  # browsers send those of all ports of a host
 MAX_TARGET_BYTES = 1 << 13
 MAX_PATH_BYTES = 1024  # no name of ours comes near
 MAX_PARAMETERS = 200
-MOST_PIPELINED = 16
+MOST_PIPELINED = 2
 
 
 def malformed() -> Malformed:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from service.http.problems import problem_response
 from service.http.server import head_limits as refusals
@@ -22,7 +22,7 @@ from service.http.server.head_limits import (
     MAX_VALUE_BYTES,
     MOST_PIPELINED,
 )
-from service.http.server.read_turns import ReadTurns, TurnReader
+from service.http.server.read_turns import REQUEST_SECONDS, ReadTurns, TurnReader
 
 MOST_PIECES = 1000  # of one read, which has at most 256 kB
 HEADER_OVERHEAD = 200  # bytes of memory that a header takes beside its text
@@ -45,6 +45,8 @@ class HttpProtocol(TurnReader):
 
     _in_head = False
     _got_further = False
+    _has_head = False
+    _running: RequestResponseCycle | None = None
     _is_downgraded = False
     _address = "unknown"
     _data = b""
@@ -64,13 +66,27 @@ class HttpProtocol(TurnReader):
         self._start_clock()
         self.open_connections.add(self, self._address)
 
+    @property
+    def owner(self) -> str:
+        """Return whose turn it takes: the workspace of the request before, or the address."""
+        scope: Any = {} if self.cycle is None else self.cycle.scope
+        principal = scope.get("principal")
+        return self._address if principal is None else f"workspace {principal.workspace}"
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
         self.open_connections.remove(self, self._address)
         self._hold_head(0)
         self._stop_clock()
         self.pipeline.clear()
+        if self._running is not None:  # uvicorn tells the last request of the connection alone
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def drop(self) -> None:
         """Close the connection at once, to make room for others."""
@@ -95,7 +111,7 @@ class HttpProtocol(TurnReader):
         if self._is_refused:
             self._drop(data)
             return
-        self._got_further = False
+        self._got_further = self._has_head = False
         self._pieces = 0
         self._data = data
         super().parse(data)
@@ -107,8 +123,11 @@ class HttpProtocol(TurnReader):
         if self._is_refused:
             return
         cycle = self.cycle
-        if cycle is not None and cycle.response_complete and cycle.more_body:
-            self.slow_down()  # the rest of a body that was answered already
+        if cycle is not None and cycle.more_body:
+            if cycle.response_complete:
+                self.slow_down()  # the rest of a body that was answered already
+            elif self._has_head or cycle.body:
+                self.flow.pause_reading()  # until the app asks for it
         if self._bytes_without_progress > MAX_HEAD_BYTES:
             self._refuse(refusals.too_large())
         elif self._in_head:
@@ -179,7 +198,8 @@ class HttpProtocol(TurnReader):
             self._stop(refusals.too_many_pipelined())
         super().on_headers_complete()
         self._in_head = False
-        self._got_further = True
+        self._got_further = self._has_head = True
+        self.read_turns.count(REQUEST_SECONDS)
         self.open_connections.set_busy(self, self._address)
         self._hold_head(0)
         self._stop_clock()
@@ -194,8 +214,6 @@ class HttpProtocol(TurnReader):
         if cycle.response_complete:
             return
         cycle.body += body
-        if len(cycle.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
         cycle.message_event.set()
 
     def on_message_complete(self) -> None:
@@ -249,6 +267,8 @@ class HttpProtocol(TurnReader):
                 return
             if self._in_head or self.pipeline or cycle.response_started:
                 self.pipeline.clear()
+                if self._running is not None:
+                    self._running.disconnected = True
                 self.transport.abort()
                 return
             cycle.disconnected = True  # the app must not answer once more

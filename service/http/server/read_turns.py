@@ -1,4 +1,4 @@
-"""Turns of connections whose bytes take long to parse."""
+"""Turns of connections whose requests take long to parse and to begin."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from time import perf_counter
 
 from service.http.server.write_deadline import WriteDeadline
 
-# the parser may work so long before the event loop looks at other things
+# parsing may take so long before the event loop looks at other things
 TURN_SECONDS = 0.005
-# so few bytes are parsed at once, whoever else is waiting
-SMALL_READ = 512
+# about what it takes to begin a request, which the parser only puts on the loop
+REQUEST_SECONDS = 0.0003
+# whoever looks whether the process lives does not wait behind what others send
+URGENT = (b"GET /healthz ", b"GET /v2/health/live ")
+URGENT_BYTES = 512
+MOST_URGENT = 50  # in a pass
 LEFTOVER_PAUSE = 0.05
 
 
@@ -19,27 +23,43 @@ class ReadTurns:
     """Bound the time that parsing takes in one pass of the event loop.
 
     In a pass the loop serves all connections that have received something, however many they are.
-    When their parsing has taken TURN_SECONDS, the others wait for the next pass.
+    When their parsing has taken TURN_SECONDS, the others wait for the next pass. Then their owners
+    (workspaces, or addresses of callers that are not known) take turns.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[TurnReader] = deque()
+        self._waiting: dict[str, deque[TurnReader]] = {}
         self._spent = 0.0
+        self._urgent = 0
         self._is_pass_planned = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether connections wait."""
+        return bool(self._waiting)
 
     @property
     def has_time(self) -> bool:
         """Whether more may be parsed in this pass."""
         return not self._waiting and self._spent < TURN_SECONDS
 
+    def may_parse(self, data: bytes) -> bool:
+        """Return whether what a connection received may be parsed now."""
+        if self.has_time:
+            return True
+        if len(data) > URGENT_BYTES or not data.startswith(URGENT):
+            return False
+        self._urgent += 1
+        return self._urgent <= MOST_URGENT
+
     def count(self, seconds: float) -> None:
-        """Count time that was spent in this pass."""
+        """Count time that was spent, or will be, in this pass."""
         self._spent += seconds
         self._plan_pass()
 
-    def wait(self, reader: TurnReader) -> None:
+    def wait(self, reader: TurnReader, owner: str) -> None:
         """Let a connection parse what it has in one of the next passes."""
-        self._waiting.append(reader)
+        self._waiting.setdefault(owner, deque()).append(reader)
         self._plan_pass()
 
     def _plan_pass(self) -> None:
@@ -49,21 +69,28 @@ class ReadTurns:
 
     def _begin_pass(self) -> None:
         self._is_pass_planned = False
-        self._spent = 0.0
-        began = perf_counter()
+        self._spent, self._urgent = 0.0, 0
         while self._waiting:
-            self._waiting.popleft().parse_waiting()
-            self._spent = perf_counter() - began
+            began = perf_counter()
+            self._next().parse_waiting()
+            self.count(perf_counter() - began)
             if self._spent >= TURN_SECONDS:
                 break
-        if self._spent:
-            self._plan_pass()
+
+    def _next(self) -> TurnReader:
+        """Return the connection that has waited longest of the owner whose turn it is."""
+        owner, readers = next(iter(self._waiting.items()))
+        del self._waiting[owner]
+        found = readers.popleft()
+        if readers:
+            self._waiting[owner] = readers
+        return found
 
 
 class TurnReader(WriteDeadline):
     """A connection that parses what it receives in turn with others.
 
-    Derived classes parse in ``parse`` and may ``slow_down``.
+    Derived classes parse in ``parse``, name their ``owner`` and may ``slow_down``.
     """
 
     read_turns = ReadTurns()
@@ -71,21 +98,29 @@ class TurnReader(WriteDeadline):
     _unparsed = b""
     _is_slowed_down = False
 
+    @property
+    def owner(self) -> str:
+        """Return whose turn it takes."""
+        return "all"
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether other connections wait to be parsed."""
+        return self.read_turns.is_busy
+
     def data_received(self, data: bytes) -> None:
         """Parse it now, or when it is this connection's turn."""
         if self._unparsed:
             self._unparsed += data
             self.transport.pause_reading()
-        elif len(data) <= SMALL_READ:
-            self.parse(data)
-        elif self.read_turns.has_time:
+        elif self.read_turns.may_parse(data):
             began = perf_counter()
             self.parse(data)
             self.read_turns.count(perf_counter() - began)
         else:
             self._unparsed = data
             self.transport.pause_reading()
-            self.read_turns.wait(self)
+            self.read_turns.wait(self, self.owner)
 
     def parse(self, data: bytes) -> None:
         """Parse what was received."""

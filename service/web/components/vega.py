@@ -24,13 +24,18 @@ NOT_INSTALLED = b"window.calibrdNoCharts = true;\n"
 
 async def library() -> bytes:
     """The script, or one that says that it is not installed."""
-    if importlib.util.find_spec("vl_convert") is None:
+    if not _is_installed():
         return NOT_INSTALLED
     try:
         return await asyncio.shield(asyncio.wrap_future(_bundle()))
     except (OSError, subprocess.SubprocessError):
         _bundle.cache_clear()  # the next who asks tries again
         raise
+
+
+@cache
+def _is_installed() -> bool:
+    return importlib.util.find_spec("vl_convert") is not None
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -180,17 +181,35 @@ def test_cells_add_up_to_both_kinds_of_bin(levels: int, rows: int) -> None:
     confidence = random.integers(0, levels + 1, rows) / levels
     top = TopLabel(confidence, random.random(rows) < confidence)
     cells = split(top, 15)
-    count = np.bincount(cells.index, minlength=cells.count)
-    right = np.bincount(cells.index, top.correct, cells.count)
-    for share, table in (
-        (cells.width_share, top.equal_width(15)),
-        (cells.mass_share, top.equal_mass(15)),
-    ):
-        np.testing.assert_allclose(count @ share, table.count, atol=1e-9)
-        np.testing.assert_allclose(right @ share, table.correct_sum, atol=1e-9)
-    squares = count @ cells.mass_share**2
-    table = top.equal_mass(15)
-    np.testing.assert_allclose(squares * table.effective_count, table.count**2, atol=1e-9)
+    count = np.bincount(cells.index, minlength=cells.count)[np.newaxis]
+    right = np.bincount(cells.index, top.correct, cells.count)[np.newaxis]
+    for shares, table in ((cells.width, top.equal_width(15)), (cells.mass, top.equal_mass(15))):
+        filled = table.count > 0
+        np.testing.assert_allclose(shares.sums(count)[0], table.count[filled], atol=1e-9)
+        np.testing.assert_allclose(shares.sums(right)[0], table.correct_sum[filled], atol=1e-9)
+    squares = cells.mass.squared().sums(count)[0]
+    expected = (table.count**2)[filled]
+    np.testing.assert_allclose(squares * table.effective_count[filled], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("levels", [5, 10_000])
+def test_many_bins_take_little_memory(levels: int) -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, 20_000)
+    before, after = (
+        row_scores(
+            random.multinomial(levels, random.dirichlet(np.ones(3), 20_000)) / levels, labels
+        )
+        for _ in range(2)
+    )
+    tracemalloc.start()
+    try:
+        found = compared_intervals(before, after, bins=1000, draws=50)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.after["ece"].value == pytest.approx(after.top.equal_width(1000).ece())
+    assert peak < 50e6
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(200, 0.081), (1000, 0.039), (5000, 0.016)])

@@ -65,6 +65,26 @@ def test_a_burst_without_a_key_holds_up_nobody(attacked, name):
     watched.check()
 
 
+BURSTS = {
+    "short cookies": b"GET /v1/runs" + HOST + b"Cookie: " + b'="\\1";' * 3000 + b"\r\n\r\n",
+    "health": b"GET /healthz HTTP/1.1\r\n\r\n" * 16,
+    "short heads": b"GET / HTTP/1.1\r\n\r\n" * 16,
+    "heads in one read": (b"GET /v1/methods HTTP/1.1\r\n" + b"aa:\r\n" * 99 + b"\r\n") * 16,
+    "bodies": b"POST /v1/datasets HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n" + b"a" * 260_000,
+}
+
+
+@by_the_clock
+@pytest.mark.parametrize("name", BURSTS)
+def test_a_burst_of_many_connections_holds_up_nobody(attacked, name):
+    with attacked.watched() as watched, opened(attacked, 800, BURSTS[name]):
+        with attacked.client("predict") as other:
+            answer = other.get("/v1/calibrators/two@1/predict?logits=1,2", timeout=4)
+        time.sleep(3)
+    watched.check()
+    assert answer.status_code == 200
+
+
 @by_the_clock
 def test_heads_that_never_end_take_little_memory(attacked):
     long = b"GET /v1/x HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 60_000

@@ -123,7 +123,7 @@ def test_charts_are_those_of_the_library(client: Local) -> None:
 def test_a_service_without_the_charts_extra_says_so(
     client: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vega.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(vega, "_is_installed", lambda: False)
     assert client.get("/static/vega.js").text == "window.calibrdNoCharts = true;\n"
     assert "window.calibrdNoCharts" in DRAWING
     assert "pip install 'calibrd[charts]'" in DRAWING

@@ -1,6 +1,6 @@
 """How often 95 % intervals hold the truth, beside the row bootstrap they replaced.
 
-    python studies/coverage.py
+    python studies/interval_coverage.py
 
 A model of 10 classes, overconfident by 1.5 before; after, its logits have noise of their own, which
 changes some predictions. The truth is that of a sample of a million rows. Writes the table of
