@@ -222,14 +222,13 @@ class RunSession:
     """One life of a training job: its steps follow ``base_step``.
 
     Numbers count sessions as they were opened, which may be long after they began: the newest is
-    the one that began last.
+    the one that began last. The state at ``base_step`` may be large and is read on its own.
     """
 
     run: str
     number: int
     id: str
     base_step: int
-    base_state: dict[str, Any] | None
     world_size: int
     decides: Decider
     merge_timeout: float

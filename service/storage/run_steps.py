@@ -10,7 +10,7 @@ from sqlalchemy.sql import ColumnElement
 
 from service.storage.records import RunSession, RunStatistics, RunStep
 from service.storage.rows import Repository, now
-from service.storage.run_tables import run_sessions, run_statistics, run_steps
+from service.storage.run_tables import SESSION, run_sessions, run_statistics, run_steps
 
 POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
 AT_ONCE = 16  # statistics, of up to 500 kB each, that are read or deleted together
@@ -181,7 +181,7 @@ class RunSteps(Repository):
 
     def _shown(self, statement: Select[Any]) -> list[Shown]:
         width = len(run_steps.c)
-        steps, sessions = run_steps.c.keys(), run_sessions.c.keys()
+        steps, sessions = run_steps.c.keys(), [column.name for column in SESSION]
         return [
             Shown(
                 RunStep(**dict(zip(steps, row[:width], strict=True))),
@@ -217,7 +217,7 @@ def _shown(run: str) -> Select[Any]:
         run_sessions.c.run == run_steps.c.run, run_sessions.c.number == run_steps.c.session
     )
     return (
-        select(*run_steps.c, *run_sessions.c)
+        select(*run_steps.c, *SESSION)
         .join(run_sessions, its_session)
         .where(run_steps.c.run == run)
     )
