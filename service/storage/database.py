@@ -14,13 +14,22 @@ from sqlalchemy.orm import Session
 
 from service.errors import NoSpace, Unavailable
 from service.storage.deadlines import Deadlines
+from service.storage.statement_limit import UNLIMITED, limit_statements
 from service.storage.store import Store
 
 # what a database raises that is away, or that for a while is a copy which takes no writes
 AWAY = (OperationalError, InternalError, InterfaceError, TimeoutError)
 # the errors of a full disk, and of what took too long, by the databases' own names
 FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100")
-SLOW = ("57014", "55P03", "25P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT", "SQLITE_LOCKED")
+SLOW = (
+    "57014",
+    "55P03",
+    "25P03",
+    "SQLITE_BUSY",
+    "SQLITE_BUSY_SNAPSHOT",
+    "SQLITE_LOCKED",
+    "SQLITE_INTERRUPT",
+)
 BUSY_SECONDS = 10
 # at most this many connections of an API replica or a worker, and those beyond the first
 # ten only while they are needed
@@ -41,8 +50,9 @@ SERVER = {
     "tcp_user_timeout": "10s",
 }
 # our transactions take milliseconds: who stops in the middle of one must not lock others out
+STATEMENT_SECONDS = 30
 LIMITS = {
-    "statement_timeout": "30s",
+    "statement_timeout": f"{STATEMENT_SECONDS}s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "10s",
 }
@@ -57,7 +67,8 @@ class Database:
     lock at once (a plain BEGIN that writes later fails under concurrency), and its read
     transactions never wait for a writer.
     ``unhurried`` is an engine for what may take its time, such as migrations. With ``seconds``
-    a transaction on PostgreSQL waits no longer than that for the server, whatever state it is in.
+    a transaction on PostgreSQL waits no longer than that for the server, whatever state it is in,
+    and a statement on SQLite takes no longer.
     """
 
     def __init__(self, url: str, *, seconds: float | None = None) -> None:
@@ -66,7 +77,9 @@ class Database:
         if self.is_sqlite and self.url.database:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
         if self.is_sqlite:
-            self.engine = self.unhurried = _sqlite(self.url)
+            self.engine = _sqlite(self.url)
+            limit_statements(self.engine, seconds or STATEMENT_SECONDS)
+            self.unhurried: Engine = self.engine.execution_options(**{UNLIMITED: True})
         else:
             limits, pool = _limits(seconds)
             self.engine = _postgresql(self.url, limits, pool_pre_ping=True, **pool)

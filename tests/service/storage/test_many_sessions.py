@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,8 @@ from service.core import keys, runs
 from service.core.access import Principal, Scope
 from service.settings import Settings
 from service.storage.database import Database
-from service.storage.run_tables import run_sessions
+from service.storage.run_tables import run_sessions, run_steps
+
 
 def opening(session: str, **facts: object) -> runs.Opening:
     known = {"state": None, "from_step": None, "tags": {}, "description": ""}
@@ -32,11 +33,15 @@ def begin(database: Database, session: str, **facts: object) -> runs.Opened:
         return runs.open_run(store, caller, opening(session, **facts))
 
 
-def add_sessions(database: Database, run: str, first: int, count: int) -> None:
-    """Add sessions as an older release would have taken them, all from the beginning."""
+def add_sessions(
+    database: Database, run: str, first: int, count: int, *, rising: bool = False
+) -> None:
+    """Add sessions as an older release would have taken them.
+
+    All begin at the beginning; if ``rising``, each has one step and goes on from the one before.
+    """
     facts = {
         "run": run,
-        "base_step": 0,
         "base_state": AdaFocalState.begin(SETTINGS).to_dict(),
         "world_size": 1,
         "decides": "trainer",
@@ -44,11 +49,28 @@ def add_sessions(database: Database, run: str, first: int, count: int) -> None:
         "created_by": "tests",
     }
     rows = [
-        {**facts, "number": n, "id": f"old-{n}", "begun_at": float(n), "created_at": float(n)}
+        {
+            **facts,
+            "number": n,
+            "id": f"old-{n}",
+            "base_step": n - first if rising else 0,
+            "begun_at": 1e11 + n,
+            "created_at": float(n),
+        }
         for n in range(first, first + count)
     ]
     with database.write() as store:
         store.session.execute(insert(run_sessions), rows)
+    for n in range(first, first + count) if rising else ():
+        add_steps(database, run, n, [n - first + 1])
+
+
+def add_steps(database: Database, run: str, session: int, steps: Iterable[int]) -> None:
+    facts = {"run": run, "session": session, "state": None, "ranks": [0], "partial": False}
+    seen_in_it = {"metrics": {}, "switched": [], "decided_at": 1.0}
+    with database.write() as store:
+        rows = [{**facts, **seen_in_it, "step": step} for step in steps]
+        store.session.execute(insert(run_steps), rows)
 
 
 def operations(database: Database, call: Callable[[], object]) -> int:
@@ -102,3 +124,34 @@ def test_a_run_takes_a_limited_number_of_sessions(
     assert open_run(tenant, "job", session="b")["session"]["number"] == 2
     post(tenant, "job", "b", 1, seen(1), state=AdaFocalState.begin(SETTINGS).update(seen(1)))
     assert state_of(tenant, "job")["step"] == 1
+
+
+def test_the_history_costs_little_for_each_session(embedded: Database) -> None:
+    """Every step is of a session of its own: none is compared with all other sessions."""
+    run = begin(embedded, "a").run.id
+    add_sessions(embedded, run, 2, 600, rising=True)
+    with embedded.read() as store:
+        newest = store.runs.sessions(run, 1)[0]
+        shown = store.run_steps.page(run, 50, 100, None)
+        last = store.run_steps.last_on_line(run, newest.base_step)
+    assert [one.step.step for one in shown] == list(range(101, 151))
+    assert last is not None
+    assert last.step == newest.base_step == 599
+
+    def look() -> None:
+        with embedded.read() as store:
+            store.run_steps.page(run, 50, None, None)
+            store.run_steps.last_on_line(run, 600)
+
+    assert operations(embedded, look) < 600 * 100
+
+
+def test_a_page_of_the_history_reads_no_more_steps_than_it_shows(embedded: Database) -> None:
+    run = begin(embedded, "a").run.id
+    add_steps(embedded, run, 1, range(1, 3001))
+
+    def look() -> None:
+        with embedded.read() as store:
+            assert len(store.run_steps.page(run, 50, 1000, None)) == 50
+
+    assert operations(embedded, look) < 10_000
