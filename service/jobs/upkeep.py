@@ -15,6 +15,7 @@ from service.core.retention import forget_dataset
 from service.core.step_decisions import decide_due, release_merged
 from service.core.sweeping import CHORE, sweep
 from service.errors import Conflict
+from service.jobs.lost_workers import seconds_to_wait
 from service.jobs.patience import PASSING
 from service.jobs.queue import DbosQueue, Entry
 from service.settings import HOUR, Settings
@@ -210,9 +211,10 @@ class Upkeep:
                     f"the fit was started {fit.attempt} times and its worker was lost every time; "
                     "it may need more memory than a worker has",
                 )
-                store.fits.finish(fit.id, fit.attempt, FitStatus.FAILED, error=ending.error)
+                store.fits.give_up(fit.id, fit.attempt, ending.error)
             elif store.fits.requeue(fit.id, fit.attempt):
-                self._queue.enqueue_again(store, fit)
+                pause = seconds_to_wait(store, fit.workspace)
+                self._queue.enqueue_again(store, fit, pause)
 
     def _put_back(self, store: Store, entries: Collection[Entry]) -> None:
         """Entries that a worker took without starting their fits."""

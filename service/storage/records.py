@@ -187,6 +187,7 @@ class Fit:
     created_at: float
     started_at: float | None
     finished_at: float | None
+    lost_at: float | None
 
 
 @dataclass(frozen=True)
