@@ -133,12 +133,6 @@ class Upkeep:
         self._delete_all(lambda store: store.web_sessions.forget_expired())
         with self._database.write() as store:
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
-        with self._database.read() as store:  # looking may take long, and nobody may wait for it
-            old = store.datasets.expired() + store.fits.spent_datasets()
-        for dataset in old:
-            if self._ended.is_set():
-                return
-            forget_dataset(self._database, self._blobs, dataset)
         self._queue.forget_done()
         at_work = self._at_work()
         taken = {one for one in self._queue.taken_by(self._worker) if one.fit not in at_work}
@@ -149,7 +143,8 @@ class Upkeep:
             self._queue.forget([entry.id for entry in lost])
         self._stray = taken - self._stray
         self._look_for_strangers()
-        if sweeps:
+        self._forget_datasets()
+        if sweeps and not self._ended.is_set():
             self._sweep(grace)
 
     def _delete_all(self, delete: Callable[[Store], int]) -> None:
@@ -158,6 +153,22 @@ class Upkeep:
             with self._database.write() as store:
                 if delete(store) < AT_ONCE:
                     return
+
+    def _forget_datasets(self) -> None:
+        """Delete datasets until none is left to delete, or the next housekeeping is due."""
+        deadline = time.monotonic() + self._pace.housekeeping
+        is_done = False
+        while not is_done:
+            with self._database.read() as store:  # looking may take long: nobody may wait for it
+                old = store.datasets.expired() + store.fits.spent_datasets()
+            is_done = True
+            for dataset in old:
+                began = time.monotonic()
+                if self._ended.is_set() or began > deadline:
+                    return
+                if forget_dataset(self._database, self._blobs, dataset):
+                    is_done = False
+                self._ended.wait(time.monotonic() - began)  # other processes write as well
 
     def _sweep(self, grace: float) -> None:
         try:

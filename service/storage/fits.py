@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, delete, func, insert, select, tuple_, update
+from sqlalchemy import Select, and_, delete, func, insert, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
-from service.storage.datasets import needed_by_fits
+from service.storage.datasets import FORGOTTEN_AT_ONCE, in_turns, needed_by_fits
 from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.rows import After, Repository, new_id, now
 from service.storage.tables import datasets, fits, workers
@@ -173,14 +173,14 @@ class Fits(Repository):
         mine = (fits.c.worker == worker) & (fits.c.status == FitStatus.RUNNING)
         return self._fits(select(fits).where(mine))
 
-    def spent_datasets(self, limit: int = 100) -> list[Dataset]:
-        """Datasets sent for fits only, whose fits are all final."""
-        chosen = select(datasets).where(
+    def spent_datasets(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
+        """Datasets sent for fits only, whose fits are all final; workspaces in turn."""
+        chosen = and_(
             datasets.c.delete_after_fit,
             needed_by_fits(datasets.c.id),
             ~needed_by_fits(datasets.c.id, OPEN),
         )
-        return self._all(Dataset, chosen.limit(limit))
+        return self._all(Dataset, in_turns(chosen, limit))
 
     def counts(self) -> dict[tuple[str, str], tuple[int, float]]:
         """By status and queue: how many fits, and the seconds that finished ones took in all."""
