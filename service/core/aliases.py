@@ -199,6 +199,7 @@ def check_reason(reason: str) -> str:
 
 def _check_count(store: Store, version: Version, name: str) -> None:
     """Raise Conflict if a calibrator has as many aliases as it may."""
+    store.calibrators.lock(version.calibrator)  # else two could both be the last
     if store.aliases.count(version.calibrator) >= MOST_ALIASES:
         raise Conflict(
             "too_many_aliases",

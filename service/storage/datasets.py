@@ -11,7 +11,7 @@ from sqlalchemy.sql import ColumnElement
 from service.settings import DAY
 from service.storage.records import OPEN, Dataset, FitStatus, Kind, Part
 from service.storage.rows import After, Repository, now
-from service.storage.tables import datasets, fits, parts, workspaces
+from service.storage.tables import datasets, fits, parts
 
 FORGOTTEN_AT_ONCE = 1000  # datasets that one look finds
 UPLOAD_SECONDS = 7 * DAY  # from the opening of an upload in parts to its commit
@@ -119,12 +119,6 @@ class Datasets(Repository):
         given_up = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
         over = (datasets.c.expires_at < now()) | given_up
         return self._all(Dataset, in_turns(over & ~needed_by_fits(datasets.c.id, OPEN), limit))
-
-    def lock_uploads(self, workspace: str) -> None:
-        """Let nobody else open uploads or note parts in a workspace until the transaction ends."""
-        # not FOR UPDATE, for which every new row of the workspace would wait
-        row = select(workspaces.c.id).where(workspaces.c.id == workspace)
-        self.session.execute(row.with_for_update(key_share=True))
 
     def open_uploads(self, workspace: str) -> int:
         """Return the number of uploads that are not committed."""
