@@ -30,6 +30,7 @@ from service.errors import Forbidden
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
+from service.storage.write_turns import OWNER
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,8 +126,11 @@ def needs(scope: Scope) -> list[DependsClass]:
     return [Depends(Needs(scope))]
 
 
-def _caller(request: Request) -> Principal:
-    return principal_of(request.scope)
+async def _caller(request: Request) -> Principal:
+    # a coroutine: what a plain function sets is not seen by the route
+    principal = principal_of(request.scope)
+    OWNER.set(principal.workspace)
+    return principal
 
 
 Joined = Annotated[Parts, Depends(_parts)]

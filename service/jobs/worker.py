@@ -27,11 +27,12 @@ from service.core.fitting import begin, conclude, run
 from service.core.retention import forget_spent_datasets
 from service.errors import Invalid
 from service.jobs.identity import new_worker_id
+from service.jobs.lost_workers import postpone
 from service.jobs.patience import PASSING, PatientBlobs, patiently
 from service.jobs.prepare import prepare_database
 from service.jobs.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
 from service.jobs.running import RunningFit
-from service.jobs.supervisor import SLOT, SUPERVISOR
+from service.jobs.supervisor import SLOT, SUPERVISOR, note_fit
 from service.jobs.upkeep import Pace, Upkeep
 from service.settings import DAY, Settings
 from service.storage.database import Database, connection_arguments
@@ -193,6 +194,9 @@ class Worker:
             threading.Event().wait()
 
     def _run(self, id: str) -> None:
+        if patiently(lambda: postpone(self._database, self._queue, id), FOREVER):
+            return
+        note_fit()
         job = patiently(
             lambda: begin(self._database, id, worker=self.id, device=self._device), FOREVER
         )
