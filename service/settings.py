@@ -39,7 +39,7 @@ class Settings(BaseSettings):
     database_url: str = ""
     """A sqlite:///file or postgresql:// URL; empty means SQLite in the data directory."""
     database_seconds: float = Field(3.0, ge=1)
-    """Longest time that a call waits for PostgreSQL before 503."""
+    """Longest time that a call waits for PostgreSQL, or a statement takes on SQLite, before 503."""
     blobs_url: str = ""
     """A file:// or s3:// URL; empty means a folder in the data directory."""
     sign_endpoint: str = ""

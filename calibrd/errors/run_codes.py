@@ -29,6 +29,12 @@ class RunArchived(Conflict):
     hint = "client.update_run(name, archived=False) opens it again; or take another name"
 
 
+class TooManySessions(Conflict):
+    """The run has as many sessions as it may."""
+
+    hint = "go on under another name: client.open_run(other, state=...)"
+
+
 class SessionDiffers(Conflict):
     """The session was opened with another world size, or another who decides."""
 

@@ -81,6 +81,7 @@ def create(
 
 def _make_room(store: Store, workspace: str) -> None:
     """Forget keys that ended long ago; raise Conflict if too many others are there."""
+    store.keys.lock_workspace(workspace)  # else two could both be the last
     store.keys.forget_ended(workspace, MOST_KEYS)
     if store.keys.count_live(workspace) >= MOST_KEYS:
         raise Conflict(

@@ -24,6 +24,12 @@ class Keys(Repository):
         """Those of the ids that are workspaces."""
         return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
 
+    def lock_workspace(self, id: str) -> None:
+        """Let nobody else count what a workspace has until the transaction ends."""
+        # not FOR UPDATE, for which every new row of the workspace would wait
+        row = select(workspaces.c.id).where(workspaces.c.id == id)
+        self.session.execute(row.with_for_update(key_share=True))
+
     def add_workspace(self, name: str) -> Workspace:
         """A new workspace."""
         values = {"id": new_id("ws"), "name": name, "created_at": now()}

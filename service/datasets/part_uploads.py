@@ -67,7 +67,7 @@ class PartUploads:
     def open(self, principal: Principal, kind: Kind | None, keeping: Keeping) -> Dataset:
         """A dataset to be uploaded in parts."""
         with self._database.write() as store:
-            store.datasets.lock_uploads(principal.workspace)
+            store.keys.lock_workspace(principal.workspace)
             if store.datasets.open_uploads(principal.workspace) >= self._limits.open_uploads:
                 raise Conflict(
                     "too_many_uploads",
@@ -224,7 +224,7 @@ class PartUploads:
         replaces another counts instead of it.
         """
         with self._database.write() as store:
-            store.datasets.lock_uploads(principal.workspace)
+            store.keys.lock_workspace(principal.workspace)
             _open_one(store, principal, dataset.id, lock=True)
             before = store.datasets.put_parts(dataset.id, parts)
             more = sum(part.bytes for part in parts) - sum(old.bytes for old in before)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import case, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import Select, case, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from service.settings import DAY
 from service.storage.records import OPEN, Dataset, FitStatus, Kind, Part
 from service.storage.repository import After, Repository, now
-from service.storage.tables import datasets, fits, parts, workspaces
+from service.storage.tables import datasets, fits, parts
 
+FORGOTTEN_AT_ONCE = 1000  # datasets that one look finds
 UPLOAD_SECONDS = 7 * DAY  # from the opening of an upload in parts to its commit
 
 
@@ -110,18 +111,14 @@ class Datasets(Repository):
         """Whether a fit that is not finished needs it."""
         return bool(self.session.scalar(select(needed_by_fits(id, OPEN))))
 
-    def expired(self, limit: int = 100) -> list[Dataset]:
-        """Datasets whose time is over and that no unfinished fit needs; uploads given up, too."""
+    def expired(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
+        """Datasets whose time is over and that no unfinished fit needs; uploads given up, too.
+
+        Workspaces in turn, the oldest of each first.
+        """
         given_up = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
         over = (datasets.c.expires_at < now()) | given_up
-        chosen = select(datasets).where(over, ~needed_by_fits(datasets.c.id, OPEN))
-        return self._all(Dataset, chosen.limit(limit))
-
-    def lock_uploads(self, workspace: str) -> None:
-        """Let nobody else open uploads or note parts in a workspace until the transaction ends."""
-        # not FOR UPDATE, for which every new row of the workspace would wait
-        row = select(workspaces.c.id).where(workspaces.c.id == workspace)
-        self.session.execute(row.with_for_update(key_share=True))
+        return self._all(Dataset, in_turns(over & ~needed_by_fits(datasets.c.id, OPEN), limit))
 
     def open_uploads(self, workspace: str) -> int:
         """Return the number of uploads that are not committed."""
@@ -169,6 +166,15 @@ def needed_by_fits(
         return chosen.correlate(datasets).exists()
 
     return or_(has(fits.c.dataset), has(fits.c.evaluation))
+
+
+def in_turns(chosen: ColumnElement[bool], limit: int) -> Select[Any]:
+    """Return chosen datasets, the oldest of each workspace first, then their second ones."""
+    own = func.row_number().over(partition_by=datasets.c.workspace, order_by=datasets.c.created_at)
+    turn = own.label("turn")
+    ranked = select(*datasets.c, turn).where(chosen).subquery()
+    columns = [column for column in ranked.c if column.name != "turn"]
+    return select(*columns).order_by(ranked.c.turn, ranked.c.created_at).limit(limit)
 
 
 def _is_open(workspace: str) -> ColumnElement[bool]:

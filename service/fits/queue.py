@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from dbos import DBOSClient, DBOSPortableJSONSerializer
+from dbos import DBOSClient, DBOSPortableJSONSerializer, EnqueueOptions
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.fits.service import QUEUES
@@ -65,9 +65,12 @@ class DbosQueue:
         """Put a fit on its queue, inside the store's transaction."""
         self._enqueue(store, fit, fit.id)
 
-    def enqueue_again(self, store: Store, fit: Fit) -> None:
-        """Put a fit that was taken from its queue back on it, inside the store's transaction."""
-        self._enqueue(store, fit, f"{fit.id}.{secrets.token_hex(6)}")
+    def enqueue_again(self, store: Store, fit: Fit, seconds: float = 0.0) -> None:
+        """Put a fit that was taken from its queue back on it, inside the store's transaction.
+
+        No worker takes it before so many seconds have passed.
+        """
+        self._enqueue(store, fit, f"{fit.id}.{secrets.token_hex(6)}", seconds)
 
     def withdraw(self, fit: str) -> None:
         """Delete the entry of a cancelled fit, which a worker would have to take in vain.
@@ -128,19 +131,18 @@ class DbosQueue:
         """Let go of the database; its connections are not ours to close."""
         self._client.destroy()
 
-    def _enqueue(self, store: Store, fit: Fit, id: str) -> None:
-        self._client.enqueue_in_transaction(
-            store.session,
-            {
-                "workflow_name": WORKFLOW,
-                "workflow_id": id,
-                "queue_name": fit.queue,
-                "queue_partition_key": fit.workspace,
-                "app_version": VERSION,
-                "application_name": APPLICATION,
-            },
-            fit.id,
-        )
+    def _enqueue(self, store: Store, fit: Fit, id: str, seconds: float = 0.0) -> None:
+        options: EnqueueOptions = {
+            "workflow_name": WORKFLOW,
+            "workflow_id": id,
+            "queue_name": fit.queue,
+            "queue_partition_key": fit.workspace,
+            "app_version": VERSION,
+            "application_name": APPLICATION,
+        }
+        if seconds:
+            options["delay_seconds"] = seconds
+        self._client.enqueue_in_transaction(store.session, options, fit.id)
 
 
 def _entry(id: str) -> Entry:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Select, delete, func, insert, select, tuple_, update
+from sqlalchemy import Select, and_, delete, func, insert, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
-from service.datasets.repository import needed_by_fits
+from service.datasets.repository import FORGOTTEN_AT_ONCE, in_turns, needed_by_fits
 from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.repository import After, Repository, new_id, now
 from service.storage.tables import datasets, fits, workers
+
+
+class Losses(NamedTuple):
+    """How many attempts lost their workers, and how many seconds ago the last one did."""
+
+    attempts: int
+    seconds_ago: float
 
 
 class Fits(Repository):
@@ -132,7 +139,19 @@ class Fits(Repository):
     def requeue(self, id: str, attempt: int) -> bool:
         """Let a fit wait again after its worker was lost; the attempt counts."""
         lost = update(fits).where(self._running(id, attempt))
-        return self._changed(lost.values(status=FitStatus.QUEUED, worker=None)) == 1
+        values = {"status": FitStatus.QUEUED, "worker": None, "lost_at": now()}
+        return self._changed(lost.values(values)) == 1
+
+    def give_up(self, id: str, attempt: int, error: dict[str, str] | None) -> Fit | None:
+        """End a fit whose worker was lost once too often."""
+        return self.finish(id, attempt, FitStatus.FAILED, error=error, lost_at=now())
+
+    def losses(self, workspace: str, seconds: float) -> Losses:
+        """Return how often fits of a workspace lost their workers lately."""
+        lately = (fits.c.workspace == workspace) & (fits.c.lost_at > now() - seconds)
+        ago = func.coalesce(now() - func.max(fits.c.lost_at), seconds)
+        chosen = select(func.coalesce(func.sum(fits.c.attempt), 0), ago).where(lately)
+        return Losses(*self.session.execute(chosen).one())
 
     def cancel(self, id: str) -> Fit | None:
         """Cancel a waiting fit at once, ask a running one to stop; None if it is final."""
@@ -154,14 +173,14 @@ class Fits(Repository):
         mine = (fits.c.worker == worker) & (fits.c.status == FitStatus.RUNNING)
         return self._fits(select(fits).where(mine))
 
-    def spent_datasets(self, limit: int = 100) -> list[Dataset]:
-        """Datasets sent for fits only, whose fits are all final."""
-        chosen = select(datasets).where(
+    def spent_datasets(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
+        """Datasets sent for fits only, whose fits are all final; workspaces in turn."""
+        chosen = and_(
             datasets.c.delete_after_fit,
             needed_by_fits(datasets.c.id),
             ~needed_by_fits(datasets.c.id, OPEN),
         )
-        return self._all(Dataset, chosen.limit(limit))
+        return self._all(Dataset, in_turns(chosen, limit))
 
     def counts(self) -> dict[tuple[str, str], tuple[int, float]]:
         """By status and queue: how many fits, and the seconds that finished ones took in all."""

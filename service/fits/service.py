@@ -185,6 +185,7 @@ def _check_open(store: Store, principal: Principal, most: int | None) -> None:
     """Raise TooMany if a workspace has as many fits waiting or running as it may."""
     if most is None:
         return
+    store.keys.lock_workspace(principal.workspace)  # else two could both be the last
     count = store.fits.count_open(principal.workspace)
     if count >= most:
         raise TooMany(

@@ -12,6 +12,7 @@ from starlette.types import Scope as AsgiScope
 from service.access.permissions import Principal, Scope
 from service.concurrency.thread_pools import Executors
 from service.errors import Forbidden
+from service.storage.write_turns import OWNER
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,8 +57,11 @@ def needs(scope: Scope) -> list[DependsClass]:
     return [Depends(Needs(scope))]
 
 
-def _caller(request: Request) -> Principal:
-    return principal_of(request.scope)
+async def _caller(request: Request) -> Principal:
+    # a coroutine: what a plain function sets is not seen by the route
+    principal = principal_of(request.scope)
+    OWNER.set(principal.workspace)
+    return principal
 
 
 Caller = Annotated[Principal, Depends(_caller)]

@@ -15,6 +15,11 @@ from service.storage.tables import calibrators, reports, versions
 class Calibrators(Repository):
     """Calibrators of a workspace and what belongs to them."""
 
+    def lock(self, id: str) -> None:
+        """Let nobody else count the aliases of a calibrator until the transaction ends."""
+        row = select(calibrators.c.id).where(calibrators.c.id == id)
+        self.session.execute(row.with_for_update(key_share=True))
+
     def named(self, workspace: str, name: str) -> CalibratorRow | None:
         """The calibrator of this name."""
         mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)

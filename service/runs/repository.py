@@ -8,7 +8,7 @@ from sqlalchemy import case, func, insert, select, tuple_, update
 
 from service.storage.records import Run, RunSession
 from service.storage.repository import After, Repository, new_id, now
-from service.storage.run_tables import run_sessions, runs
+from service.storage.run_tables import SESSION, run_sessions, runs
 
 NEWEST = (run_sessions.c.begun_at.desc(), run_sessions.c.number.desc())
 
@@ -71,31 +71,40 @@ class Runs(Repository):
 
     def add_session(self, run: str, begun: float | None, **facts: Any) -> RunSession:
         """The next session of a run that is locked; none began later than now."""
-        last = select(func.coalesce(func.max(run_sessions.c.number), 0))
-        number = self.session.scalar(last.where(run_sessions.c.run == run)) or 0
+        number = self.session_count(run)
         begun_at = now() if begun is None else case((begun < now(), begun), else_=now())
         times = {"begun_at": begun_at, "created_at": now()}
         values = {"run": run, "number": number + 1, **times, **facts}
-        made = self._one(RunSession, insert(run_sessions).values(values).returning(*run_sessions.c))
+        made = self._one(RunSession, insert(run_sessions).values(values).returning(*SESSION))
         assert made is not None  # noqa: S101
         return made
+
+    def session_count(self, run: str) -> int:
+        """Return how many sessions a run has: the number of the last, as none is deleted."""
+        last = select(func.max(run_sessions.c.number)).where(run_sessions.c.run == run)
+        return self.session.scalar(last) or 0
+
+    def base_state(self, session: RunSession) -> dict[str, Any] | None:
+        """Return the state that a session goes on from."""
+        mine = (run_sessions.c.run == session.run) & (run_sessions.c.number == session.number)
+        return self.session.scalar(select(run_sessions.c.base_state).where(mine))
 
     def session_named(self, run: str, id: str) -> RunSession | None:
         """A session by its caller's id."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.id == id)
-        return self._one(RunSession, select(run_sessions).where(mine))
+        return self._one(RunSession, select(*SESSION).where(mine))
 
     def session_numbered(self, run: str, number: int) -> RunSession | None:
         """A session by its number."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.number == number)
-        return self._one(RunSession, select(run_sessions).where(mine))
+        return self._one(RunSession, select(*SESSION).where(mine))
 
     def session_at(self, run: str, step: int) -> RunSession | None:
         """The session that a step of the line is of, or that begins with it."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
-        return self._one(RunSession, select(run_sessions).where(mine).order_by(*NEWEST).limit(1))
+        return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
 
     def sessions(self, run: str, limit: int) -> list[RunSession]:
         """The newest sessions of a run, newest first."""
-        chosen = select(run_sessions).where(run_sessions.c.run == run)
+        chosen = select(*SESSION).where(run_sessions.c.run == run)
         return self._all(RunSession, chosen.order_by(*NEWEST).limit(limit))

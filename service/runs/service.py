@@ -16,6 +16,8 @@ from service.storage.store import Store
 
 State = dict[str, Any] | None
 
+MOST_SESSIONS = 1000  # of a run
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -74,7 +76,7 @@ def head_of(store: Store, session: RunSession) -> Head:
     """Where a session is."""
     last = store.run_steps.last(session)
     if last is None:
-        return Head(session.base_step, session.base_state, None)
+        return Head(session.base_step, store.runs.base_state(session), None)
     return Head(last.step, last.state, last)
 
 
@@ -97,6 +99,7 @@ def open_run(store: Store, principal: Principal, asked: Opening) -> Opened:
         return Opened(run, known, head_of(store, known), is_new)
     if run.archived_at is not None:
         raise Conflict("run_archived", f"the run {run.name!r} is archived: it takes no sessions")
+    _check_count(store, run)
     step, state = _base(store, run, asked)
     session = store.runs.add_session(
         run.id,
@@ -172,6 +175,17 @@ def _check_same(run: Run, asked: Opening) -> None:
         raise Conflict("run_differs", f"the run {run.name!r} has {told}", settings=others)
 
 
+def _check_count(store: Store, run: Run) -> None:
+    """Raise Conflict if a run has as many sessions as it may."""
+    if store.runs.session_count(run.id) >= MOST_SESSIONS:
+        raise Conflict(
+            "too_many_sessions",
+            f"the run {run.name!r} has {MOST_SESSIONS:,} sessions, and no more are taken: go on "
+            "under another name, with a state",
+            limit=MOST_SESSIONS,
+        )
+
+
 def _check_same_session(run: Run, session: RunSession, asked: Opening) -> None:
     for name in ("world_size", "decides"):
         was, wanted = getattr(session, name), getattr(asked, name)
@@ -202,7 +216,7 @@ def _base(store: Store, run: Run, asked: Opening) -> tuple[int, State]:
         return 0, AdaFocalState.begin(Settings(**run.settings)).to_dict()
     session = store.runs.session_at(run.id, step)
     if session is not None and session.base_step == step:
-        return step, session.base_state
+        return step, store.runs.base_state(session)
     found = None if session is None else store.run_steps.get(session, step)
     if found is None:
         raise Invalid(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, and_, func, insert, or_, select, tuple_, update
+from sqlalchemy import Integer, and_, column, func, insert, or_, select, tuple_, update, values
 from sqlalchemy.sql import ColumnElement
 
 from service.storage.records import RunSession, RunStatistics, RunStep
 from service.storage.repository import Repository, now
-from service.storage.run_tables import run_sessions, run_statistics, run_steps
+from service.storage.run_tables import SESSION, run_sessions, run_statistics, run_steps
 
 POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
 LONGEST_MERGE = 86_400  # seconds
@@ -29,6 +30,14 @@ class Standing(NamedTuple):
 
     ranks: int
     seconds: float
+
+
+class Stretch(NamedTuple):
+    """The steps of a session that are on the line of its run, from ``first`` to ``last``."""
+
+    session: int
+    first: int
+    last: int
 
 
 class Shown(NamedTuple):
@@ -130,20 +139,59 @@ class RunSteps(Repository):
         self, run: str, limit: int, after: int | None, session: RunSession | None
     ) -> list[Shown]:
         """A page of the steps of a session, or of the run's line, oldest first."""
-        chosen = _shown(run)
-        if session is None:
-            chosen = chosen.where(_on_the_line())
-        else:
-            chosen = chosen.where(run_steps.c.session == session.number)
-        if after is not None:
-            chosen = chosen.where(run_steps.c.step > after)
-        return self._shown(chosen.order_by(run_steps.c.step).limit(limit))
+        if session is not None:
+            chosen = select(run_steps).where(_of(run_steps, session))
+            chosen = chosen.where(run_steps.c.step > (after or 0))
+            found = self._all(RunStep, chosen.order_by(run_steps.c.step).limit(limit))
+            return [Shown(one, session) for one in found]
+        cut = _cut(self._line(run), after or 0, limit)
+        if not cut:
+            return []
+        its_sessions = self._numbered(run, [one.session for one in cut])
+        shown = (
+            values(*(column(one, Integer) for one in Stretch._fields), name="shown").data(cut).cte()
+        )
+        within = and_(
+            run_steps.c.run == run,
+            run_steps.c.session == shown.c.session,
+            run_steps.c.step.between(shown.c.first, shown.c.last),
+        )
+        # sorted here: to sort in SQL, SQLite would read all steps of the run
+        steps = self._all(RunStep, select(*run_steps.c).select_from(shown).join(run_steps, within))
+        steps.sort(key=lambda one: one.step)
+        return [Shown(one, its_sessions[one.session]) for one in steps]
 
     def last_on_line(self, run: str, until: int) -> RunStep | None:
         """The last decided step of a run's line, of those up to a step."""
-        chosen = _shown(run).where(_on_the_line(), run_steps.c.step <= until)
-        found = self._shown(chosen.order_by(run_steps.c.step.desc()).limit(1))
-        return found[0].step if found else None
+        for one in reversed(self._line(run)):
+            if one.first <= until:
+                step = min(one.last, until)
+                mine = (run_steps.c.run == run) & (run_steps.c.session == one.session)
+                return self._one(RunStep, select(run_steps).where(mine, run_steps.c.step == step))
+        return None
+
+    def _line(self, run: str) -> list[Stretch]:
+        """Return the line of a run, oldest step first, at the cost of a look at each session.
+
+        A session counts up to the smallest base of those that began later, where its steps were
+        done again; its own steps are numbered from its base without gaps.
+        """
+        base = run_sessions.c.base_step
+        last = (
+            select(func.max(run_steps.c.step))
+            .where(run_steps.c.run == run_sessions.c.run)
+            .where(run_steps.c.session == run_sessions.c.number)
+            .scalar_subquery()
+        )
+        newest = (run_sessions.c.begun_at.desc(), run_sessions.c.number.desc())
+        chosen = select(run_sessions.c.number, base, last).where(run_sessions.c.run == run)
+        found: list[Stretch] = []
+        end = math.inf
+        for number, before, its_last in self.session.execute(chosen.order_by(*newest)):
+            if its_last is not None and before < end:
+                found.append(Stretch(number, before + 1, int(min(its_last, end))))
+            end = min(end, before)
+        return found[::-1]
 
     def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
         """Sessions whose next step can be decided: it is complete, or has waited long enough."""
@@ -180,16 +228,10 @@ class RunSteps(Repository):
         waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
         return self.session.scalar(select(func.count()).where(waits)) or 0
 
-    def _shown(self, statement: Select[Any]) -> list[Shown]:
-        width = len(run_steps.c)
-        steps, sessions = run_steps.c.keys(), run_sessions.c.keys()
-        return [
-            Shown(
-                RunStep(**dict(zip(steps, row[:width], strict=True))),
-                RunSession(**dict(zip(sessions, row[width:], strict=True))),
-            )
-            for row in self.session.execute(statement)
-        ]
+    def _numbered(self, run: str, numbers: Collection[int]) -> dict[int, RunSession]:
+        mine = (run_sessions.c.run == run) & run_sessions.c.number.in_(numbers)
+        found = self._all(RunSession, select(*SESSION).where(mine))
+        return {one.number: one for one in found}
 
 
 def is_decided() -> ColumnElement[bool]:
@@ -212,26 +254,13 @@ def _of_step(session: RunSession, step: int) -> ColumnElement[bool]:
     return _of(run_statistics, session) & (run_statistics.c.step == step)
 
 
-def _shown(run: str) -> Select[Any]:
-    """Steps beside their sessions; both have columns of the same names."""
-    its_session = and_(
-        run_sessions.c.run == run_steps.c.run, run_sessions.c.number == run_steps.c.session
-    )
-    return (
-        select(*run_steps.c, *run_sessions.c)
-        .join(run_sessions, its_session)
-        .where(run_steps.c.run == run)
-    )
-
-
-def _on_the_line() -> ColumnElement[bool]:
-    """No session that began later goes on from before this step: it was not done again."""
-    newer = run_sessions.alias("newer")
-    order = (newer.c.begun_at, newer.c.number)
-    began_before = (
-        select(newer.c.number)
-        .where(newer.c.run == run_steps.c.run)
-        .where(tuple_(*order) > tuple_(run_sessions.c.begun_at, run_sessions.c.number))
-        .where(newer.c.base_step < run_steps.c.step)
-    )
-    return ~began_before.exists()
+def _cut(line: Iterable[Stretch], after: int, limit: int) -> list[Stretch]:
+    """Return the first ``limit`` steps of a line that come after one."""
+    found: list[Stretch] = []
+    for one in line:
+        first = max(one.first, after + 1)
+        last = min(one.last, first + limit - 1)
+        if limit and first <= last:
+            found.append(Stretch(one.session, first, last))
+            limit -= last - first + 1
+    return found

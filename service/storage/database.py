@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,25 @@ from sqlalchemy.orm import Session
 
 from service.errors import NoSpace, Unavailable
 from service.storage.deadlines import Deadlines
+from service.storage.statement_limit import UNLIMITED, limit_statements
 from service.storage.store import Store
+from service.storage.write_turns import WriteTurns
 
 # what a database raises that is away, or that for a while is a copy which takes no writes
 AWAY = (OperationalError, InternalError, InterfaceError, TimeoutError)
 # the errors of a full disk, and of what took too long, by the databases' own names
 FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100")
-SLOW = ("57014", "55P03", "25P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT", "SQLITE_LOCKED")
+SLOW = (
+    "57014",
+    "55P03",
+    "25P03",
+    "SQLITE_BUSY",
+    "SQLITE_BUSY_SNAPSHOT",
+    "SQLITE_LOCKED",
+    "SQLITE_INTERRUPT",
+)
 BUSY_SECONDS = 10
+BUSY = "the database took too long: try again"
 # at most this many connections of an API replica or a worker, and those beyond the first
 # ten only while they are needed
 POOL = {"pool_size": 10, "max_overflow": 20}
@@ -41,8 +53,9 @@ SERVER = {
     "tcp_user_timeout": "10s",
 }
 # our transactions take milliseconds: who stops in the middle of one must not lock others out
+STATEMENT_SECONDS = 30
 LIMITS = {
-    "statement_timeout": "30s",
+    "statement_timeout": f"{STATEMENT_SECONDS}s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "10s",
 }
@@ -54,10 +67,11 @@ class Database:
     """Transactions on SQLite or PostgreSQL.
 
     SQLite runs in WAL mode, and is on disk at every commit. Its write transactions take the write
-    lock at once (a plain BEGIN that writes later fails under concurrency), and its read
-    transactions never wait for a writer.
+    lock at once (a plain BEGIN that writes later fails under concurrency), workspaces in turn,
+    and its read transactions never wait for a writer.
     ``unhurried`` is an engine for what may take its time, such as migrations. With ``seconds``
-    a transaction on PostgreSQL waits no longer than that for the server, whatever state it is in.
+    a transaction on PostgreSQL waits no longer than that for the server, whatever state it is in,
+    and a statement on SQLite takes no longer.
     """
 
     def __init__(self, url: str, *, seconds: float | None = None) -> None:
@@ -66,11 +80,14 @@ class Database:
         if self.is_sqlite and self.url.database:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
         if self.is_sqlite:
-            self.engine = self.unhurried = _sqlite(self.url)
+            self.engine = _sqlite(self.url)
+            limit_statements(self.engine, seconds or STATEMENT_SECONDS)
+            self.unhurried: Engine = self.engine.execution_options(**{UNLIMITED: True})
         else:
             limits, pool = _limits(seconds)
             self.engine = _postgresql(self.url, limits, pool_pre_ping=True, **pool)
             self.unhurried = _postgresql(self.url, {}, poolclass=NullPool)
+        self._turns = WriteTurns()
         self._writing = self.engine.execution_options(writes=True)
         self._deadlines: Deadlines | None = None
         if seconds is not None and not self.is_sqlite:
@@ -86,8 +103,25 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Store]:
         """Begin a transaction that is committed at its end, and rolled back on any error."""
-        with _told(), self._bound(self._writing) as bind, Session(bind) as session, session.begin():
+        with (
+            self._turn(),
+            _told(),
+            self._bound(self._writing) as bind,
+            Session(bind) as session,
+            session.begin(),
+        ):
             yield Store(session)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for SQLite's write lock in turn; PostgreSQL has queues of its own."""
+        with ExitStack() as held:
+            if self.is_sqlite:
+                try:
+                    held.enter_context(self._turns.turn(BUSY_SECONDS))
+                except builtins.TimeoutError as error:
+                    raise Unavailable("database_busy", BUSY) from error
+            yield
 
     def _bound(
         self, engine: Engine, seconds: float | None = None
@@ -120,7 +154,7 @@ def _told() -> Iterator[None]:
         if name in FULL:
             raise NoSpace("no_space", "the database has no room: try later") from error
         if name in SLOW:
-            raise Unavailable("database_busy", "the database took too long: try again") from error
+            raise Unavailable("database_busy", BUSY) from error
         raise
 
 

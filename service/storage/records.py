@@ -187,6 +187,7 @@ class Fit:
     created_at: float
     started_at: float | None
     finished_at: float | None
+    lost_at: float | None
 
 
 @dataclass(frozen=True)
@@ -222,14 +223,13 @@ class RunSession:
     """One life of a training job: its steps follow ``base_step``.
 
     Numbers count sessions as they were opened, which may be long after they began: the newest is
-    the one that began last.
+    the one that began last. The state at ``base_step`` may be large and is read on its own.
     """
 
     run: str
     number: int
     id: str
     base_step: int
-    base_state: dict[str, Any] | None
     world_size: int
     decides: Decider
     merge_timeout: float

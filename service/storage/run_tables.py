@@ -53,7 +53,10 @@ run_sessions = Table(
     Column("created_by", String(200), nullable=False),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("run", "id"),
+    # the newest session, and all bases in order, without reading rows that hold large states
+    Index(None, "run", "begun_at", "number", "base_step"),
 )
+SESSION = tuple(column for column in run_sessions.c if column.name != "base_state")
 
 run_statistics = Table(
     "run_statistics",

@@ -211,11 +211,20 @@ fits = Table(
     Column("created_at", Float, nullable=False),
     Column("started_at", Float),
     Column("finished_at", Float),
+    Column("lost_at", Float),  # when it last lost its worker
     Index(None, "workspace", "created_at"),
     Index(None, "workspace", "status", "created_at"),
     Index(None, "status"),
     Index(None, "dataset", "status"),
     Index(None, "evaluation", "status"),
+)
+
+Index(
+    "ix_fits_lost",
+    fits.c.workspace,
+    fits.c.lost_at,
+    sqlite_where=fits.c.lost_at.is_not(None),
+    postgresql_where=fits.c.lost_at.is_not(None),
 )
 
 workers = Table(

@@ -22,6 +22,7 @@ from service.storage.database import Database
 from service.storage.records import Fit, FitStatus
 from service.storage.repository import AT_ONCE
 from service.storage.store import Store
+from service.worker.lost_workers import seconds_to_wait
 from service.worker.retry import PASSING
 
 logger = logging.getLogger(__name__)
@@ -132,12 +133,6 @@ class Upkeep:
         self._delete_all(lambda store: store.web_sessions.forget_expired())
         with self._database.write() as store:
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
-        with self._database.read() as store:  # looking may take long, and nobody may wait for it
-            old = store.datasets.expired() + store.fits.spent_datasets()
-        for dataset in old:
-            if self._ended.is_set():
-                return
-            forget_dataset(self._database, self._blobs, dataset)
         self._queue.forget_done()
         at_work = self._at_work()
         taken = {one for one in self._queue.taken_by(self._worker) if one.fit not in at_work}
@@ -148,7 +143,8 @@ class Upkeep:
             self._queue.forget([entry.id for entry in lost])
         self._stray = taken - self._stray
         self._look_for_strangers()
-        if sweeps:
+        self._forget_datasets()
+        if sweeps and not self._ended.is_set():
             self._sweep(grace)
 
     def _delete_all(self, delete: Callable[[Store], int]) -> None:
@@ -157,6 +153,22 @@ class Upkeep:
             with self._database.write() as store:
                 if delete(store) < AT_ONCE:
                     return
+
+    def _forget_datasets(self) -> None:
+        """Delete datasets until none is left to delete, or the next housekeeping is due."""
+        deadline = time.monotonic() + self._pace.housekeeping
+        is_done = False
+        while not is_done:
+            with self._database.read() as store:  # looking may take long: nobody may wait for it
+                old = store.datasets.expired() + store.fits.spent_datasets()
+            is_done = True
+            for dataset in old:
+                began = time.monotonic()
+                if self._ended.is_set() or began > deadline:
+                    return
+                if forget_dataset(self._database, self._blobs, dataset):
+                    is_done = False
+                self._ended.wait(time.monotonic() - began)  # other processes write as well
 
     def _sweep(self, grace: float) -> None:
         try:
@@ -210,9 +222,10 @@ class Upkeep:
                     f"the fit was started {fit.attempt} times and its worker was lost every time; "
                     "it may need more memory than a worker has",
                 )
-                store.fits.finish(fit.id, fit.attempt, FitStatus.FAILED, error=ending.error)
+                store.fits.give_up(fit.id, fit.attempt, ending.error)
             elif store.fits.requeue(fit.id, fit.attempt):
-                self._queue.enqueue_again(store, fit)
+                pause = seconds_to_wait(store, fit.workspace)
+                self._queue.enqueue_again(store, fit, pause)
 
     def _put_back(self, store: Store, entries: Collection[Entry]) -> None:
         """Entries that a worker took without starting their fits."""

@@ -32,10 +32,11 @@ from service.storage.database import Database, connection_arguments
 from service.storage.records import Fit
 from service.worker.housekeeping import Pace, Upkeep
 from service.worker.identity import new_worker_id
+from service.worker.lost_workers import postpone
 from service.worker.monitor import RunningFit
 from service.worker.retry import PASSING, PatientBlobs, patiently
 from service.worker.startup import prepare_database
-from service.worker.supervisor import SLOT, SUPERVISOR
+from service.worker.supervisor import SLOT, SUPERVISOR, note_fit
 
 # while the database is away DBOS warns ten times a second; the upkeep says it once a heartbeat
 QUIET = "ERROR"
@@ -193,6 +194,9 @@ class Worker:
             threading.Event().wait()
 
     def _run(self, id: str) -> None:
+        if patiently(lambda: postpone(self._database, self._queue, id), FOREVER):
+            return
+        note_fit()
         job = patiently(
             lambda: begin(self._database, id, worker=self.id, device=self._device), FOREVER
         )

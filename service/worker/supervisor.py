@@ -6,9 +6,11 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from service.settings import Settings
@@ -21,6 +23,8 @@ OURS = str(Path(__file__).parents[2])
 SUPERVISOR = "CALIBRD_SUPERVISOR"
 # by which the workers of a machine with several GPUs take one each
 SLOT = "CALIBRD_SLOT"
+# the file that a worker makes when it takes a fit: its start has succeeded
+FITTING = "CALIBRD_FITTING"
 LOOK_SECONDS = 0.25
 STOP_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -33,8 +37,10 @@ class Workers:
     """A number of worker processes with the settings of this process."""
 
     def __init__(self, settings: Settings, count: int, command: Sequence[str] = COMMAND) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="calibrd-workers-")
         self._slots = [
-            _Slot(tuple(command), _environment(settings, number)) for number in range(count)
+            _Slot(tuple(command), _environment(settings, number), self._fitting(number))
+            for number in range(count)
         ]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
@@ -65,6 +71,10 @@ class Workers:
                 logger.warning("worker process %d does not leave: it is killed", process.pid)
                 process.kill()
                 process.wait()
+        self._folder.cleanup()
+
+    def _fitting(self, number: int) -> Path:
+        return Path(self._folder.name, str(number))
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
@@ -73,11 +83,18 @@ class Workers:
 
 
 class _Slot:
-    """The place of one worker process, filled again when it dies."""
+    """The place of one worker process, filled again when it dies.
 
-    def __init__(self, command: tuple[str, ...], environment: dict[str, str]) -> None:
+    At once if it had taken a fit, which may have killed it: others' fits must not wait for that.
+    One that dies before cannot start, and pauses between further tries grow.
+    """
+
+    def __init__(
+        self, command: tuple[str, ...], environment: dict[str, str], fitting: Path
+    ) -> None:
         self._command = command
-        self._environment = environment
+        self._environment = {**environment, FITTING: str(fitting)}
+        self._fitting = fitting
         self._pause = FIRST_PAUSE
         self._started_at = 0.0
         self._start_at: float | None = None
@@ -91,6 +108,7 @@ class _Slot:
         """Start a process; it gets no signals from our terminal, so that stopping is ours."""
         self._start_at = None
         self._started_at = time.monotonic()
+        self._fitting.unlink(missing_ok=True)
         self.process = subprocess.Popen(  # noqa: S603
             self._command,
             env=self._environment,
@@ -104,16 +122,30 @@ class _Slot:
         if self.lives:
             return
         if self._start_at is None:
-            if now - self._started_at > HEALTHY_SECONDS:
-                self._pause = FIRST_PAUSE
+            pause = self._next_pause(now - self._started_at)
             code, pid = self.process.returncode, self.process.pid
-            logger.error(
-                "worker process %d ended (%d): another starts in %g s", pid, code, self._pause
-            )
-            self._start_at = now + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        elif now >= self._start_at:
+            logger.error("worker process %d ended (%d): another starts in %g s", pid, code, pause)
+            self._start_at = now + pause
+        if now >= self._start_at:
             self.start()
+
+    def _next_pause(self, lived: float) -> float:
+        """Return the seconds until the next start, after one whose process lived so long."""
+        took_a_fit = self._fitting.exists()
+        if took_a_fit or lived > HEALTHY_SECONDS:
+            self._pause = FIRST_PAUSE
+        if took_a_fit:
+            return 0.0
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause
+
+
+def note_fit() -> None:
+    """Tell the supervisor of this process, if it has one, that a fit was taken."""
+    path = os.environ.get(FITTING)
+    if path:
+        with suppress(OSError):
+            Path(path).touch()
 
 
 def _environment(settings: Settings, slot: int) -> dict[str, str]:

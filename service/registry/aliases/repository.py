@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select, tuple_, update
+from sqlalchemy import case, func, insert, select, tuple_, update
 
 from service.storage.notifications import announce
 from service.storage.records import Alias, AliasMove
@@ -81,6 +81,25 @@ class Aliases(Repository):
         if before is not None:
             chosen = chosen.where(alias_moves.c.revision < before)
         return self._all(AliasMove, chosen.order_by(alias_moves.c.revision.desc()).limit(limit))
+
+    def version_before(self, there: Alias, limit: int) -> int | None:
+        """Return the version before the last standing move of an alias, of its last moves.
+
+        A rollback takes back a move: going back in time, the first move that comes when none is
+        taken back any more.
+        """
+        mine = (alias_moves.c.calibrator == there.calibrator) & (alias_moves.c.alias == there.name)
+        newest = alias_moves.c.revision.desc()
+        one = case((alias_moves.c.rollback, 1), else_=-1)
+        is_open = func.sum(one).over(order_by=newest).label("open")
+        walked = (
+            select(alias_moves.c.revision, alias_moves.c.from_version, is_open)
+            .where(mine, alias_moves.c.revision <= there.revision)
+            .where(alias_moves.c.revision > there.revision - limit)
+            .subquery()
+        )
+        standing = select(walked.c.from_version).where(walked.c.open < 0)
+        return self.session.scalar(standing.order_by(walked.c.revision.desc()).limit(1))
 
     def moves(self, calibrator: str, limit: int) -> dict[str, list[AliasMove]]:
         """The last moves of the aliases of a calibrator, newest first, by alias."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from calibrators.report.verdict import Verdict
+
 from calibrators import Report
 from calibrators.methods.segmented import Segmented
 from calibrators.metrics import Interval
-from calibrators.report.verdict import Verdict
 from service.access.permissions import Principal
 from service.errors import Conflict, Invalid, NotFound, Stale
 from service.names import check_alias, is_readable
@@ -115,8 +116,7 @@ def roll_back(
 def rollback_target(store: Store, principal: Principal, name: str, there: Alias) -> Version:
     """The version that a rollback of an alias would point it at."""
     # no move that somebody commits meanwhile
-    moves = store.aliases.history(there.calibrator, there.name, HISTORY, there.revision + 1)
-    before = _before(moves)
+    before = store.aliases.version_before(there, HISTORY)
     if before is None:
         raise Conflict("nothing_to_roll_back", f"{there.name!r} of {name} has no earlier version")
     return version_of(store, calibrator_named(store, principal, name), before)
@@ -200,6 +200,7 @@ def check_reason(reason: str) -> str:
 
 def _check_count(store: Store, version: Version, name: str) -> None:
     """Raise Conflict if a calibrator has as many aliases as it may."""
+    store.calibrators.lock(version.calibrator)  # else two could both be the last
     if store.aliases.count(version.calibrator) >= MOST_ALIASES:
         raise Conflict(
             "too_many_aliases",

@@ -6,8 +6,10 @@ import pytest
 from helpers.fit_fixtures import Place
 from sqlalchemy import event
 
+from service.datasets.repository import Datasets
 from service.fits.repository import Fits
 from service.storage.records import Dataset, FitStatus
+from service.storage.repository import new_id
 from service.worker.housekeeping import Pace, Upkeep
 
 
@@ -71,3 +73,30 @@ def test_fits_of_a_dataset_are_found_by_index(place: Place) -> None:
         for statement, parameters in statements:
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
             assert not [step for *_, step in plan if step.startswith("SCAN fits")], statement
+
+
+def add_expired(place: Place, workspace: str, count: int) -> list[str]:
+    ids = [new_id("ds") for _ in range(count)]
+    for id in ids:
+        with place.database.write() as store:
+            made = store.datasets.add(
+                workspace, id, kind="logits", delete_after_fit=False, keep_seconds=-1.0
+            )
+            assert made is not None
+    return ids
+
+
+def test_workspaces_take_turns_and_nothing_is_left(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.database.write() as store:
+        other = store.keys.add_workspace("other").id
+    many, few = add_expired(place, place.workspace, 120), add_expired(place, other, 2)
+    with place.database.read() as store:
+        first = [one.id for one in store.datasets.expired(5)]
+    assert first == [many[0], few[0], many[1], few[1], many[2]]
+    assert Datasets.expired.__defaults__ is not None
+    monkeypatch.setattr(Datasets.expired, "__defaults__", (50,))
+    upkeep(place).keep_house()
+    with place.database.read() as store:
+        assert store.datasets.expired() == []

@@ -62,6 +62,8 @@ MIGRATION_HASHES = {
     "0006": "279104665ce8e5b6d5abd2d81eb6918b34d1292e5373a9157f52f017001206ef",
     "0007": "e7abed12d5fd686b0c08ca0534384ecc689dda51604af871bcee79dc2a597500",
     "0008": "4d2f28186dde6c3cccf608e10f915adb241f12736476c2b41007f922250d69fc",
+    "0009": "f1a3d3030fe3ef6c1e62aa8f9986ac34cc39d398390f220c2494764eb9bd7835",
+    "0010": "02841b8f9b56887a8ba7cc0063e0196764383107e1af91639917aa850e122951",
 }
 
 
@@ -175,8 +177,8 @@ def test_a_database_of_a_commit_between_releases_is_repaired(
 
 
 CHANGES = {
-    "the table run_sessions lacks the column begun_at": (
-        "ALTER TABLE run_sessions DROP COLUMN begun_at"
+    "the table run_sessions lacks the column merge_timeout": (
+        "ALTER TABLE run_sessions DROP COLUMN merge_timeout"
     ),
     "the table fits lacks the index ix_fits_status": "DROP INDEX ix_fits_status",
     "the table chores is missing": "DROP TABLE chores",

@@ -222,7 +222,7 @@ def test_a_worker_that_woke_took_a_fit_and_died_unknown_is_taken_over_from(
     assert entries(place) == [(fit.id, "PENDING")]
     alive.keep_house()
     ((id, status),) = entries(place)
-    assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
+    assert (id.partition(".")[0], status) == (fit.id, "DELAYED" if has_begun else "ENQUEUED")
     assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, has_begun)
 
 

@@ -141,3 +141,18 @@ def test_every_worker_has_a_slot_of_its_own_and_keeps_it(
         until(lambda: slots() == ["0", "1", "1"])
     finally:
         workers.stop()
+
+
+def test_one_that_had_taken_a_fit_is_replaced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 30.0)
+    code = "import os; from service.worker.supervisor import note_fit; note_fit(); os._exit(9)"
+    workers = Workers(Settings(data_dir=tmp_path), 1, (sys.executable, "-c", code))
+    workers.start()
+    try:
+        until(lambda: len(caplog.messages) >= 3, seconds=20)
+    finally:
+        workers.stop()
+    assert all("another starts in 0 s" in one for one in caplog.messages)
