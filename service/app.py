@@ -31,7 +31,7 @@ from service.dependencies import Parts
 from service.errors import BlobMissing, Damaged
 from service.fits import routes as fits
 from service.fits.queue import DbosQueue
-from service.fits.watcher import FitWatcher
+from service.fits.service import FitWatcher
 from service.http.metrics import Metrics
 from service.http.middleware.auth import Guard
 from service.http.middleware.body_limits import BodyGuard
@@ -51,11 +51,10 @@ from service.registry.reports.renderer import Renderer
 from service.runs import routes as runs
 from service.runs.watcher import RunWatcher
 from service.serving import inference_protocol, predict
-from service.serving.common import LargeCalls
 from service.serving.map_cache import Maps, Served
+from service.serving.prediction import LargeCalls
 from service.settings import Settings
-from service.storage.blobs import Blobs
-from service.storage.damage_log import log_damage
+from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
 from service.storage.notifications import Listener
 from service.web.components.layout import refuse_as_page

@@ -16,8 +16,7 @@ from service.concurrency.memory_budget import MemoryBudget
 from service.concurrency.thread_pools import Executors
 from service.datasets.part_uploads import PartUploads
 from service.datasets.service import Datasets
-from service.fits.service import Queue
-from service.fits.watcher import FitWatcher
+from service.fits.service import FitWatcher, Queue
 from service.http.metrics import Metrics
 from service.maintenance.readiness import Probe
 from service.registry.reports.renderer import Renderer

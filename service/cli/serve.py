@@ -18,7 +18,6 @@ import uvicorn
 from service import logs
 from service.cli.open_store import check_writable, prepared
 from service.cli.output import command_to_paste, say
-from service.cli.startup_banner import welcome
 from service.errors import Invalid
 from service.http.server.listener import Listener
 from service.settings import Settings
@@ -26,6 +25,7 @@ from service.storage.database import Database
 
 if TYPE_CHECKING:
     from service.http.server.protocol import HttpProtocol
+from pathlib import Path
 
 KEEP_ALIVE_SECONDS = 75
 # how long a thread that computes may keep the event loop waiting; by default 5 ms
@@ -159,3 +159,51 @@ def _listen(settings: Settings) -> socket.socket:
             "cannot_listen",
             f"cannot listen on {settings.host}:{settings.port} ({reason}): {advice}",
         ) from error
+
+
+EXAMPLE = Path("examples/data/fashion_ce__cal.npz")
+TEXT = """\
+calibrd answers on {url}
+  data      {data}
+  database  {database}
+  dashboard {url}/
+  API       {url}/docs
+  stop      Ctrl-C
+
+"""
+IN_THE_REPOSITORY = """\
+A first fit, in another terminal, from this folder:
+
+  curl -s '{url}/v1/calibrators/fashion/fits?method=smart' -H 'Prefer: wait=60' \\
+    -H 'Content-Type: application/x-npz' --data-binary @{example}
+  curl -s '{url}/v1/calibrators/fashion@1/predict?logits=9,2,1,0,0,0,0,0,0,0&top=3'
+
+or in Python:
+
+  import calibrd, numpy as np
+  data = np.load("{example}")
+  client = calibrd.Client("{url}")
+  version = client.fit("fashion", data["logits"], data["labels"], method="smart")
+  print(version.reference, version.verdict)
+"""
+ELSEWHERE = """\
+A first fit, of the bundled sample, in Python:
+
+  import calibrd, calibrators.sample
+  data, test = map(calibrators.sample.sample, ("cal", "test"))
+  client = calibrd.Client("{url}")
+  judged_on = client.upload(test.logits, test.labels)
+  version = client.fit("fashion", data.logits, data.labels, evaluation=judged_on)
+  print(version.reference, version.verdict)
+"""
+
+
+def welcome(settings: Settings, port: int) -> str:
+    """The greeting of a service that listens on a port."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return (TEXT + (IN_THE_REPOSITORY if EXAMPLE.exists() else ELSEWHERE)).format(
+        example=EXAMPLE,
+        url=f"http://{host}:{port}",
+        data=settings.data_dir.resolve(),
+        database=settings.database_url.partition(":")[0] or "sqlite, in the data folder",
+    )

@@ -19,7 +19,7 @@ from calibrators import CalibrationError, Report, archive
 from calibrators.comparison.judged_rows import JudgedRows
 from service.access.permissions import Principal, Scope
 from service.concurrency.task_process import TASK_FAILED, TaskProcess
-from service.datasets.load import stored_file
+from service.datasets.service import stored_file
 from service.errors import Conflict, NotFound, ServiceError, TooLarge, Unavailable
 from service.http.callers import check_scope
 from service.registry.service import Judged

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from service.access.permissions import Scope
 from service.datasets import service as datasets
 from service.datasets.part_uploads import MOST_PARTS
-from service.datasets.receive_body import land
 from service.datasets.schemas import (
     CommitIn,
     DatasetOut,
@@ -19,7 +18,7 @@ from service.datasets.schemas import (
     part_out,
 )
 from service.datasets.service import Keeping
-from service.datasets.spool import landing
+from service.datasets.spool import land, landing
 from service.dependencies import Joined
 from service.errors import Invalid
 from service.http import openapi_bodies

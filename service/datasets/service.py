@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from calibrators import CalibrationSet
+from calibrators.errors import CalibrationError, FitCancelled
 from service.access.permissions import Principal
 from service.datasets import formats
 from service.datasets.formats import Format
-from service.datasets.retention import forget_dataset
 from service.datasets.spool import Landing
-from service.errors import BlobMissing, Conflict, Invalid, Malformed, NotFound
+from service.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    Conflict,
+    Invalid,
+    Malformed,
+    NotFound,
+    ServiceError,
+)
 from service.settings import DAY
-from service.storage.blob_keys import dataset_key
-from service.storage.blobs import Blobs
+from service.storage.blob_keys import dataset_key, part_key
+from service.storage.blobs import Blobs, Unnamed
 from service.storage.database import Database
-from service.storage.orphan_deadline import Unnamed
-from service.storage.records import Dataset, Kind
+from service.storage.records import Dataset, Fit, Kind
 from service.storage.repository import new_id
 from service.storage.store import Store
 
@@ -155,3 +166,64 @@ def find_ready(store: Store, principal: Principal, id: str) -> Dataset:
     if not found.is_ready:
         raise Conflict("dataset_not_complete", "the parts of this dataset are not committed yet")
     return found
+
+
+def forget_spent_datasets(database: Database, blobs: Blobs, fit: Fit) -> None:
+    """Delete the datasets of a finished fit that were sent for fits only and have no more to do."""
+    for id in filter(None, (fit.dataset, fit.evaluation)):
+        with database.read() as store:
+            dataset = store.datasets.get(fit.workspace, id)
+        if dataset is not None and dataset.delete_after_fit:
+            forget_dataset(database, blobs, dataset)
+
+
+def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
+    """Delete a dataset's row and then its bytes; False if a fit needs it or it has changed."""
+    with database.write() as store:
+        current = store.datasets.get(dataset.workspace, dataset.id, lock=True)
+        if current != dataset or store.datasets.is_in_use(dataset.id):
+            return False
+        parts = store.datasets.parts_of(dataset.id)
+        store.datasets.remove(dataset.id)
+    for part in parts:
+        blobs.delete(part_key(dataset.workspace, dataset.id, part.number, part.sha256))
+    if dataset.sha256 is not None:
+        blobs.delete(dataset_key(dataset.workspace, dataset.id, dataset.sha256))
+    return True
+
+
+def load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
+    """Return a dataset by its row; ``name`` is what it is called if that is not possible."""
+    with stored_file(blobs, dataset, name) as path, named(name):
+        assert dataset is not None  # noqa: S101 - its file was found
+        return formats.load(path, Format(dataset.format or ""), dataset.kind)
+
+
+@contextmanager
+def stored_file(blobs: Blobs, dataset: Dataset | None, name: str) -> Iterator[Path]:
+    """Provide a dataset as a file to read, its bytes checked against their hash."""
+    if dataset is None or dataset.sha256 is None or dataset.format is None:
+        raise NotFound("dataset_gone", f"the {name} of this fit was deleted: send it again")
+    key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
+    try:
+        with blobs.file(key, dataset.sha256) as path:
+            yield path
+    except BlobMissing as error:
+        raise BlobMissing(
+            "blob_missing", f"the stored bytes of the {name} are gone: send it again"
+        ) from error
+    except BlobCorrupt as error:
+        raise BlobCorrupt(
+            "blob_corrupt", f"the stored bytes of the {name} are damaged: send it again"
+        ) from error
+
+
+@contextmanager
+def named(subject: str) -> Iterator[None]:
+    """Let the sentences of calibrators say what they are about."""
+    try:
+        yield
+    except FitCancelled:
+        raise
+    except CalibrationError as error:
+        raise ServiceError(error.code, f"{subject}: {error}") from error

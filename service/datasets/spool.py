@@ -10,8 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from starlette.requests import Request
+
+from service.concurrency.thread_pools import Runner
 from service.errors import NoSpace
-from service.storage.fsync import FULL
+from service.storage.blobs import FULL
 
 HEAD = 512
 PREFIX = "upload-"
@@ -103,3 +106,18 @@ def landing(folder: Path) -> Iterator[Landing]:
         yield made
     finally:
         made.close()
+
+
+BLOCK = 1 << 18
+
+
+async def land(request: Request, landing: Landing, run: Runner) -> None:
+    """Write a request's body to disk in blocks, off the event loop, whatever its size."""
+    pending = bytearray()
+    async for piece in request.stream():
+        pending += piece
+        if len(pending) >= BLOCK:
+            await run(landing.write, bytes(pending))
+            pending.clear()
+    if pending:
+        await run(landing.write, bytes(pending))

@@ -16,14 +16,13 @@ from calibrators.export.onnx import export
 from calibrators.fitting.evaluation import Judged
 from calibrators.registry import make_recipe
 from calibrators.report.json_form import to_plain
-from service.datasets.load import load, named
+from service.datasets.service import load, named
 from service.errors import ServiceError
 from service.fits.service import check_memory
 from service.registry.service import NO_ONNX
 from service.storage.blob_keys import judged_key, map_key, onnx_key
-from service.storage.blobs import Blobs
+from service.storage.blobs import Blobs, Unnamed
 from service.storage.database import Database
-from service.storage.orphan_deadline import Unnamed
 from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
 

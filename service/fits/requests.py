@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from calibrators.registry import DEFAULT_METHOD
 from service.concurrency.thread_pools import Runner
-from service.datasets.receive_body import land
-from service.datasets.spool import Landing
+from service.datasets.spool import Landing, land
 from service.errors import Invalid, Malformed
 from service.fits.schemas import FitIn
 from service.fits.service import FitOrder, FitRequest, MethodOrder

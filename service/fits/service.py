@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -12,6 +12,7 @@ from calibrators.fitting.evaluation import memory_bytes
 from calibrators.registry import make_recipe
 from service.access import idempotency
 from service.access.permissions import Principal
+from service.concurrency.long_poll import Watcher
 from service.datasets.service import find_ready
 from service.errors import Conflict, Invalid, NotFound, TooLarge, TooMany
 from service.names import check_name
@@ -261,3 +262,26 @@ def _queue_for(store: Store, device: Device) -> str:
     if device == "gpu" and not has_gpu:
         raise Conflict("no_gpu", "no worker with a GPU is running: ask for auto or cpu")
     return GPU if has_gpu else CPU
+
+
+class FitWatcher(Watcher[str, Fit]):
+    """Tells how fits go on."""
+
+    def __init__(self, database: Database) -> None:
+        def read(ids: list[str]) -> dict[str, Fit]:
+            with database.read() as store:
+                return {fit.id: fit for fit in store.fits.several(ids)}
+
+        super().__init__("fits", read)
+
+    def changes_of(self, fit: Fit) -> AsyncGenerator[Fit]:
+        """The fit now and after every change, until it is final or ``stop`` is called."""
+        return self.changes(fit.id, fit, _is_final)
+
+    async def finished(self, fit: Fit, seconds: float) -> Fit:
+        """The fit when it is final, or as it is after so many seconds or at ``stop``."""
+        return await self.until(fit.id, fit, _is_final, seconds)
+
+
+def _is_final(fit: Fit) -> bool:
+    return fit.status.is_final

@@ -36,9 +36,8 @@ from service.storage.blob_keys import (
     onnx_key,
     part_key,
 )
-from service.storage.blobs import Blobs
+from service.storage.blobs import FULL, Blobs, see_to_disk
 from service.storage.database import Database, embedded_file
-from service.storage.fsync import FULL, see_to_disk
 from service.storage.upgrade import (
     check_current,
     check_there,

@@ -23,9 +23,8 @@ from service.names import check_name
 from service.registry.reports.limits import check_limits
 from service.registry.service import calibrator_for, check_model, check_notes, find
 from service.storage.blob_keys import judged_key, map_key
-from service.storage.blobs import Blobs
+from service.storage.blobs import Blobs, Unnamed
 from service.storage.database import Database
-from service.storage.orphan_deadline import Unnamed
 from service.storage.records import Version
 from service.storage.repository import new_id
 from service.storage.store import Store

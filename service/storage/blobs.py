@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -15,11 +18,13 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 import obstore
+import structlog
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
 from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, Unavailable
-from service.storage.fsync import FULL, see_to_disk
+from service.settings import HOUR
+from service.storage.blob_keys import kind_of
 
 # S3 refuses parts under 5 MiB; up to four are held while one blob is written
 CHUNK = 5 << 20
@@ -223,3 +228,50 @@ def _told() -> Iterator[None]:
             raise NoSpace("no_space", "the blob store has no room: try later") from error
         logger.warning("the blob store does not serve: %s", told.partition("\n")[0])
         raise Unavailable("blobs_unavailable", "the blob store does not answer") from error
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def see_to_disk(*paths: Path) -> None:
+    """Return when files, or the names in folders, outlast a power failure."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+_log = structlog.get_logger("calibrd.blobs")
+
+
+def log_damage(key: str, error: Damaged) -> None:
+    """Name a damaged blob."""
+    _log.error("blob_damaged", code=error.code, blob=kind_of(key), key=key)
+
+
+NAMED_WITHIN = HOUR
+
+# unlike the monotonic one it goes on while the machine sleeps
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Unnamed:
+    """Blobs that no row names yet; made before they are written.
+
+    A blob that stays so for long is an orphan and is swept away. A writer that was paused in
+    between must not name it any more, so it asks ``check`` in the transaction that writes the row.
+    """
+
+    def __init__(self, within: float = NAMED_WITHIN) -> None:
+        self._deadline = time.clock_gettime(_CLOCK) + within
+
+    def check(self) -> None:
+        """Raise if it is too late to name them."""
+        if time.clock_gettime(_CLOCK) > self._deadline:
+            raise Unavailable(
+                "paused_too_long",
+                "the service was paused after it had stored the bytes, and they may be gone: "
+                "try again",
+            )

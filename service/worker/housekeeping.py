@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from service.datasets.retention import forget_dataset
+from service.datasets.service import forget_dataset
 from service.errors import Conflict
 from service.fits.execution import failed
 from service.fits.queue import DbosQueue, Entry

@@ -21,13 +21,13 @@ from calibrators.fitting.context import FitContext
 from calibrators.fitting.devices import array_device
 from calibrators.methods.smart import Smart
 from service import logs
-from service.datasets.retention import forget_spent_datasets
+from service.datasets.service import forget_spent_datasets
 from service.errors import Invalid
 from service.fits.execution import begin, conclude, run
 from service.fits.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
 from service.fits.service import CPU, QUEUES
 from service.settings import DAY, Settings
-from service.storage.damage_log import log_damage
+from service.storage.blobs import log_damage
 from service.storage.database import Database, connection_arguments
 from service.storage.records import Fit
 from service.worker.housekeeping import Pace, Upkeep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.concurrency.thread_pools import FairExecutor
-from service.serving.common import LargeCalls
+from service.serving.prediction import LargeCalls
 
 
 def large_calls() -> LargeCalls:

@@ -6,14 +6,17 @@ calibrators), more than a limit is TooLarge; nothing else is raised, whatever th
 """
 
 from service.datasets.formats.bodies import (
+    ANSWERED,
+    MEDIA_TYPES,
     Arrays,
+    Format,
     arrays_of_document,
     encode,
+    format_of,
     read_arrays,
     unpacked_size,
 )
 from service.datasets.formats.dataset_files import Facts, Limits, inspect, load
-from service.datasets.formats.media_types import ANSWERED, MEDIA_TYPES, Format, format_of
 
 __all__ = [
     "ANSWERED",

@@ -9,8 +9,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 
 from service.datasets.formats import npy, npz, safetensors
-from service.datasets.formats.bodies import LABELS, VALUES, Arrays, npz_members, read_arrays
-from service.datasets.formats.layout import (
+from service.datasets.formats.bodies import LABELS, VALUES, Arrays, Format, npz_members, read_arrays
+from service.datasets.formats.npy import (
     Array,
     Layout,
     Readable,
@@ -18,7 +18,6 @@ from service.datasets.formats.layout import (
     read_at,
     widened_bfloat16,
 )
-from service.datasets.formats.media_types import Format
 from service.datasets.formats.segments import GROUPS
 
 PIECE = 1 << 20

@@ -23,7 +23,7 @@ import numpy as np
 
 from calibrators.data import Kind
 from service.datasets.formats import segments
-from service.datasets.formats.layout import Array, Bytes
+from service.datasets.formats.npy import Array, Bytes
 from service.errors import Invalid, Malformed, TooLarge
 
 LABELS = ("label", "labels")

@@ -13,10 +13,16 @@ from calibrators import CalibrationSet, DataError
 from calibrators.data import Kind, as_logits, check_probabilities, two_columns
 from calibrators.rounding import GridFinder
 from service.datasets.formats import segments
-from service.datasets.formats.bodies import LABELS, VALUES, check_names, check_size, declared_kind
+from service.datasets.formats.bodies import (
+    LABELS,
+    VALUES,
+    Format,
+    check_names,
+    check_size,
+    declared_kind,
+)
 from service.datasets.formats.columns import Column, by_rows, columns
-from service.datasets.formats.layout import Array, Layout, check_dimensions
-from service.datasets.formats.media_types import Format
+from service.datasets.formats.npy import Array, Layout, check_dimensions
 from service.datasets.formats.segments import GROUPS
 from service.errors import Invalid, TooLarge
 

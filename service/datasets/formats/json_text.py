@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from service.datasets.formats.layout import Array
+from service.datasets.formats.npy import Array
 from service.errors import Invalid
 
 _LARGEST = (1 << 63) - 1

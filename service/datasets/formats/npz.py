@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 
-from service.datasets.formats.layout import Readable, read_at
+from service.datasets.formats.npy import Readable, read_at
 from service.errors import Malformed
 
 END = struct.Struct("<4s4H2LH")

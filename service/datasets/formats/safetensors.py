@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 import numpy as np
 
-from service.datasets.formats.layout import Array, Bytes, Layout, check_length
+from service.datasets.formats.npy import Array, Bytes, Layout, check_length
 from service.errors import Invalid, Malformed
 
 PREFIX = 8

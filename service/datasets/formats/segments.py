@@ -16,7 +16,7 @@ from calibrators.segments import (
     check_length,
     name_rule,
 )
-from service.datasets.formats.layout import Array, Layout
+from service.datasets.formats.npy import Array, Layout
 from service.errors import Invalid
 
 GROUPS = "groups"

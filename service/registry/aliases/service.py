@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from calibrators.report.verdict import Verdict
-
 from calibrators import Report
 from calibrators.methods.segmented import Segmented
 from calibrators.metrics import Interval
+from calibrators.report.verdict import Verdict
 from service.access.permissions import Principal
 from service.errors import Conflict, Invalid, NotFound, Stale
 from service.names import check_alias, is_readable

@@ -19,18 +19,6 @@ from service.errors import Malformed
 from service.http.callers import check_scope
 from service.http.middleware.body_memory import hold_unpacked
 from service.http.middleware.fair_turns import take_turn
-from service.serving.common import (
-    INLINE_BYTES,
-    INLINE_JSON_BYTES,
-    MODEL_HEADER,
-    Find,
-    LargeCalls,
-    Load,
-    check_model,
-    is_quick,
-    model_in_header,
-    warning_header,
-)
 from service.serving.inference_protocol.codec import (
     LENGTH_HEADER,
     OUTPUT,
@@ -42,7 +30,19 @@ from service.serving.inference_protocol.codec import (
 )
 from service.serving.inference_protocol.tensors import TEXT
 from service.serving.map_cache import Served
-from service.serving.prediction import predict
+from service.serving.prediction import (
+    INLINE_BYTES,
+    INLINE_JSON_BYTES,
+    MODEL_HEADER,
+    Find,
+    LargeCalls,
+    Load,
+    check_model,
+    is_quick,
+    model_in_header,
+    predict,
+    warning_header,
+)
 from service.settings import MEGABYTE
 from service.storage.records import PRODUCTION
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.datasets.formats.layout import widened_bfloat16
+from service.datasets.formats.npy import widened_bfloat16
 from service.errors import Malformed
 
 DATATYPES: dict[str, np.dtype[Any]] = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.datasets.formats import Format
-from service.serving.common import MODEL_HEADER
-from service.serving.prediction import EVALUATED_ROWS
+from service.serving.prediction import EVALUATED_ROWS, MODEL_HEADER
 
 Plain = dict[str, Any]
 

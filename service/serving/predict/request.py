@@ -14,7 +14,7 @@ import numpy as np
 from calibrators.data import Kind
 from service.datasets.formats import ANSWERED, MEDIA_TYPES, Arrays, Format
 from service.errors import Invalid, Malformed, NotAcceptable
-from service.serving.common import model_in_header
+from service.serving.prediction import model_in_header
 
 DTYPES: dict[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
 LONGEST_ACCEPT = 500

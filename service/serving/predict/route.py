@@ -29,19 +29,6 @@ from service.http.callers import check_scope
 from service.http.middleware.body_memory import hold_unpacked
 from service.http.middleware.fair_turns import take_turn
 from service.names import check_name
-from service.serving.common import (
-    INLINE_BYTES,
-    INLINE_JSON_BYTES,
-    INLINE_QUERY_BYTES,
-    JSON_BYTES,
-    Find,
-    LargeCalls,
-    Load,
-    check_answer,
-    check_model,
-    is_quick,
-    warning_header,
-)
 from service.serving.map_cache import Served
 from service.serving.predict.request import (
     NOTHING,
@@ -52,11 +39,22 @@ from service.serving.predict.request import (
     read_query,
 )
 from service.serving.prediction import (
+    INLINE_BYTES,
+    INLINE_JSON_BYTES,
+    INLINE_QUERY_BYTES,
+    JSON_BYTES,
+    Find,
+    LargeCalls,
+    Load,
     Prediction,
+    check_answer,
     check_evaluable,
+    check_model,
     evaluation,
+    is_quick,
     predict,
     top_classes,
+    warning_header,
 )
 
 PATH = "/v1/calibrators/{name}@{ref}/predict"

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from service.datasets.formats import json_text
-from service.datasets.formats.layout import Array
+from service.datasets.formats.npy import Array
 from service.errors import Invalid, Malformed
 from service.http import json_body
 

@@ -15,7 +15,7 @@ from calibrators.methods.identity import IdentityMap
 from calibrators.methods.segmented import SegmentedMap
 from service.access.permissions import Principal, Scope
 from service.datasets.formats import Arrays
-from service.datasets.formats.layout import Array
+from service.datasets.formats.npy import Array
 from service.dependencies import Joined, Parts
 from service.errors import ServiceError
 from service.http.callers import Caller, needs, parse

@@ -13,8 +13,7 @@ from calibrators.methods.matrix import MatrixMap
 from calibrators.methods.temperature import TemperatureMap
 from service.datasets.formats import Format, read_arrays
 from service.errors import Malformed
-from service.serving.common import is_quick
-from service.serving.prediction import top_classes
+from service.serving.prediction import is_quick, top_classes
 
 
 def quick(fitted: Any, rows: int, columns: int, **asked: Any) -> bool:

@@ -14,11 +14,11 @@ from helpers.backends import Backend
 from helpers.fit_fixtures import FINAL, Hooks, Place
 
 from calibrators import Report, archive
-from service.datasets.retention import forget_spent_datasets
+from service.datasets.service import forget_spent_datasets
 from service.errors import BlobMissing
 from service.fits.execution import Ending, Job, Stop, begin, conclude, run
 from service.storage.blob_keys import dataset_key, map_key, onnx_key
-from service.storage.orphan_deadline import Unnamed
+from service.storage.blobs import Unnamed
 from service.storage.records import Fit, FitStatus
 
 

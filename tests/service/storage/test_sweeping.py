@@ -28,8 +28,7 @@ from service.maintenance.sweep import CHORE, sweep
 from service.registry import registration
 from service.registry.registration import Registration, register
 from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key, part_key
-from service.storage.blobs import Blobs
-from service.storage.orphan_deadline import Unnamed
+from service.storage.blobs import Blobs, Unnamed
 from service.storage.repository import new_id
 
 ALL = -60.0  # of whatever age, and whatever the clocks say
