@@ -38,6 +38,7 @@ from calibrators.errors import (
     ParameterError,
 )
 from calibrators.groups import Groups
+from calibrators.metrics.estimates import check_level
 from calibrators.rounding import Zeros
 from calibrators.softmax import scaled_logits, softmax
 
@@ -139,8 +140,7 @@ class CalibrationMap(ABC):
                 f"a map of the method {self.method!r} has no credible interval: fit 'additive', or "
                 "'auto', which uses it from 20 rows on",
             )
-        if not 0 < level < 1:
-            raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
+        check_level(level)
 
     def interval_of_logits(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
         """Return the band of what ``read`` gave."""
