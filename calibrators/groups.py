@@ -73,6 +73,57 @@ class Groups:
         return Groups._made(tuple(self.names[place] for place in used), codes)
 
 
+class GroupCoder:
+    """Groups of many rows, given block by block: each name is kept once, each row as a number.
+
+    ``most`` is how many names there may be, None for any number.
+
+    >>> coder = GroupCoder(3)
+    >>> coder.add(np.array(["web", "app"]))
+    >>> coder.add(np.array(["web"]))
+    >>> coder.groups().names, coder.groups().codes.tolist()
+    (('app', 'web'), [1, 0, 1])
+    """
+
+    def __init__(self, rows: int, most: int | None = MOST_GROUPS) -> None:
+        self._codes = np.empty(rows, dtype=np.int64)
+        self._filled = 0
+        self._numbers: dict[str, int] = {}
+        self._most = most
+
+    def add(self, block: NDArray[Any]) -> None:
+        """Number the names or integers (m,) of the next rows."""
+        names, inverse = np.unique(block, return_inverse=True)
+        numbers = [self._number(str(one)) for one in names.tolist()]
+        self._append(np.array(numbers, dtype=np.int64)[inverse.reshape(-1)])
+
+    def add_names(self, names: Sequence[str]) -> None:
+        """Number the names of the next rows."""
+        self._append(np.fromiter(map(self._number, names), np.int64, len(names)))
+
+    def groups(self) -> Groups:
+        """Return the groups of all rows; raise a DataError if a name breaks the rules."""
+        names = sorted(self._numbers)
+        places = np.empty(len(names), np.int64)
+        places[[self._numbers[name] for name in names]] = np.arange(len(names))
+        for place, name in enumerate(names):
+            if not is_name(name):
+                _check_name(name, place, places[self._codes])
+        return Groups._made(tuple(names), places[self._codes])
+
+    def _number(self, name: str) -> int:
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self._numbers)
+            _check_count(len(self._numbers), self._most)
+        return found
+
+    def _append(self, codes: NDArray[np.int64]) -> None:
+        stop = self._filled + len(codes)
+        self._codes[self._filled : stop] = codes
+        self._filled = stop
+
+
 def check_length(groups: int, rows: int) -> None:
     """Raise unless there are as many groups as rows."""
     if groups != rows:

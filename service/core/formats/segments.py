@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from calibrators import DataError
 from calibrators.groups import (
     LONGEST_NAME,
     MOST_GROUPS,
+    GroupCoder,
     Groups,
     check_cells,
     check_length,
@@ -69,18 +70,16 @@ def check_layout(layout: Layout, rows: int) -> None:
 
 def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
     """How many segments there are; raises what calibrators would raise, block by block."""
-    total = layout.shape[0]
-    step = min(BLOCK_NAMES, max(1, BLOCK_BYTES // layout.dtype.itemsize))
     found: dict[str, tuple[int, int]] = {}
-    odd_rows, odd_first = 0, 0
-    for start in range(0, total, step):
-        block = rows_of(start, min(total, start + step)).reshape(-1)
+    odd_rows, odd_first, start = 0, 0, 0
+    for block in _blocks(layout, rows_of):
         broken = _no_text(block)
         if broken is not None:
             odd_first = odd_first if odd_rows else start + int(broken.argmax())
             odd_rows += int(broken.sum())
         elif not odd_rows:
             _add(found, block, start)
+        start += len(block)
     if odd_rows:
         raise DataError(*NO_TEXT, rows=odd_rows, first=odd_first)
     names = sorted(found)
@@ -90,6 +89,33 @@ def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
         rows, first = found[names[error.first or 0]]
         raise DataError(error.code, error.rule, rows=rows, first=first) from error
     return len(names)
+
+
+def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Groups:
+    """Return the groups of a file, whose names are never in memory all at once."""
+    check_layout(layout, layout.shape[0])
+    coder = GroupCoder(layout.shape[0])
+    for block in _blocks(layout, rows_of):
+        coder.add(block.astype(np.str_) if block.dtype.hasobject else block)
+    return coder.groups()
+
+
+def load_rows(layout: Layout, rows_of: Callable[[int, int], Array], rows: Array) -> Groups:
+    """Return the groups of some rows, which are in order."""
+    coder, start = GroupCoder(len(rows)), 0
+    for block in _blocks(layout, rows_of):
+        first, last = np.searchsorted(rows, (start, start + len(block)))
+        taken = block[rows[first:last] - start]
+        coder.add(taken.astype(np.str_) if taken.dtype.hasobject else taken)
+        start += len(block)
+    return coder.groups()
+
+
+def _blocks(layout: Layout, rows_of: Callable[[int, int], Array]) -> Iterator[Array]:
+    total = layout.shape[0]
+    step = min(BLOCK_NAMES, max(1, BLOCK_BYTES // layout.dtype.itemsize))
+    for start in range(0, total, step):
+        yield rows_of(start, min(total, start + step)).reshape(-1)
 
 
 NO_TEXT = ("bad_group_name", "the name of a group must be text: a character is beyond Unicode")
