@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from calibrators.blocks import Floats, scratch_bytes
 from calibrators.constraints import check_fields
@@ -108,7 +108,8 @@ class CalibrationMap(ABC):
         """Calibrated probabilities (n, k) of what ``read`` gave."""
         if groups is None:
             return self._apply(logits)
-        scales = self._segment_scales(Groups.of(groups, rows=len(logits), most=None))
+        named = Groups.of(groups, rows=len(logits), most=None)
+        scales = self._segment_scales(named, logits.dtype)
         return self._softmax(self._transform(logits), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
@@ -242,7 +243,7 @@ class CalibrationMap(ABC):
         except DataError as error:
             raise MapError(error.rows or 0, error.first or 0) from error
 
-    def _segment_scales(self, groups: Groups) -> Floats:
+    def _segment_scales(self, groups: Groups, dtype: DTypeLike = np.float64) -> Floats:
         """What the calibrated logits of each row are multiplied by in its segment, (n,)."""
         raise DataError(
             "no_segments",
