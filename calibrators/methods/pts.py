@@ -10,7 +10,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from calibrators.base import TemperatureTypeMap
-from calibrators.blocks import Floats, scratch_bytes
+from calibrators.blocks import Floats, row_blocks, scratch_bytes
 from calibrators.context import FitContext
 from calibrators.curves import Samples, curve_numbers, observe
 from calibrators.data import CalibrationSet
@@ -84,10 +84,13 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
         return self.w1.size + self.w2.size
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
-        gaps = sorted_gaps(logits, len(self.centre), self.base_temperature)
         network = Network(self.w1, self.b1, self.w2, self.b2, self.w3, np.array(self.b3))
-        log_temperature = network.run((gaps - self.centre) / self.spread).output
-        return np.exp(-log_temperature) / self.base_temperature
+        inverse = np.empty(len(logits))
+        for rows in row_blocks(len(logits), self.k + 4 * (len(self.centre) + len(self.b1))):
+            gaps = sorted_gaps(logits[rows], len(self.centre), self.base_temperature)
+            log_temperature = network.run((gaps - self.centre) / self.spread).output
+            inverse[rows] = np.exp(-log_temperature) / self.base_temperature
+        return inverse
 
     def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
         def layer(given: str, weights: Floats, bias: Floats | float) -> str:

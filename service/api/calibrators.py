@@ -15,6 +15,7 @@ from calibrators import all_methods
 from calibrators.registry import keeps_class
 from service.api import examples
 from service.api.conditions import is_known
+from service.api.downloads import blob_answer
 from service.api.paging import (
     Cursor,
     Limit,
@@ -237,8 +238,7 @@ def _blob(joined: Parts, key: str, sha256: str, if_none_match: str | None) -> Re
     headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
     if is_known(if_none_match, sha256):
         return Response(status_code=304, headers=headers)
-    content = joined.blobs.get(key, sha256)
-    return Response(content, headers=headers, media_type="application/octet-stream")
+    return blob_answer(joined.blobs, key, sha256, headers)
 
 
 def _decoded(text: str, name: str) -> bytes:

@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from calibrators.groups import Groups
 from service.api.applying import JSON_BYTES, check_answer
 from service.api.inference_protocol import fields
 from service.api.inference_protocol.inputs import read_inputs
@@ -42,7 +43,7 @@ class InferRequest:
 
     id: str | None
     values: NDArray[Any]
-    groups: NDArray[Any] | None
+    groups: NDArray[Any] | Groups | None
     binary: bool
     model: str | None
     only_warn: bool

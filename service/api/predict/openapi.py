@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from calibrators.metrics.estimates import MOST_LEVEL
 from service.api.applying import MODEL_HEADER
 from service.core.formats import Format
 from service.core.predicting import EVALUATED_ROWS
@@ -69,7 +70,7 @@ OPTIONS = [
     _parameter(
         "interval",
         "query",
-        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "example": 0.9},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_LEVEL, "example": 0.9},
         "Answer a credible band of this level for the confidence of each row as well, if the map "
         "is of the method additive, which auto fits",
     ),

@@ -12,7 +12,7 @@ from service.core.formats.bodies import (
     read_arrays,
     unpacked_size,
 )
-from service.core.formats.datasets import Facts, Limits, inspect, load
+from service.core.formats.datasets import Facts, Limits, inspect, load, sample
 from service.core.formats.media import ANSWERED, MEDIA_TYPES, Format, format_of
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "inspect",
     "load",
     "read_arrays",
+    "sample",
     "unpacked_size",
 ]

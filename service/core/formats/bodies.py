@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from calibrators.data import Kind
+from calibrators.groups import Groups
 from service.core.formats import documents, npy, segments, tables, tensors, zipped
 from service.core.formats.layout import Array, Bytes, Readable, check_dimensions
 from service.core.formats.media import Format
@@ -34,7 +35,7 @@ class Arrays(NamedTuple):
     values: Array
     labels: Array | None = None
     declared: Kind | None = None
-    groups: Array | None = None
+    groups: Array | Groups | None = None
 
 
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
