@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from calibrators.data import (
     CalibrationSet,
@@ -36,6 +36,7 @@ from calibrators.errors import (
 )
 from calibrators.fitting.context import FitContext, Progress
 from calibrators.fitting.parameters import check_fields
+from calibrators.metrics.estimates import check_level
 from calibrators.numerics.parallel import Floats, scratch_bytes
 from calibrators.numerics.softmax import scaled_logits, softmax
 from calibrators.rounding import Zeros
@@ -107,7 +108,8 @@ class CalibrationMap(ABC):
         """Calibrated probabilities (n, k) of what ``read`` gave."""
         if groups is None:
             return self._apply(logits)
-        scales = self._segment_scales(Groups.of(groups, rows=len(logits), most=None))
+        named = Groups.of(groups, rows=len(logits), most=None)
+        scales = self._segment_scales(named, logits.dtype)
         return self._softmax(self._transform(logits), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
@@ -139,8 +141,7 @@ class CalibrationMap(ABC):
                 f"a map of the method {self.method!r} has no credible interval: fit 'additive', or "
                 "'auto', which uses it from 20 rows on",
             )
-        if not 0 < level < 1:
-            raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
+        check_level(level)
 
     def interval_of_logits(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
         """Return the band of what ``read`` gave."""
@@ -242,7 +243,7 @@ class CalibrationMap(ABC):
         except DataError as error:
             raise MapError(error.rows or 0, error.first or 0) from error
 
-    def _segment_scales(self, groups: Groups) -> Floats:
+    def _segment_scales(self, groups: Groups, dtype: DTypeLike = np.float64) -> Floats:
         """What the calibrated logits of each row are multiplied by in its segment, (n,)."""
         raise DataError(
             "no_segments",

@@ -95,7 +95,7 @@ class CalibrationSet:
     source: Source | None = field(default=None, init=False, repr=False)
 
     def __init__(
-        self, logits: ArrayLike, labels: ArrayLike, groups: ArrayLike | None = None
+        self, logits: ArrayLike, labels: ArrayLike, groups: ArrayLike | Groups | None = None
     ) -> None:
         given = as_floats(logits, "logits")
         self._check_in(as_logits(given), labels, groups, "logits")
@@ -106,7 +106,7 @@ class CalibrationSet:
         cls,
         probabilities: ArrayLike,
         labels: ArrayLike,
-        groups: ArrayLike | None = None,
+        groups: ArrayLike | Groups | None = None,
         *,
         rounding: float | None = None,
         warn: bool = True,
@@ -144,7 +144,7 @@ class CalibrationSet:
         self,
         logits: Floats,
         labels: ArrayLike,
-        groups: ArrayLike | None,
+        groups: ArrayLike | Groups | None,
         kind: Kind,
         clipped: Clipped | None = None,
     ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from calibrators.errors import DataError
 MOST_GROUPS = 1000
 LONGEST_NAME = 200
 BLOCK_BYTES = 1 << 20
+BLOCK_CELLS = 1 << 12
 SHOWN_NAME = 60
 NO_VALUES = ("NAType", "NaTType")  # of pandas, which is not loaded for it
 NAME_RULE = f"the name of a group must be 1 to {LONGEST_NAME} printable characters, not all spaces"
@@ -58,6 +60,10 @@ class Groups:
         fixed.flags.writeable = False
         return cls(names, fixed)
 
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.codes)
+
     @property
     def counts(self) -> NDArray[np.intp]:
         """Rows of each segment, in the order of ``names``."""
@@ -73,6 +79,60 @@ class Groups:
         return Groups._made(tuple(self.names[place] for place in used), codes)
 
 
+class GroupCoder:
+    """Groups of many rows, given block by block: each name is kept once, each row as a number.
+
+    >>> coder = GroupCoder()
+    >>> coder.add(np.array(["web", "app"]))
+    >>> coder.add(np.array(["web"]))
+    >>> groups = coder.groups()
+    >>> groups.names, groups.codes.tolist()
+    (('app', 'web'), [1, 0, 1])
+    """
+
+    def __init__(self) -> None:
+        self._codes = array("i")
+        self._numbers: dict[str, int] = {}
+
+    def add(self, block: NDArray[Any]) -> None:
+        """Number the names or integers (m,) of the next rows."""
+        names, inverse = np.unique(block, return_inverse=True)
+        numbers = [self._number(str(one)) for one in names.tolist()]
+        self._codes.frombytes(np.array(numbers, np.intc)[inverse.reshape(-1)].tobytes())
+
+    def add_names(self, names: Iterable[str]) -> None:
+        """Number the names of the next rows."""
+        self._codes.extend(map(self._number, names))
+
+    def groups(self) -> Groups:
+        """Return the groups of all rows; raise a DataError if a name breaks the rules."""
+        names = sorted(self._numbers)
+        places = np.empty(len(names), np.int64)
+        places[[self._numbers[name] for name in names]] = np.arange(len(names))
+        codes = places[np.frombuffer(self._codes, np.intc)]
+        self._refuse([name for name in self._numbers if len(name) > LONGEST_NAME])
+        self._refuse([name for name in self._numbers if "\0" in name])
+        for place, name in enumerate(names):
+            _check_name(name, place, codes)
+        return Groups._made(tuple(names), codes)
+
+    def _refuse(self, names: list[str]) -> None:
+        """Raise if there are names that no group may have; the rows of all of them count."""
+        if names:
+            broken = np.isin(
+                np.frombuffer(self._codes, np.intc), [self._numbers[name] for name in names]
+            )
+            rows, first = int(broken.sum()), int(broken.argmax())
+            raise DataError("bad_group_name", name_rule(names[0]), rows=rows, first=first)
+
+    def _number(self, name: str) -> int:
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self._numbers)
+            _check_count(len(self._numbers), MOST_GROUPS)
+        return found
+
+
 def check_length(groups: int, rows: int) -> None:
     """Raise unless there are as many groups as rows."""
     if groups != rows:
@@ -85,7 +145,9 @@ def check_cells(cells: Sequence[Any], name: str = "groups") -> type[str] | type[
     >>> check_cells(["web", "app"]), check_cells([3, 12])
     (<class 'str'>, <class 'int'>)
     """
-    kinds = set(map(type, cells))
+    kinds: set[type] = set()
+    for start in range(0, len(cells), BLOCK_CELLS):  # other threads run in between
+        kinds.update(map(type, cells[start : start + BLOCK_CELLS]))
     texts = {kind for kind in kinds if issubclass(kind, str)}
     whole = {kind for kind in kinds if issubclass(kind, int | np.integer) and kind is not bool}
     if texts == kinds:

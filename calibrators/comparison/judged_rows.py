@@ -15,13 +15,14 @@ import hashlib
 import json
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.data import CalibrationSet
+from calibrators.data import CalibrationSet, Kind
 from calibrators.errors import ArchiveError
 from calibrators.metrics import RowScores, TopLabel, row_scores
 from calibrators.numerics.softmax import margins, softmax
@@ -190,9 +191,18 @@ def fingerprint(data: CalibrationSet) -> str:
     >>> fingerprint(data) == fingerprint(CalibrationSet(data.logits.astype("f4"), data.labels))
     True
     """
-    digest = hashlib.sha256(f"{data.n} {data.k} {data.kind}".encode())
-    digest.update(np.ascontiguousarray(data.labels, "<i8").tobytes())
-    digest.update(np.ascontiguousarray(data.row_max, "<f8").tobytes())
+    return fingerprint_of((data.n, data.k), data.kind, [data.labels], [data.row_max])
+
+
+def fingerprint_of(
+    shape: tuple[int, int], kind: Kind, labels: Iterable[Floats], row_max: Iterable[Floats]
+) -> str:
+    """Return the fingerprint of a data set (n, k) from blocks of its labels and largest logits."""
+    digest = hashlib.sha256(f"{shape[0]} {shape[1]} {kind}".encode())
+    for block in labels:
+        digest.update(np.ascontiguousarray(block, "<i8").data)
+    for block in row_max:
+        digest.update(np.ascontiguousarray(block, "<f8").data)
     return digest.hexdigest()
 
 

@@ -31,6 +31,7 @@ MOST_HELD_OUT = 0.9
 HELD_OUT_FROM = 1000
 FOLDS = 5
 TICKS = 1000
+ROW_NUMBERS = 32
 
 
 class _MapAndReport(NamedTuple):
@@ -117,12 +118,26 @@ def fit_and_judge(
     return job.judged(data, index, probabilities, words, fitted, fitted_on=data, folds=folds)
 
 
-def memory_bytes(recipe: Calibrator, n: int, k: int) -> int:
+def memory_bytes(
+    recipe: Calibrator,
+    n: int,
+    k: int,
+    *,
+    evaluation: int | None = None,
+    held_out: float | None = None,
+) -> int:
     """Estimate the memory of ``fit_and_judge`` on n rows of k classes at its peak, with the data.
 
-    The data themselves, the rows of the judged fit, and what the report keeps of each row.
+    ``evaluation`` is the number of rows of an evaluation set, ``held_out`` as in ``fit_and_judge``.
+    Counted are the data, the rows of the judged fit, and for each judged row its probabilities
+    before and after and what the report keeps of it.
     """
-    return recipe.memory_bytes(n, k) + int(8 * (2.3 * n * k + 8 * n))
+    share = HELD_OUT if held_out is None else held_out
+    if evaluation is None:
+        numbers = n * k * (2 - share) + share * n * (2.5 * k + ROW_NUMBERS)
+    else:
+        numbers = n * k + evaluation * (3.5 * k + ROW_NUMBERS)
+    return recipe.memory_bytes(n, k) + int(8 * (numbers + 2 * n))
 
 
 def _held_out(

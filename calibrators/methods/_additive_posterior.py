@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrators.numerics.parallel import Floats
 
@@ -134,15 +135,37 @@ def basis(terms: Floats, nodes: Floats) -> Floats:
     >>> basis(np.array([[0.5, 9.0]]), np.array([[0.0, 1.0, 2.0]])).tolist()
     [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
     """
+    out = np.zeros((terms.shape[1], nodes.size))
+    places, weights = node_weights(terms, nodes)
+    np.put_along_axis(out, places.T, weights.T, axis=1)
+    return out
+
+
+def node_weights(terms: Floats, nodes: Floats) -> tuple[NDArray[np.intp], Floats]:
+    """Return the weights other than 0 and their columns in :func:`basis`, (2 t, n) each.
+
+    >>> node_weights(np.array([[0.5, 9.0]]), np.array([[0.0, 1.0, 2.0]]))[0].tolist()
+    [[0, 1], [1, 2]]
+    """
     count, length = nodes.shape
-    rows = np.arange(terms.shape[1])
-    out = np.zeros((terms.shape[1], count * length))
+    places = np.empty((2 * count, terms.shape[1]), dtype=np.intp)
+    weights = np.empty(places.shape)
     for j, (term, own) in enumerate(zip(terms, nodes, strict=True)):
         inside = np.clip(term, own[0], own[-1])
         left = np.clip(np.searchsorted(own, inside, side="right") - 1, 0, length - 2)
         share = (inside - own[left]) / (own[left + 1] - own[left])
-        out[rows, j * length + left] = 1 - share
-        out[rows, j * length + left + 1] = share
+        places[2 * j], places[2 * j + 1] = j * length + left, j * length + left + 1
+        weights[2 * j], weights[2 * j + 1] = 1 - share, share
+    return places, weights
+
+
+def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
+    """Return the variance (n,) of the sum of all functions, whose heights have ``covariance``."""
+    places, weights = node_weights(terms, nodes)
+    out = np.zeros(terms.shape[1])
+    for row, weight in zip(places, weights, strict=True):
+        for column, other in zip(places, weights, strict=True):
+            out += weight * other * covariance[row, column]
     return out
 
 

@@ -13,7 +13,7 @@ from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
 from calibrators.export.onnx import Builder
 from calibrators.fitting.context import FitContext
-from calibrators.methods._additive_posterior import NODES, Rows, basis, fit_posterior
+from calibrators.methods._additive_posterior import NODES, Rows, fit_posterior, variances
 from calibrators.methods._after_temperature import AfterTemperature, fallen_back
 from calibrators.methods._rest_temperature import fit_rest_temperature
 from calibrators.methods._smart_features import onnx_sorted_gaps, sorted_gaps
@@ -32,6 +32,7 @@ from calibrators.numerics.softmax import rewritten
 TERMS = 3
 LEAST_RANGE = 1e-6
 LARGEST_HEIGHT = 1e6
+MOST_NODES = 64
 
 
 class _Others(NamedTuple):
@@ -74,6 +75,11 @@ class AdditiveMap(CalibrationMap):
                 "bad_parameter",
                 f"nodes and heights must be (3, p) and covariance (3p, 3p), got {shapes}",
             )
+        if count > MOST_NODES:
+            raise ParameterError(
+                "bad_parameter",
+                f"an additive map has at most {MOST_NODES} nodes a term, got {count}",
+            )
         check_rising("nodes", self.nodes)
         flat = np.diff(self.nodes) <= 0
         refuse("nodes", "rise", self.nodes[:, 1:], flat)
@@ -93,15 +99,14 @@ class AdditiveMap(CalibrationMap):
         def work(start: int, stop: int, scratch: Scratch) -> None:
             block = logits[start:stop]
             odds = self._log_odds(block)
-            weights = basis(self._terms(block, odds), self.nodes)
-            variance = np.vecdot(weights @ self.covariance, weights)
+            variance = variances(self._terms(block, odds), self.nodes, self.covariance)
             centre = self._corrected(block, odds)
             away = reach * np.sqrt(np.maximum(variance, 0))
             low[start:stop] = confidence_of(centre - away)
             high[start:stop] = confidence_of(np.maximum(centre + away, self._lowest(block)))
 
         with np.errstate(invalid="ignore"):
-            map_blocks(work, *logits.shape)
+            map_blocks(work, len(logits), self.row_cost)
         return low, high
 
     def _transform(self, logits: Floats) -> Floats:
@@ -115,7 +120,7 @@ class AdditiveMap(CalibrationMap):
             np.add(others.logits, shift[:, np.newaxis], out=target)
             np.put_along_axis(target, block.argmax(axis=1)[:, np.newaxis], 0, axis=1)
 
-        return rewritten(logits, write)
+        return rewritten(logits, write, self.row_cost)
 
     def _log_odds(self, block: Floats) -> Floats:
         return -_others(block, self.base_temperature).total

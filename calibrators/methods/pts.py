@@ -18,7 +18,7 @@ from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._smart_features import onnx_sorted_gaps, sorted_gaps
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.numerics.confidence_curves import Samples, curve_numbers, observe
-from calibrators.numerics.parallel import Floats, scratch_bytes
+from calibrators.numerics.parallel import Floats, row_blocks, scratch_bytes
 
 LARGEST = 3.0
 ITERATIONS = 200
@@ -84,10 +84,13 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
         return self.w1.size + self.w2.size
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
-        gaps = sorted_gaps(logits, len(self.centre), self.base_temperature)
         network = Network(self.w1, self.b1, self.w2, self.b2, self.w3, np.array(self.b3))
-        log_temperature = network.run((gaps - self.centre) / self.spread).output
-        return np.exp(-log_temperature) / self.base_temperature
+        inverse = np.empty(len(logits))
+        for rows in row_blocks(len(logits), self.k + 4 * (len(self.centre) + len(self.b1))):
+            gaps = sorted_gaps(logits[rows], len(self.centre), self.base_temperature)
+            log_temperature = network.run((gaps - self.centre) / self.spread).output
+            inverse[rows] = np.exp(-log_temperature) / self.base_temperature
+        return inverse
 
     def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
         def layer(given: str, weights: Floats, bias: Floats | float) -> str:

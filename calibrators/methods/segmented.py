@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
+from numpy.typing import DTypeLike
 
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.data import CalibrationSet
@@ -111,9 +112,9 @@ class SegmentedMap(CalibrationMap):
             "model does not take: export its base, which serves rows of any segment",
         )
 
-    def _segment_scales(self, groups: Groups) -> Floats:
+    def _segment_scales(self, groups: Groups, dtype: DTypeLike = np.float64) -> Floats:
         scales = dict(zip(self.segments, (1 / self.temperatures).tolist(), strict=True))
-        return np.array([scales.get(name, 1.0) for name in groups.names])[groups.codes]
+        return np.array([scales.get(name, 1.0) for name in groups.names], dtype)[groups.codes]
 
     def _transform(self, logits: Floats) -> Floats:
         return self.base._transform(logits)

@@ -11,6 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from calibrators.errors import ParameterError
 from calibrators.metrics._inputs import Floats
 
 Range = tuple[float, float]
@@ -34,6 +35,17 @@ class Interval:
         """
         low, high = (self.value + factor * (bound - self.value) for bound in (self.low, self.high))
         return Interval(self.value, low, high, self.level)
+
+
+MOST_LEVEL = 1 - 1e-9
+
+
+def check_level(level: float) -> None:
+    """Raise unless a normal interval of this level is finite: 0 < level <= 1 - 1e-9."""
+    if not 0 < level <= MOST_LEVEL:
+        raise ParameterError(
+            "bad_parameter", f"level must lie between 0 and 1, at most 1 - 1e-9, got {level!r}"
+        )
 
 
 def deviations(level: float) -> float:

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibrators.errors import DataError, ParameterError
+from calibrators.errors import DataError
 from calibrators.metrics._inputs import Bools, Floats, at_least, checked
 from calibrators.metrics._resampling import resampled
 from calibrators.metrics.estimates import (
     ANY,
     Interval,
     Range,
+    check_level,
     mean_interval,
     share_change_interval,
     share_interval,
@@ -202,8 +203,7 @@ def accuracy_change(before: Bools, after: Bools, level: float) -> Interval:
 
 def _check_options(draws: int, level: float) -> None:
     at_least("draws", draws, 2)
-    if not 0 < level < 1:
-        raise ParameterError("bad_parameter", f"level must lie between 0 and 1, got {level!r}")
+    check_level(level)
 
 
 def _interval(value: float, drawn: Floats, level: float, limits: Range) -> Interval:

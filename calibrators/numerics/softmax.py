@@ -104,10 +104,13 @@ def _scaled_row(
     return target.reshape(1, -1)
 
 
-def rewritten(logits: Floats, write: Callable[[Floats, Floats, Floats], None]) -> Floats:
+def rewritten(
+    logits: Floats, write: Callable[[Floats, Floats, Floats], None], row_cost: int = 0
+) -> Floats:
     """An array like ``logits``, made block by block; checks rows as it goes.
 
-    ``write(block, maxima, target)`` fills ``target`` from rows and their maxima (n, 1).
+    ``write(block, maxima, target)`` fills ``target`` from rows and their maxima (n, 1), with about
+    ``row_cost`` numbers a row in between if that is more than there are classes.
 
     >>> rewritten(np.array([[3.0, 1.0]]), lambda z, top, out: np.subtract(z, top, out=out)).tolist()
     [[0.0, -2.0]]
@@ -123,7 +126,8 @@ def rewritten(logits: Floats, write: Callable[[Floats, Floats, Floats], None]) -
             write(block, maxima, out[start:stop])
         return True
 
-    if not all(map_blocks(work, *logits.shape)):
+    rows, k = logits.shape
+    if not all(map_blocks(work, rows, max(k, row_cost))):
         check_rows(row_maxima(logits))
     return out
 

@@ -31,7 +31,8 @@ from service.storage.store import Store
 
 SECONDS = 120.0
 MOST_ROWS = 100_000
-MOST_LOADED = 40_000_000
+MOST_READ = 40_000_000
+MOST_LOADED = 4_000_000  # of probabilities, which are loaded whole
 KEPT = 64
 MOST_WAITING = 16
 MOST_WAITING_OF_ONE = 4
@@ -227,12 +228,13 @@ def no_ground(pair: Pair) -> Conflict:
 
 def _check_size(dataset: Dataset) -> None:
     values = (dataset.rows or 0) * (dataset.classes or 0)
-    if values > MOST_LOADED:
+    limit = MOST_READ if dataset.kind == "logits" else MOST_LOADED
+    if values > limit:
         raise TooLarge(
             "dataset_too_large",
-            f"versions are compared on datasets of at most {MOST_LOADED:,} values (rows times "
-            f"classes), this one has {values:,}",
-            limit=MOST_LOADED,
+            f"versions are compared on datasets of at most {limit:,} values (rows times "
+            f"classes) of {dataset.kind}, this one has {values:,}",
+            limit=limit,
         )
 
 

@@ -16,11 +16,12 @@ from typing import IO, Any
 import orjson
 import structlog
 
-from service.errors import ServiceError, Unavailable
+from service.errors import ServiceError, TooLarge, Unavailable
 
 COMMAND = (sys.executable, "-m", "service.registry.reports.tasks")
 START_SECONDS = 30.0
 LENGTH_BYTES = 8
+OUT_OF_MEMORY = "too_much_memory"
 OK, FAILED = b"\0", b"\1"
 TASK_FAILED = "task_failed"  # the code of a failure that is no fault of the request
 
@@ -47,7 +48,8 @@ class TaskProcess:
             return answer[1:]
         error = orjson.loads(answer[1:])
         _log.warning("task_failed", task=task, code=error["code"])
-        raise ServiceError(error["code"], error["message"])
+        kind = TooLarge if error["code"] == OUT_OF_MEMORY else ServiceError
+        raise kind(error["code"], error["message"])
 
     def end(self) -> None:
         """End the process, and start no other."""

@@ -198,17 +198,16 @@ class _Watch:
 def _judged(
     job: Job, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str, memory_limit: int | None
 ) -> list[tuple[CalibrationSet, Calibrator, Judged]]:
+    recipes = _recipes(job, memory_limit)
     data = load(blobs, job.dataset, "dataset")
     evaluation = None
     if job.fit.evaluation is not None:
         evaluation = load(blobs, job.evaluation, "evaluation dataset")
-    methods, seed = job.fit.order["methods"], job.fit.order["seed"]
+    seed = job.fit.order["seed"]
     judged: list[tuple[CalibrationSet, Calibrator, Judged]] = []
-    for done, wanted in enumerate(methods):
-        telling = _Telling(hooks, wanted["method"], done, len(methods))
-        with named(wanted["method"]):
-            recipe = make_recipe(wanted["method"], wanted["params"], seed=seed)
-            check_memory(recipe, data.n, data.k, memory_limit)
+    for done, recipe in enumerate(recipes):
+        telling = _Telling(hooks, recipe.name, done, len(recipes))
+        with named(recipe.name):
             found = fit_and_judge(
                 recipe,
                 data,
@@ -223,6 +222,18 @@ def _judged(
     if watch():
         raise FitCancelled
     return judged
+
+
+def _recipes(job: Job, memory_limit: int | None) -> list[Calibrator]:
+    """Return the recipes of a fit; raise if one would need too much memory, before data is read."""
+    order, found = job.fit.order, []
+    for wanted in order["methods"]:
+        with named(wanted["method"]):
+            recipe = make_recipe(wanted["method"], wanted["params"], seed=order["seed"])
+        if job.dataset is not None:
+            check_memory(recipe, job.dataset, job.evaluation, order["held_out"], memory_limit)
+        found.append(recipe)
+    return found
 
 
 class _Telling:

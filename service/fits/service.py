@@ -13,6 +13,7 @@ from calibrators.registry import make_recipe
 from service.access import idempotency
 from service.access.permissions import Principal
 from service.concurrency.long_poll import Watcher
+from service.datasets.formats import Format
 from service.datasets.service import find_ready
 from service.errors import Conflict, Invalid, NotFound, TooLarge, TooMany
 from service.names import check_name
@@ -27,6 +28,7 @@ LONGEST_ORDER = 16_384
 NUMBER_LENGTH = 8
 WORKER_IS_ALIVE = 6.0
 GIGABYTE = 1 << 30
+TEXT_COPIES = 8  # the numbers of a text as Python's own
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -145,7 +147,7 @@ def submit(
         _check_alike(data, other)
     _check_groups(request.order, data, other)
     for recipe in request.order.recipes:
-        check_memory(recipe, data.rows or 0, data.classes or 0, memory_limit)
+        check_memory(recipe, data, other, request.order.held_out, memory_limit)
     name = request.calibrator
     fit = store.fits.add(
         principal.workspace,
@@ -224,19 +226,53 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
         )
 
 
-def check_memory(recipe: Calibrator, rows: int, classes: int, limit: int | None) -> None:
-    """Raise if a fit would need more memory than ``limit`` bytes by its estimate."""
-    needed = memory_bytes(recipe, rows, classes)
+def check_memory(
+    recipe: Calibrator,
+    data: Dataset,
+    evaluation: Dataset | None,
+    held_out: float | None,
+    limit: int | None,
+) -> None:
+    """Raise if a fit would need more memory than ``limit`` bytes by its estimate.
+
+    The estimate is made of what is stored about the datasets: none of them is loaded for it.
+    """
+    needed = fit_bytes(recipe, data, evaluation, held_out)
     if limit is None or needed <= limit:
         return
+    judged = "" if evaluation is None else f", judged on {evaluation.rows or 0:,} others"
     raise TooLarge(
         "too_much_memory",
         f"the method {recipe.name!r} needs about {needed / GIGABYTE:.2g} GiB of memory for "
-        f"{rows:,} rows of {classes:,} classes, more than the {limit / GIGABYTE:.2g} GiB that a "
-        "fit may use: send fewer rows, or choose another method",
+        f"{data.rows or 0:,} rows of {data.classes or 0:,} classes{judged}, more than the "
+        f"{limit / GIGABYTE:.2g} GiB that a fit may use: send fewer rows, or choose another method",
         needed=needed,
         limit=limit,
     )
+
+
+def fit_bytes(
+    recipe: Calibrator, data: Dataset, evaluation: Dataset | None, held_out: float | None
+) -> int:
+    """Estimate the memory of a fit at its peak, with all that it loads."""
+    judged = None if evaluation is None else evaluation.rows or 0
+    needed = memory_bytes(
+        recipe, data.rows or 0, data.classes or 0, evaluation=judged, held_out=held_out
+    )
+    return needed + _reading_bytes(data) + (_reading_bytes(evaluation) if evaluation else 0)
+
+
+def _reading_bytes(dataset: Dataset) -> int:
+    """Estimate what a loaded dataset takes beside its logits and labels."""
+    rows, classes = dataset.rows or 0, dataset.classes or 0
+    found = 0
+    if dataset.kind == "probabilities":  # these are kept beside their logarithms
+        found += 8 * rows * classes
+    if dataset.groups is not None:
+        found += 2 * 8 * rows
+    if dataset.format in (Format.JSON, Format.CSV):
+        found += TEXT_COPIES * (dataset.bytes or 0)
+    return found
 
 
 def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:

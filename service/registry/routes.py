@@ -20,6 +20,7 @@ from service.errors import Invalid, NotFound
 from service.fits.schemas import MethodOut
 from service.http import openapi_bodies
 from service.http.callers import Caller, needs
+from service.http.downloads import blob_answer
 from service.http.etags import is_known
 from service.http.paging import (
     Cursor,
@@ -233,8 +234,7 @@ def _blob(joined: Parts, key: str, sha256: str, if_none_match: str | None) -> Re
     headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
     if is_known(if_none_match, sha256):
         return Response(status_code=304, headers=headers)
-    content = joined.blobs.get(key, sha256)
-    return Response(content, headers=headers, media_type="application/octet-stream")
+    return blob_answer(joined.blobs, key, sha256, headers)
 
 
 def _decoded(text: str, name: str) -> bytes:

@@ -117,7 +117,9 @@ def check_evaluable(rows: int, classes: int) -> None:
         )
 
 
-def evaluation(probabilities: Array, labels: Array, groups: Array | None = None) -> dict[str, Any]:
+def evaluation(
+    probabilities: Array, labels: Array, groups: Array | Groups | None = None
+) -> dict[str, Any]:
     """The report of calibrators on the answer, as plain JSON; of segments too, with groups."""
     check_evaluable(*probabilities.shape)
     checked = CalibrationSet.from_probabilities(

@@ -10,6 +10,7 @@ import pytest
 from helpers.samples import draw, two_regimes
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logsumexp
+from test_memory import peak_of
 
 from calibrators import CalibrationSet, DataError, ParameterError, archive
 from calibrators.errors import FellBack
@@ -20,7 +21,7 @@ from calibrators.methods.auto import Auto
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece, noise_floor
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "studies"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "studies"))
 from band_coverage import coverage
 
 
@@ -160,7 +161,7 @@ def test_only_some_maps_have_a_band() -> None:
     with pytest.raises(DataError, match="'temperature' has no credible interval: fit 'additive'"):
         TemperatureScaling().fit(data).interval(data.logits)
     fitted = Additive().fit(data)
-    for level in (0, 1, -0.5, float("nan")):
+    for level in (0, 1, -0.5, float("nan"), 0.99999999999999994, 1 - 1e-12):
         with pytest.raises(ParameterError, match="level must lie between 0 and 1"):
             fitted.interval(data.logits, level)
 
@@ -186,6 +187,39 @@ def test_impossible_maps_are_refused(name: str, value: object, message: str) -> 
     AdditiveMap(**given)
     with pytest.raises(ParameterError, match=message):
         AdditiveMap(**{**given, name: value})
+
+
+def wide_map(p: int) -> AdditiveMap:
+    """A map with p nodes a term, whose heights vary together."""
+    half = np.random.default_rng(0).normal(size=(3 * p, 3 * p)) / p
+    nodes = np.tile(np.linspace(-10, 10, p), (3, 1))
+    return AdditiveMap(
+        k=3,
+        base_temperature=1.0,
+        rest_temperature=1.0,
+        nodes=nodes,
+        heights=np.zeros((3, p)),
+        covariance=half @ half.T,
+    )
+
+
+def test_the_variance_is_that_of_the_dense_basis() -> None:
+    fitted = wide_map(9)
+    terms = np.random.default_rng(1).normal(size=(3, 200)) * 6
+    dense = posterior.basis(terms, fitted.nodes)
+    expected = np.vecdot(dense @ fitted.covariance, dense)
+    found = posterior.variances(terms, fitted.nodes, fitted.covariance)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_the_band_of_many_rows_takes_little_memory() -> None:
+    fitted, logits = wide_map(64), np.random.default_rng(0).normal(size=(150_000, 3))
+    assert peak_of(lambda: fitted.interval(logits)) < 60e6
+
+
+def test_maps_of_many_nodes_are_refused() -> None:
+    with pytest.raises(ParameterError, match="at most 64 nodes a term, got 65"):
+        wide_map(65)
 
 
 @pytest.mark.parametrize("k", [2, 4])

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from calibrators import CalibrationSet, CalibrationWarning, all_methods, get_threads, set_threads
+from calibrators.export.onnx import export
 from calibrators.fitting.evaluation import fit_and_judge, memory_bytes
 from calibrators.methods.matrix import MatrixScaling
 from calibrators.methods.smart import Smart
-from calibrators.methods.temperature import TemperatureScaling
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 
 MEGABYTE = 1e6
 LEAST = 50 * MEGABYTE
@@ -96,6 +97,30 @@ def test_judging_takes_what_it_is_said_to_take(n: int, k: int) -> None:
     data = drawn(n, k)
     peak = peak_of(lambda: fit_and_judge(TemperatureScaling(), data)) + data.logits.nbytes
     check("judging", n, k, memory_bytes(TemperatureScaling(), n, k), peak)
+
+
+@pytest.mark.parametrize(("n", "k"), [TALL, WIDE])
+def test_an_evaluation_set_is_part_of_what_is_said(n: int, k: int) -> None:
+    few, many = drawn(60, k), drawn(n, k)
+    work = lambda: fit_and_judge(TemperatureScaling(), few, evaluation=many)  # noqa: E731
+    peak = peak_of(work) + many.logits.nbytes
+    check("evaluation", n, k, memory_bytes(TemperatureScaling(), 60, k, evaluation=n), peak)
+
+
+@pytest.mark.parametrize(("n", "k"), [TALL, WIDE])
+def test_a_large_held_out_part_is_part_of_what_is_said(n: int, k: int) -> None:
+    data = drawn(n, k)
+    peak = peak_of(lambda: fit_and_judge(TemperatureScaling(), data, held_out=0.9))
+    said = memory_bytes(TemperatureScaling(), n, k, held_out=0.9)
+    check("held out", n, k, said, peak + data.logits.nbytes)
+
+
+@pytest.mark.parametrize("kind", ["logits", "probabilities"])
+def test_exporting_many_classes_takes_little_memory(kind: Any) -> None:
+    fitted = TemperatureMap(k=20_000, kind=kind, temperature=2.0)
+    export(TemperatureMap(k=3, temperature=2.0))  # onnx is loaded
+    most = {"logits": 40, "probabilities": 80}[kind]
+    assert peak_of(lambda: export(fitted)) < most * MEGABYTE
 
 
 def test_a_matrix_holds_few_copies_of_its_weights() -> None:

@@ -7,12 +7,18 @@ import pytest
 import torch
 from helpers.samples import draw, sample
 from scipy.optimize import least_squares
+from test_memory import peak_of
 
 from calibrators import CalibrationSet, ParameterError
 from calibrators.export import onnx
 from calibrators.fitting.context import FitContext
 from calibrators.methods._smart_features import sorted_gaps
-from calibrators.methods.pts import Network, ParametrizedTemperature, Problem
+from calibrators.methods.pts import (
+    Network,
+    ParametrizedTemperature,
+    ParametrizedTemperatureMap,
+    Problem,
+)
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece
 from calibrators.numerics.confidence_curves import observe
@@ -120,3 +126,21 @@ def test_more_parameters_than_can_be_solved_for_are_refused() -> None:
     with pytest.raises(ParameterError, match=r"at most 1,000 parameters, .* got 4,225"):
         ParametrizedTemperature(logits=150, hidden=24)
     assert ParametrizedTemperature(logits=30, hidden=16).hidden == 16
+
+
+def test_the_scratch_of_wide_maps_is_bounded() -> None:
+    hidden = 29
+    fitted = ParametrizedTemperatureMap(
+        k=2,
+        base_temperature=1.0,
+        centre=np.zeros(1),
+        spread=np.ones(1),
+        w1=np.ones((1, hidden)),
+        b1=np.zeros(hidden),
+        w2=np.eye(hidden),
+        b2=np.zeros(hidden),
+        w3=np.zeros(hidden),
+        b3=0.0,
+    )
+    logits = np.random.default_rng(0).normal(size=(250_000, 2)).astype(np.float32)
+    assert peak_of(lambda: fitted.apply(logits)) < 50e6

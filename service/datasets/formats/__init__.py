@@ -16,7 +16,7 @@ from service.datasets.formats.bodies import (
     read_arrays,
     unpacked_size,
 )
-from service.datasets.formats.dataset_files import Facts, Limits, inspect, load
+from service.datasets.formats.dataset_files import Facts, Limits, inspect, load, sample
 
 __all__ = [
     "ANSWERED",
@@ -31,5 +31,6 @@ __all__ = [
     "inspect",
     "load",
     "read_arrays",
+    "sample",
     "unpacked_size",
 ]

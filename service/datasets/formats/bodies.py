@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 
 from calibrators.data import Kind
+from calibrators.segments import Groups
 from service.datasets.formats import csv_text, json_text, npy, npz, safetensors, segments
 from service.datasets.formats.npy import Array, Bytes, Readable, check_dimensions
 from service.datasets.formats.segments import GROUPS
@@ -35,7 +36,7 @@ class Arrays(NamedTuple):
     values: Array
     labels: Array | None = None
     declared: Kind | None = None
-    groups: Array | None = None
+    groups: Array | Groups | None = None
 
 
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:

@@ -8,6 +8,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from calibrators.segments import Groups
 from service.datasets.formats import npy, npz, safetensors
 from service.datasets.formats.bodies import LABELS, VALUES, Arrays, Format, npz_members, read_arrays
 from service.datasets.formats.npy import (
@@ -114,9 +115,7 @@ class Held:
     """Numbers that are in memory already."""
 
     def __init__(self, array: Array, *, is_text: bool = False) -> None:
-        # names in memory are Python's text, of any length
-        dtype = np.dtype("U1") if is_text and array.dtype.hasobject else array.dtype
-        self.layout = Layout(dtype, array.shape, is_text=is_text)
+        self.layout = Layout(array.dtype, array.shape, is_text=is_text)
         self._array = array
 
     def rows(self, start: int, stop: int) -> Array:
@@ -124,6 +123,21 @@ class Held:
 
     def mapped(self, path: Path) -> Array:
         return self._array
+
+
+class Named:
+    """Groups that are in memory already, read as names."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.layout = Layout(np.dtype("U1"), groups.codes.shape, is_text=True)
+        self._names: Array = np.array(groups.names, dtype=object)
+        self._codes = groups.codes
+
+    def rows(self, start: int, stop: int) -> Array:
+        return np.asarray(self._names[self._codes[start:stop]])
+
+    def mapped(self, path: Path) -> Array:
+        return self.rows(0, len(self._codes))
 
 
 def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
@@ -161,7 +175,9 @@ def _held(arrays: Arrays) -> dict[str, Column]:
     found: dict[str, Column] = {arrays.declared or VALUES: Held(arrays.values)}
     if arrays.labels is not None:
         found[LABELS] = Held(arrays.labels)
-    if arrays.groups is not None:
+    if isinstance(arrays.groups, Groups):
+        found[GROUPS] = Named(arrays.groups)
+    elif arrays.groups is not None:
         found[GROUPS] = Held(arrays.groups, is_text=True)
     return found
 

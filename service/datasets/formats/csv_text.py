@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from calibrators.data import Kind
-from service.datasets.formats import segments
+from calibrators.segments import GroupCoder, Groups
 from service.datasets.formats.npy import Array, Bytes
 from service.errors import Invalid, Malformed, TooLarge
 
@@ -44,7 +44,7 @@ class Table(NamedTuple):
     values: Array
     labels: Array
     declared: Kind | None
-    groups: Array | None
+    groups: Groups | None
 
 
 class Header(NamedTuple):
@@ -67,19 +67,19 @@ def decode(body: Bytes) -> Table:
     lines = _lines(body)
     header = _header(next(lines, (0, []))[1])
     values, labels = array("d"), array("q")
-    groups: list[str] = []
+    coder = GroupCoder()
     for line, row in lines:
         _check_width(line, row, header)
         for place in header.classes:
             values.append(_cell(line, header.names[place], row[place], float))
         labels.append(_cell(line, header.names[header.labels], row[header.labels], _label))
         if header.groups is not None:
-            groups.append(row[header.groups].strip())
+            coder.add_names((row[header.groups].strip(),))
     return Table(
         np.frombuffer(values).reshape(len(labels), len(header.classes)),
         np.frombuffer(labels, np.int64),
         header.declared,
-        None if header.groups is None else segments.from_names(groups),
+        None if header.groups is None else coder.groups(),
     )
 
 

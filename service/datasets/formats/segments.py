@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from calibrators import DataError
 from calibrators.segments import (
-    LONGEST_NAME,
     MOST_GROUPS,
+    GroupCoder,
     Groups,
     check_cells,
     check_length,
-    name_rule,
 )
 from service.datasets.formats.npy import Array, Layout
 from service.errors import Invalid
@@ -25,26 +24,25 @@ BLOCK_NAMES = 1 << 12
 LAST_CHARACTER = 0x10FFFF
 
 
-def from_list(names: Any) -> Array:
+def from_list(names: Any) -> Groups:
     """The groups of a JSON list, of text or of whole numbers (whose names are their digits).
 
-    >>> from_list(["web", "app"]).tolist(), from_list([3, 12]).tolist()
-    (['web', 'app'], ['3', '12'])
+    >>> from_list(["web", "app"]).names, from_list([3, 12]).names
+    (('app', 'web'), ('12', '3'))
     """
     if not isinstance(names, list):
         raise Invalid("not_an_array", "groups must be a list of names or of whole numbers")
     is_text = check_cells(names) is str
-    return from_names(names if is_text else [str(one) for one in names])
+    blocks = (names[start : start + BLOCK_NAMES] for start in range(0, len(names), BLOCK_NAMES))
+    return from_names(blocks if is_text else (map(str, block) for block in blocks))
 
 
-def from_names(names: Sequence[str]) -> Array:
-    """An array of names that are short enough to be one."""
-    longest = max(map(len, names), default=0)
-    if longest > LONGEST_NAME:
-        _refuse_names(names, [len(one) > LONGEST_NAME for one in names])
-    _refuse_names(names, ["\0" in one for one in names])
-    # numpy's own text gives every name the room of the longest
-    return np.array(names, dtype=object)
+def from_names(blocks: Iterable[Iterable[str]]) -> Groups:
+    """The groups of rows whose names come in blocks."""
+    coder = GroupCoder()
+    for block in blocks:
+        coder.add_names(block)
+    return coder.groups()
 
 
 def checked(array: Array) -> Array:
@@ -69,18 +67,16 @@ def check_layout(layout: Layout, rows: int) -> None:
 
 def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
     """How many segments there are; raises what calibrators would raise, block by block."""
-    total = layout.shape[0]
-    step = min(BLOCK_NAMES, max(1, BLOCK_BYTES // layout.dtype.itemsize))
     found: dict[str, tuple[int, int]] = {}
-    odd_rows, odd_first = 0, 0
-    for start in range(0, total, step):
-        block = rows_of(start, min(total, start + step)).reshape(-1)
+    odd_rows, odd_first, start = 0, 0, 0
+    for block in _blocks(layout, rows_of):
         broken = _no_text(block)
         if broken is not None:
             odd_first = odd_first if odd_rows else start + int(broken.argmax())
             odd_rows += int(broken.sum())
         elif not odd_rows:
             _add(found, block, start)
+        start += len(block)
     if odd_rows:
         raise DataError(*NO_TEXT, rows=odd_rows, first=odd_first)
     names = sorted(found)
@@ -90,6 +86,33 @@ def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
         rows, first = found[names[error.first or 0]]
         raise DataError(error.code, error.rule, rows=rows, first=first) from error
     return len(names)
+
+
+def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Groups:
+    """Return the groups of a file, whose names are never in memory all at once."""
+    check_layout(layout, layout.shape[0])
+    coder = GroupCoder()
+    for block in _blocks(layout, rows_of):
+        coder.add(block.astype(np.str_) if block.dtype.hasobject else block)
+    return coder.groups()
+
+
+def load_rows(layout: Layout, rows_of: Callable[[int, int], Array], rows: Array) -> Groups:
+    """Return the groups of some rows, which are in order."""
+    coder, start = GroupCoder(), 0
+    for block in _blocks(layout, rows_of):
+        first, last = np.searchsorted(rows, (start, start + len(block)))
+        taken = block[rows[first:last] - start]
+        coder.add(taken.astype(np.str_) if taken.dtype.hasobject else taken)
+        start += len(block)
+    return coder.groups()
+
+
+def _blocks(layout: Layout, rows_of: Callable[[int, int], Array]) -> Iterator[Array]:
+    total = layout.shape[0]
+    step = min(BLOCK_NAMES, max(1, BLOCK_BYTES // layout.dtype.itemsize))
+    for start in range(0, total, step):
+        yield rows_of(start, min(total, start + step)).reshape(-1)
 
 
 NO_TEXT = ("bad_group_name", "the name of a group must be text: a character is beyond Unicode")
@@ -119,11 +142,6 @@ def _no_text(array: Array) -> Array | None:
     points = flat.view(flat.dtype.str[0] + "u4").reshape(len(array), -1)
     broken: Array = np.any(points > LAST_CHARACTER, axis=1)
     return broken if broken.any() else None
-
-
-def _refuse_names(names: Sequence[str], broken: Sequence[bool]) -> None:
-    if any(broken):
-        _refuse_where(broken, "bad_group_name", name_rule(names[broken.index(True)]))
 
 
 def _refuse_where(broken: Any, code: str, rule: str) -> None:

@@ -5,25 +5,35 @@ from __future__ import annotations
 import base64
 import json
 import os
+import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
-from calibrators import CalibrationSet, Report, archive, charts, evaluate
+from calibrators import Report, archive, charts, evaluate
 from calibrators.comparison import compare as comparison
-from calibrators.comparison.judged_rows import JudgedRows, fingerprint
+from calibrators.comparison.judged_rows import JudgedRows
 from calibrators.errors import CalibrationError
 from calibrators.numerics.softmax import margins
 from calibrators.report import html_page
-from service.concurrency.task_process import FAILED, OK, TASK_FAILED, read_message, write_message
+from service.concurrency.task_process import (
+    FAILED,
+    OK,
+    OUT_OF_MEMORY,
+    TASK_FAILED,
+    read_message,
+    write_message,
+)
 from service.datasets import formats
 from service.errors import ServiceError
 
-MOST_VALUES = 20_000_000
+MOST_VALUES = 4_000_000
+MOST_GROWTH = 1 << 30  # of addresses: the arenas and stacks of threads take many
 NICENESS = 10  # tasks can wait for those who are answered
 
 
@@ -42,8 +52,9 @@ def draw(request: dict[str, Any]) -> bytes:
 def compare(request: dict[str, Any]) -> bytes:
     """Return the report of two maps on a dataset's rows, or on some of them if they are many."""
     path, format = Path(request["path"]), formats.Format(request["format"])
-    whole = formats.load(path, format, request["kind"])
-    rows, data = whole.n, at_most(whole, request["most_rows"])
+    rows, data, digest = formats.sample(
+        path, format, request["kind"], request["most_rows"], MOST_VALUES
+    )
     first, second = (
         archive.load(base64.b64decode(content)).apply_set(data) for content in request["maps"]
     )
@@ -55,7 +66,7 @@ def compare(request: dict[str, Any]) -> bytes:
         groups=data.groups,
         judged_on=f"{data.n:,} rows of the dataset {request['dataset']}",
     )
-    found = {"rows": rows, "data": fingerprint(whole), "report": report.to_dict()}
+    found = {"rows": rows, "data": digest, "report": report.to_dict()}
     return orjson.dumps(found)
 
 
@@ -65,21 +76,43 @@ def compare_judged(request: dict[str, Any]) -> bytes:
     return orjson.dumps({"report": comparison.compare(first, second).to_dict()})
 
 
-def at_most(data: CalibrationSet, most_rows: int) -> CalibrationSet:
-    """Return the set, or as many of its rows as are measured in seconds; the seed is fixed."""
-    most = max(1, min(most_rows, MOST_VALUES // data.k))
-    if data.n <= most:
-        return data
-    chosen = np.random.default_rng(0).choice(data.n, most, replace=False)
-    return data.take(np.sort(chosen))
-
-
 TASKS = {"draw": draw, "compare": compare, "compare_judged": compare_judged}
+
+
+@contextmanager
+def limited_memory(growth: int) -> Iterator[None]:
+    """Let allocations fail with MemoryError that map ``growth`` bytes more than now is mapped.
+
+    Without /proc nothing is limited.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        yield
+        return
+    limit = pages * resource.getpagesize() + growth
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _run(name: str, request: dict[str, Any]) -> bytes:
+    if name == "draw":  # a browser engine draws png files, and reserves gigabytes it never uses
+        return TASKS[name](request)
+    with limited_memory(MOST_GROWTH):
+        return TASKS[name](request)
 
 
 def _answer(request: dict[str, Any]) -> bytes:
     try:
-        return OK + TASKS[request.pop("task")](request)
+        return OK + _run(request.pop("task"), request)
+    except MemoryError:
+        code, message = OUT_OF_MEMORY, "it needs more memory than it may use: choose fewer rows"
     except (ServiceError, CalibrationError) as error:
         code, message = error.code, str(error)
     except Exception as error:  # noqa: BLE001 - a report may hold anything; the next one is served

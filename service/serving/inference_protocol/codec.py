@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from calibrators.segments import Groups
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http.json_body import check_cost
 from service.serving.inference_protocol import fields
@@ -41,7 +42,7 @@ class InferRequest:
 
     id: str | None
     values: NDArray[Any]
-    groups: NDArray[Any] | None
+    groups: NDArray[Any] | Groups | None
     binary: bool
     model: str | None
     only_warn: bool

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from calibrators.segments import check_length
+from calibrators.segments import Groups, check_length
 from service.datasets.formats.segments import GROUPS, from_names
 from service.errors import Invalid, Malformed
 from service.serving.inference_protocol import fields
@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
     """Values (n, columns), and the segment of each row (n,) if they were sent."""
 
     values: NDArray[Any]
-    groups: NDArray[Any] | None
+    groups: NDArray[Any] | Groups | None
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Tensor:
             )
         return from_bytes(self.raw, datatype)
 
-    def names(self, shape: tuple[int, ...]) -> list[str]:
-        """Its texts, flat."""
+    def names(self, shape: tuple[int, ...]) -> Iterator[list[str]]:
+        """Its texts, flat, in blocks."""
         if self.size is None:
             return names_from_json(self.data(shape), f"{self.path}.data")
         return names_from_bytes(self.raw, math.prod(shape), self.path)
@@ -180,7 +180,7 @@ def _shape(tensor: Tensor, served: Served) -> tuple[int, ...]:
     return shape
 
 
-def _groups(tensor: Tensor, rows: int) -> NDArray[Any]:
+def _groups(tensor: Tensor, rows: int) -> NDArray[Any] | Groups:
     """The segment of each row, named by text or by whole numbers (n,)."""
     datatype = tensor.datatype((TEXT, *WHOLE))
     shape = tensor.shape("[n] or [n, 1]", (1, 2))

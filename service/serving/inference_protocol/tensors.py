@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.datasets.formats.npy import widened_bfloat16
+from service.datasets.formats.segments import BLOCK_NAMES
 from service.errors import Malformed
 
 DATATYPES: dict[str, np.dtype[Any]] = {
@@ -32,37 +34,52 @@ def from_bytes(data: memoryview, datatype: str) -> NDArray[Any]:
     return array if array.flags.aligned else array.copy()
 
 
-def names_from_bytes(data: memoryview, count: int, path: str) -> list[str]:
-    """Texts in UTF-8, each behind its length in bytes.
+def names_from_bytes(data: memoryview, count: int, path: str) -> Iterator[list[str]]:
+    """Yield blocks of texts in UTF-8, each behind its length in bytes; equal ones are one object.
 
-    >>> names_from_bytes(memoryview(b"\\3\\0\\0\\0web\\0\\0\\0\\0"), 2, "inputs[1]")
-    ['web', '']
+    >>> list(names_from_bytes(memoryview(b"\\3\\0\\0\\0web\\0\\0\\0\\0"), 2, "inputs[1]"))
+    [['web', '']]
     """
+    known: dict[bytes, str] = {}
     names: list[str] = []
-    end = 0
-    while len(names) < count and end + LENGTH_BYTES <= len(data):
+    done = end = 0
+    while done < count and end + LENGTH_BYTES <= len(data):
         start = end + LENGTH_BYTES
         end = start + int.from_bytes(data[end:start], "little")
         if end > len(data):
             break
-        try:
-            names.append(str(data[start:end], "utf-8"))
-        except UnicodeDecodeError as error:
-            raise Malformed("bad_values", f"{path} must hold texts in UTF-8") from error
-    if len(names) != count or end != len(data):
+        raw = bytes(data[start:end])
+        name = known.get(raw)
+        if name is None:
+            name = known[raw] = _decoded(raw, path)
+        names.append(name)
+        done += 1
+        if len(names) == BLOCK_NAMES:
+            yield names
+            names = []
+    if done != count or end != len(data):
         raise Malformed(
             "wrong_length",
             f"the bytes of {path} must be {count} texts, each behind its length in "
             f"{LENGTH_BYTES} bytes, and nothing else",
         )
-    return names
+    yield names
 
 
-def names_from_json(data: list[Any], path: str) -> list[str]:
-    """The same written out."""
-    if not {str}.issuperset(map(type, data)):
-        raise Malformed("bad_values", f"{path} of {TEXT} must hold texts only")
-    return data
+def _decoded(raw: bytes, path: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise Malformed("bad_values", f"{path} must hold texts in UTF-8") from error
+
+
+def names_from_json(data: list[Any], path: str) -> Iterator[list[str]]:
+    """Yield the same written out."""
+    for start in range(0, len(data), BLOCK_NAMES):
+        block = data[start : start + BLOCK_NAMES]
+        if not {str}.issuperset(map(type, block)):
+            raise Malformed("bad_values", f"{path} of {TEXT} must hold texts only")
+        yield block
 
 
 def from_json(data: list[Any], datatype: str, path: str) -> NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from calibrators.metrics.estimates import MOST_LEVEL
 from service.datasets.formats import Format
 from service.serving.prediction import EVALUATED_ROWS, MODEL_HEADER
 
@@ -68,7 +69,7 @@ OPTIONS = [
     _parameter(
         "interval",
         "query",
-        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "example": 0.9},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_LEVEL, "example": 0.9},
         "Answer a credible band of this level for the confidence of each row as well, if the map "
         "is of the method additive, which auto fits",
     ),

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from calibrators.data import Kind
+from calibrators.metrics.estimates import MOST_LEVEL
 from service.datasets.formats import ANSWERED, MEDIA_TYPES, Arrays, Format
 from service.errors import Invalid, Malformed, NotAcceptable
 from service.serving.prediction import model_in_header
@@ -146,9 +147,10 @@ def _level(name: str, value: str) -> float:
         level = float(value[:40])
     except ValueError:
         level = math.nan
-    if not 0 < level < 1:
+    if not 0 < level <= MOST_LEVEL:
         raise Invalid(
-            "bad_parameter", f"{name} must be a number between 0 and 1, got {value[:40]!r}"
+            "bad_parameter",
+            f"{name} must be a number between 0 and 1, at most 1 - 1e-9, got {value[:40]!r}",
         )
     return level
 

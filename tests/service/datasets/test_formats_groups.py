@@ -93,7 +93,8 @@ INTEGERS = {
 )
 def test_groups_come_back_as_they_were_written(tmp_path, format, body, names):
     found = read(format, body)
-    assert [str(one) for one in found.groups.reshape(-1)] == names
+    groups = Groups.of(found.groups)
+    assert [groups.names[one] for one in groups.codes] == names
     np.testing.assert_allclose(found.values, LOGITS, rtol=1e-6)
     path = written(tmp_path, body)
     facts = inspect(path, format, None, LIMITS)
@@ -319,7 +320,7 @@ def test_all_say_the_same_of_the_same_cells(cells):
     assert len(set(told)) == 1
 
 
-@pytest.mark.parametrize("look", [Groups.of, segments.from_list, segments.from_names])
+@pytest.mark.parametrize("look", [Groups.of, segments.from_list])
 def test_a_nul_at_the_end_makes_no_other_name_the_same(look):
     with pytest.raises(DataError, match=r"printable characters.*, got 'a\\x00'") as caught:
         look(["a", "a\0", "b"])
@@ -334,6 +335,22 @@ def test_a_long_name_among_many_rows_takes_no_room_for_all_of_them():
     tracemalloc.stop()
     assert groups.names == ("a", "a" * 200)
     assert peak < 20e6, peak
+
+
+def test_names_of_a_table_are_kept_once():
+    body = b"p,label,group\n" + b".5,0,aa\n" * 100_000
+    tracemalloc.start()
+    found = read(Format.CSV, body)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert Groups.of(found.groups).names == ("aa",)
+    assert peak < 6e6, peak
+
+
+def test_a_table_of_too_many_names_is_refused_while_it_is_read():
+    lines = [f".5,0,user{row}" for row in range(2000)] + ["no line"]
+    with pytest.raises(DataError, match="at most 1000 segments, got at least 1001"):
+        read(Format.CSV, "\n".join(["p,label,group", *lines]).encode())
 
 
 def test_csv_has_one_column_of_groups():

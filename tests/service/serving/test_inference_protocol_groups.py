@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +27,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrators.errors import DataError
+from service.datasets.formats.segments import from_names
 from service.errors import ServiceError
 from service.serving.inference_protocol.codec import InferLimits, decode
+from service.serving.inference_protocol.tensors import names_from_bytes
 
 SEGMENTED = VERSIONS["segmented", "production"]
 URL = "/v2/models/segmented/infer"
@@ -196,3 +199,14 @@ def test_any_bytes_are_names_or_refused(data: bytes, size: int, rows: int, is_te
         assert len(asked.groups) == rows
         assert size == len(data)
         assert is_text or size == 4 * rows
+
+
+def test_texts_of_a_tensor_are_kept_once() -> None:
+    rows = 100_000
+    data = memoryview(b"\2\0\0\0aa" * rows)
+    tracemalloc.start()
+    groups = from_names(names_from_bytes(data, rows, "inputs[1]"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (groups.names, len(groups)) == (("aa",), rows)
+    assert peak < 3e6, peak

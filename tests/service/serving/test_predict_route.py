@@ -155,7 +155,7 @@ def test_interval():
     assert code_of(post(npy(LOGITS), "three@3/predict?interval=0.9")) == (422, "no_interval")
     refused = post(npy(LOGITS), "banded@3/predict?interval=0.9", accept="application/x-npy")
     assert code_of(refused) == (406, "one_array_only")
-    for level in ("0", "1", "nan", "x", "-1"):
+    for level in ("0.99999999999999994", "0", "1", "nan", "x", "-1"):
         answer = post(npy(LOGITS), f"banded@3/predict?interval={level}")
         assert code_of(answer) == (422, "bad_parameter")
 

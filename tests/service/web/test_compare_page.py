@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calibrators.comparison.compare.compare import compare
 from helpers.dashboard_pages import HTML, Shell, check_page, row_of, signed_in
 from helpers.live_service import NPZ, Local, in_process, npz, sample, wait_until
 from helpers.registration import registration
@@ -21,13 +22,11 @@ from helpers.workspace_contents import fitted_elsewhere
 from sqlalchemy import update
 
 from calibrators import CalibrationSet, evaluate
-from calibrators.comparison.compare import compare
 from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.temperature import TemperatureScaling
 from service.access.permissions import Scope
 from service.comparisons import service as comparing
-from service.registry.reports.tasks import at_most
 from service.storage.blob_keys import dataset_key
 from service.storage.tables import versions
 
@@ -248,16 +247,6 @@ def test_a_dataset_whose_bytes_are_gone_is_told_and_tried_again(service: Local) 
     assert "are gone" in _words(measured(service, a=1, b=2, dataset=id))
     service.post("/v1/datasets", content=body, headers=NPZ)
     assert "500 rows of the dataset" in _words(measured(service, a=1, b=2, dataset=id))
-
-
-def test_rows_are_drawn_evenly_and_always_the_same() -> None:
-    data = CalibrationSet(*sample(5000, CLASSES))
-    assert at_most(data, comparing.MOST_ROWS) is data
-    large = CalibrationSet(np.tile(data.logits, (25, 1)), np.tile(data.labels, 25))
-    first, second = (at_most(large, comparing.MOST_ROWS) for _ in range(2))
-    assert first.n == comparing.MOST_ROWS
-    assert np.array_equal(first.logits, second.logits)
-    assert first.labels.mean() == pytest.approx(large.labels.mean(), abs=0.02)
 
 
 def _words(page: str) -> str:
