@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-verdicts study-coverage screenshots clean
+.PHONY: help serve browser test test-unit test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-verdicts study-coverage screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ browser:
 test: .venv/base browser  ## run the tests, in three processes (they wait as much as they calculate)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/service/hostile
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests/service/hostile
+
+test-unit: .venv/base  ## run the tests that need no service
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m unit
 
 test-hostile: .venv/base  ## large hostile bodies to every route, floods, slow readers: nobody else waits (about 8 minutes)
 	CALIBRD_TEST_HOSTILE=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/service/hostile

@@ -39,7 +39,7 @@ from service.http.middleware.body_memory import BodyMemory
 from service.http.middleware.csrf import is_page
 from service.http.middleware.paced_responses import PacedResponses
 from service.http.middleware.request_limits import RequestLimits, ThreadLimits
-from service.http.middleware.request_log import Observed
+from service.http.middleware.request_log import RequestLog
 from service.http.problems import LastResort, install_problems
 from service.maintenance import routes as operations
 from service.maintenance.readiness import OK, Probe
@@ -51,8 +51,8 @@ from service.registry.reports.renderer import Renderer
 from service.runs import routes as runs
 from service.runs.watcher import RunWatcher
 from service.serving import inference_protocol, predict
+from service.serving.apply_map import LargeCalls
 from service.serving.map_cache import Maps, Served
-from service.serving.prediction import LargeCalls
 from service.settings import Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
@@ -123,7 +123,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.add_middleware(LastResort)
     app.add_middleware(PacedResponses)
-    app.add_middleware(Observed, metrics=parts.metrics)
+    app.add_middleware(RequestLog, metrics=parts.metrics)
     return app
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from helpers.backends import Fleet
 
 TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 # a file that takes long and begins last leaves the other processes of `make test` without work
 LONGEST_FIRST = (
     "service/storage/test_jobs.py",
@@ -33,6 +34,18 @@ LONGEST_FIRST = (
     "service/test_documentation.py",
     "calibrd/test_wheel.py",
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test by what it needs: nothing, a service, PostgreSQL and S3, or a browser."""
+    is_service = {"service", "calibrd", "faults"} & set(item.path.relative_to(ROOT).parts[1:2])
+    item.add_marker(pytest.mark.service if is_service else pytest.mark.unit)
+    fixtures = getattr(item, "fixturenames", ())
+    if "[fleet" in item.name or "-fleet" in item.name or "shared_fleet" in fixtures:
+        item.add_marker(pytest.mark.fleet)
+    if "browser" in item.path.stem:
+        item.add_marker(pytest.mark.browser)
 
 
 @pytest.hookimpl(trylast=True)

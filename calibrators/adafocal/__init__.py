@@ -6,14 +6,14 @@
 (15,)
 """
 
-from calibrators.adafocal.reduce import Observed, observed
+from calibrators.adafocal.reduce import RowTerms, observed
 from calibrators.adafocal.state import AdaFocalState, Rule, Settings
 from calibrators.adafocal.statistics import BinStatistics, Summary
 
 __all__ = [
     "AdaFocalState",
     "BinStatistics",
-    "Observed",
+    "RowTerms",
     "Rule",
     "Settings",
     "Summary",

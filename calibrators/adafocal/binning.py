@@ -23,7 +23,7 @@ COUNT, CORRECT = range(2)
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class TiedRows:
     """Rows that are not told apart, in rising order: where they lie, how many, how many right."""
 
     lower: Floats
@@ -54,7 +54,7 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ExactRows:
     """Every row by itself: a key of its log-odds, twice the place on the scale, plus 1 if right."""
 
     keys: Keys
@@ -68,7 +68,7 @@ class Rows:
         keys.flags.writeable = False
 
     @classmethod
-    def of(cls, odds: Floats, correct: NDArray[np.bool_]) -> Rows:
+    def of(cls, odds: Floats, correct: NDArray[np.bool_]) -> ExactRows:
         """Of log-odds, infinite ones too, and whether the rows were right."""
         place = np.clip((odds - ODDS[0]) / STEP, 0, PLACES - 1).astype(np.uint32)
         return cls(np.sort(2 * place + correct))
@@ -87,23 +87,23 @@ class Rows:
         """What is written: the steps from key to key."""
         return np.diff(self.keys, prepend=np.uint32(0))
 
-    def groups(self) -> Groups:
+    def groups(self) -> TiedRows:
         """Rows with the same place on the scale."""
         place, first, count = np.unique(self.keys >> 1, return_index=True, return_counts=True)
         right = np.add.reduceat((self.keys & 1).astype(np.float64), first)
         lower = ODDS[0] + place * STEP
         confidence = _confidence(lower + STEP / 2)
-        return Groups(lower, lower + STEP, confidence, count.astype(np.float64), right)
+        return TiedRows(lower, lower + STEP, confidence, count.astype(np.float64), right)
 
-    def counted(self) -> Cells:
+    def counted(self) -> CountedRows:
         """The same, counted in cells."""
         cell = cell_of(ODDS[0] + ((self.keys >> 1) + 0.5) * STEP)
         table = [np.bincount(part, minlength=CELLS) for part in (cell, cell[(self.keys & 1) == 1])]
-        return Cells(np.array(table, dtype=np.int64))
+        return CountedRows(np.array(table, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class CountedRows:
     """Rows and hits (2, 32768) in cells of log-odds."""
 
     table: Integers
@@ -130,14 +130,14 @@ class Cells:
         """What is written: the numbers themselves."""
         return self.table.ravel()
 
-    def groups(self) -> Groups:
+    def groups(self) -> TiedRows:
         """The cells that hold rows."""
         used = np.flatnonzero(self.table[COUNT])
         lower, upper = odds_at(used), odds_at(used + 1)
         count, right = self.table[:, used].astype(np.float64)
-        return Groups(lower, upper, _confidence(odds_at(used + 0.5)), count, right)
+        return TiedRows(lower, upper, _confidence(odds_at(used + 0.5)), count, right)
 
-    def counted(self) -> Cells:
+    def counted(self) -> CountedRows:
         """Itself."""
         return self
 

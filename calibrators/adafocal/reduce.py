@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-class Observed(NamedTuple):
+class RowTerms(NamedTuple):
     """Of every row: log-odds of the predicted class, whether it is right, -log p of the label."""
 
     odds: Floats
@@ -22,7 +22,7 @@ class Observed(NamedTuple):
     nll: Floats
 
 
-def observed(logits: ArrayLike, labels: ArrayLike) -> Observed:
+def observed(logits: ArrayLike, labels: ArrayLike) -> RowTerms:
     """The three numbers of logits (n, k), or (n,) of class 1, and labels (n,).
 
     The odds come from the logits themselves, not from a probability that has reached 1.
@@ -31,7 +31,7 @@ def observed(logits: ArrayLike, labels: ArrayLike) -> Observed:
     [89.307, 0.307]
     """
     data = CalibrationSet(logits, labels)
-    found = Observed(np.empty(data.n), np.empty(data.n, dtype=np.bool_), np.empty(data.n))
+    found = RowTerms(np.empty(data.n), np.empty(data.n, dtype=np.bool_), np.empty(data.n))
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
         part = slice(start, stop)

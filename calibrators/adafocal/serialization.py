@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.adafocal.binning import PLACES, Cells, Rows
+from calibrators.adafocal.binning import PLACES, CountedRows, ExactRows
 from calibrators.adafocal.log_odds_cells import CELLS
 from calibrators.errors import DataError
 
@@ -22,18 +22,18 @@ HEAD = len(ROWS) + 8 * SUMS
 LONGEST = HEAD + max(4 * MOST_KEYS, 16 * CELLS)
 
 
-def plain(spread: Rows | Cells, sums: Integers) -> bytes:
+def plain(spread: ExactRows | CountedRows, sums: Integers) -> bytes:
     """What is deflated: a letter for the spread's kind, the sums, the spread."""
-    kind = ROWS if isinstance(spread, Rows) else CELLED
+    kind = ROWS if isinstance(spread, ExactRows) else CELLED
     return kind + _planes(sums) + _planes(spread.raw())
 
 
-def packed(spread: Rows | Cells, sums: Integers) -> bytes:
+def packed(spread: ExactRows | CountedRows, sums: Integers) -> bytes:
     """The bytes of statistics."""
     return MAGIC + zlib.compress(plain(spread, sums), 6)
 
 
-def unpacked(data: bytes) -> tuple[Rows | Cells, Integers]:
+def unpacked(data: bytes) -> tuple[ExactRows | CountedRows, Integers]:
     """The spread and the sums that ``packed`` wrote; DataError if they are not whole."""
     try:
         if data[: len(MAGIC)] != MAGIC:
@@ -50,11 +50,11 @@ def unpacked(data: bytes) -> tuple[Rows | Cells, Integers]:
         raise DataError("bad_statistics", f"these are no statistics: {error}") from error
     sums = _numbers(found[1:HEAD], "<i8").astype(np.int64)
     if kind == CELLED:
-        return Cells(_numbers(found[HEAD:], "<i8").astype(np.int64).reshape(2, CELLS)), sums
+        return CountedRows(_numbers(found[HEAD:], "<i8").astype(np.int64).reshape(2, CELLS)), sums
     keys = np.cumsum(_numbers(found[HEAD:], "<u4"), dtype=np.uint64)
     if keys.size and keys[-1] >= 2 * PLACES:
         raise DataError("bad_statistics", "a row of these statistics lies outside the scale")
-    return Rows(keys.astype(np.uint32)), sums
+    return ExactRows(keys.astype(np.uint32)), sums
 
 
 def _planes(numbers: NDArray[Any]) -> bytes:

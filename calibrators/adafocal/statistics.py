@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from calibrators.adafocal import serialization
-from calibrators.adafocal.binning import Cells, Rows
+from calibrators.adafocal.binning import CountedRows, ExactRows
 from calibrators.adafocal.reduce import Bools, Floats, observed
 from calibrators.adafocal.serialization import SUMS, Integers
 from calibrators.errors import DataError
@@ -60,7 +60,7 @@ class BinStatistics:
     True
     """
 
-    spread: Rows | Cells
+    spread: ExactRows | CountedRows
     sums: Integers
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class BinStatistics:
         rows = self.rows
         sound = (
             (self.sums >= 0).all()
-            and isinstance(self.spread, Rows) == (rows <= EXACT_ROWS)
+            and isinstance(self.spread, ExactRows) == (rows <= EXACT_ROWS)
             and rows <= MOST_ROWS
             and _is_sound(self._widths(), rows, self.spread.hits)
             and self.sums[-2] <= rows
@@ -82,7 +82,7 @@ class BinStatistics:
     @classmethod
     def empty(cls) -> BinStatistics:
         """Of no rows: what sums begin with."""
-        return cls(Rows(np.zeros(0, dtype=np.uint32)), np.zeros(SUMS, dtype=np.int64))
+        return cls(ExactRows(np.zeros(0, dtype=np.uint32)), np.zeros(SUMS, dtype=np.int64))
 
     @classmethod
     def from_confidences(cls, confidence: ArrayLike, correct: ArrayLike) -> BinStatistics:
@@ -133,7 +133,7 @@ class BinStatistics:
         if nll is not None:
             sums[-2] = scores.size
             sums[-1] = np.rint(np.minimum(nll, MOST_NLL) / NLL_UNIT).astype(np.int64).sum()
-        return cls(_spread(Rows.of(odds, correct)), sums)
+        return cls(_spread(ExactRows.of(odds, correct)), sums)
 
     def __add__(self, other: BinStatistics) -> BinStatistics:
         if not isinstance(other, BinStatistics):
@@ -210,15 +210,17 @@ class BinStatistics:
             raise DataError("empty", "no row was observed yet")
 
 
-def _spread(rows: Rows) -> Rows | Cells:
+def _spread(rows: ExactRows) -> ExactRows | CountedRows:
     """One by one as long as they are few: that depends on nothing but their number."""
     return rows if rows.count <= EXACT_ROWS else rows.counted()
 
 
-def _merged(one: Rows | Cells, other: Rows | Cells) -> Rows | Cells:
-    if isinstance(one, Rows) and isinstance(other, Rows):
-        return _spread(Rows(np.sort(np.concatenate([one.keys, other.keys]))))
-    return Cells(one.counted().table + other.counted().table)
+def _merged(
+    one: ExactRows | CountedRows, other: ExactRows | CountedRows
+) -> ExactRows | CountedRows:
+    if isinstance(one, ExactRows) and isinstance(other, ExactRows):
+        return _spread(ExactRows(np.sort(np.concatenate([one.keys, other.keys]))))
+    return CountedRows(one.counted().table + other.counted().table)
 
 
 def _is_sound(widths: Integers, rows: int, hits: int) -> bool:

@@ -35,7 +35,7 @@ ROWS_AT_ONCE = 1 << 15
 
 
 @dataclass(frozen=True)
-class Rows:
+class DesignRows:
     """Design matrix, offsets and outcomes of n rows, or of n cells of rows.
 
     ``nodes`` (t, NODES) of the terms, the ``design`` (n, t NODES) that heights are multiplied by,
@@ -49,7 +49,7 @@ class Rows:
     count: Floats
 
     @classmethod
-    def gathered(cls, terms: Floats, offset: Floats, hits: Floats) -> Rows:
+    def gathered(cls, terms: Floats, offset: Floats, hits: Floats) -> DesignRows:
         """Gather rows with terms (t, n), each of several values, in cells if they are many."""
         nodes = np.stack([_nodes(term) for term in terms])
         if len(offset) <= np.prod(CELLS):
@@ -94,7 +94,7 @@ class _Model(NamedTuple):
     evidence: float
 
 
-def fit_posterior(rows: Rows, progress: Callable[[int, int], None]) -> Posterior:
+def fit_posterior(rows: DesignRows, progress: Callable[[int, int], None]) -> Posterior:
     """Return the posterior given some rows; call ``progress(done, total)`` after each model."""
     nodes, size = rows.nodes, rows.nodes.size
     total = len(nodes) * len(LOG_PRECISIONS) ** 2
@@ -169,7 +169,7 @@ def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
     return out
 
 
-def _models(rows: Rows) -> Iterator[_Model]:
+def _models(rows: DesignRows) -> Iterator[_Model]:
     """Fit all models; neighbours on the grid follow each other, from stiff to free."""
     for terms in range(1, len(rows.nodes) + 1):
         size = terms * NODES
@@ -194,7 +194,7 @@ def _models(rows: Rows) -> Iterator[_Model]:
 
 
 def _mode(
-    rows: Rows, design: Floats, precision: Floats, start: Floats
+    rows: DesignRows, design: Floats, precision: Floats, start: Floats
 ) -> tuple[Floats, Floats, float]:
     """Return the mode, the Cholesky factor of the Hessian there, and the log joint density.
 

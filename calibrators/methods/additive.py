@@ -13,7 +13,7 @@ from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
 from calibrators.export.onnx import Builder
 from calibrators.fitting.context import FitContext
-from calibrators.methods._additive_posterior import NODES, Rows, fit_posterior, variances
+from calibrators.methods._additive_posterior import NODES, DesignRows, fit_posterior, variances
 from calibrators.methods._after_temperature import AfterTemperature, fallen_back
 from calibrators.methods._rest_temperature import fit_rest_temperature
 from calibrators.methods._smart_features import onnx_sorted_gaps, sorted_gaps
@@ -212,7 +212,7 @@ class Additive(AfterTemperature):
         if not varied.any():
             context.step(1, 1)
             return fallen_back(self.name, base, "every row has the same confidence", context)
-        rows = Rows.gathered(terms[varied], log_odds[finite], correct[finite])
+        rows = DesignRows.gathered(terms[varied], log_odds[finite], correct[finite])
         found = fit_posterior(rows, context.step)
         nodes = np.tile(np.arange(float(NODES)), (TERMS, 1))
         heights = np.zeros((TERMS, NODES))

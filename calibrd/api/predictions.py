@@ -34,7 +34,7 @@ JSON_BYTES = 10  # a number as text, for each byte of it as float16 or more
 WIDEST = 2  # the answer may be of float64, or of two columns for one
 
 
-class Rows(NamedTuple):
+class SentRows(NamedTuple):
     """Rows to be calibrated, and the names of their segments if they are given."""
 
     values: Array
@@ -46,10 +46,10 @@ class Rows(NamedTuple):
         width: int = self.values.itemsize * self.values.shape[1] * WIDEST
         return width if self.groups is None else width + self.groups.itemsize
 
-    def some(self, rows: range) -> Rows:
+    def some(self, rows: range) -> SentRows:
         """Some of them."""
         chosen = slice(rows.start, rows.stop)
-        return Rows(self.values[chosen], None if self.groups is None else self.groups[chosen])
+        return SentRows(self.values[chosen], None if self.groups is None else self.groups[chosen])
 
     def has_rows(self, count: int) -> bool:
         """Return whether so many rows can be the answer to these."""
@@ -152,14 +152,14 @@ class PredictCalls(Asking):
             is_one_row = names is None or len(names) == 1
             if is_one_row and array.nbytes * WIDEST <= BLOCK_BYTES:
                 with contextlib.suppress(AmbiguousRow):
-                    only = yield from self._predicted(name, Rows(array, names), query)
+                    only = yield from self._predicted(name, SentRows(array, names), query)
                     return only.probabilities, [only.note]
             array = array[:, np.newaxis]
         if names is not None and len(names) != len(array):
             raise DataError(
                 "groups_length", f"values have {len(array)} rows but groups have {len(names)}"
             )
-        sent = Rows(array, names)
+        sent = SentRows(array, names)
         rows = max(1, BLOCK_BYTES // sent.row_bytes)
         starts = range(rows, len(array), rows)
         first = yield from self._block(name, sent, range(rows), query)
@@ -174,7 +174,7 @@ class PredictCalls(Asking):
         blocks = [first, *others]
         return np.concatenate([one.probabilities for one in blocks]), [one.note for one in blocks]
 
-    def _block(self, ref: str, sent: Rows, rows: range, query: Any) -> Flow[Predicted]:
+    def _block(self, ref: str, sent: SentRows, rows: range, query: Any) -> Flow[Predicted]:
         """What is predicted of some rows; errors name a row by its place in the whole array."""
         block = sent.some(rows)
         try:
@@ -193,7 +193,7 @@ class PredictCalls(Asking):
                 details={**error.details, "first": here},
             ) from error
 
-    def _predicted(self, ref: str, block: Rows, query: Any) -> Flow[Predicted]:
+    def _predicted(self, ref: str, block: SentRows, query: Any) -> Flow[Predicted]:
         """What is predicted of a block as it is."""
         content: bytes = yield Work(block.content)
         answer = yield from self.ask(

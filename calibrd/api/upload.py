@@ -16,7 +16,7 @@ from calibrd.io.payload import Payload
 from calibrd.models import Dataset, Part
 from calibrd.progress import Progress
 from calibrd.transport.connection import given
-from calibrd.transport.disk_cache import Cache, Entry
+from calibrd.transport.disk_cache import Cache, CacheEntry
 from calibrd.transport.flows import Flow, Together, Work
 from calibrd.transport.names import Sha256
 from calibrd.transport.responses import document_of, member_of, records_of
@@ -115,7 +115,7 @@ class Upload:
         yield Work(memory.forget)
         return made
 
-    def _sent_and_joined(self, sha256: str, size: int, memory: Entry) -> Flow[Dataset]:
+    def _sent_and_joined(self, sha256: str, size: int, memory: CacheEntry) -> Flow[Dataset]:
         remembered: str | None = yield Work(memory.read)
         id, there = yield from self._opened(remembered)
         yield Work(lambda: memory.write(id))

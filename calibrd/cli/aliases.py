@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from calibrd.api.references import checked_alias, checked_name
-from calibrd.cli.context import Asked, Verb, add_limit_flag
+from calibrd.cli.context import CommandContext, Verb, add_limit_flag
 from calibrd.cli.figures import Figures
 from calibrd.cli.output import minute, table
 from calibrd.errors import Refused
@@ -35,7 +35,7 @@ def add_to(verb: Verb) -> None:
     add_limit_flag(telling)
 
 
-def promote(asked: Asked) -> None:
+def promote(asked: CommandContext) -> None:
     """Move an alias, and show what that changes."""
     flags = asked.flags
     checked_alias(flags.alias)
@@ -57,7 +57,7 @@ def promote(asked: Asked) -> None:
     asked.output.answer(document, "\n".join(lines))
 
 
-def rollback(asked: Asked) -> None:
+def rollback(asked: CommandContext) -> None:
     """Take a move back."""
     flags = asked.flags
     with asked.client() as client:
@@ -65,7 +65,7 @@ def rollback(asked: Asked) -> None:
     asked.output.answer(alias, f"{flags.name}@{alias.name} is version {alias.version} again")
 
 
-def history(asked: Asked) -> None:
+def history(asked: CommandContext) -> None:
     """List moves."""
     flags = asked.flags
     with asked.client() as client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calibrd.batch import apply_file
-from calibrd.cli.context import Asked, Verb, add_map_flags, add_rows_flags, note_segments
+from calibrd.cli.context import CommandContext, Verb, add_map_flags, add_rows_flags, note_segments
 
 
 def add_to(verb: Verb) -> None:
@@ -35,7 +35,7 @@ def add_to(verb: Verb) -> None:
     out.add_argument("--drop-inputs", action="store_true", help="leave out what was read")
 
 
-def apply(asked: Asked) -> None:
+def apply(asked: CommandContext) -> None:
     """Apply a map to a file."""
     flags, columns = asked.flags, asked.columns
     used = asked.map()

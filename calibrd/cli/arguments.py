@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from calibrd import __version__
 from calibrd.cli import INTERRUPTED, aliases, apply, demo, fit, gate, report, server
 from calibrd.cli import list as listing
-from calibrd.cli.context import Asked, seconds
+from calibrd.cli.context import CommandContext, seconds
 from calibrd.cli.output import (
     ClosedPipe,
     CommandError,
@@ -29,7 +29,7 @@ from calibrd.cli.output import (
 TROUBLE = 3  # below are the gate's verdicts
 BROKEN_PIPE = 141
 
-Command = Callable[[Asked], int | None]
+Command = Callable[[CommandContext], int | None]
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +72,7 @@ def _run(given: list[str], output: Output) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     command: Command = asked.run
     with _notes(output):
-        return command(Asked(asked, output, rest)) or 0
+        return command(CommandContext(asked, output, rest)) or 0
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class NamedMap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CommandContext:
     """The flags of a command, and where its answer goes."""
 
     flags: argparse.Namespace
@@ -120,7 +120,7 @@ def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) ->
         )
 
 
-def note_segments(asked: Asked, known: int, rows: int) -> None:
+def note_segments(asked: CommandContext, known: int, rows: int) -> None:
     """Tell how many rows are in a segment of the map, if not all are."""
     if known < rows:
         asked.output.note(

@@ -15,7 +15,7 @@ from calibrators.report import html_page
 from calibrators.report.by_temperature import temperatures_of
 from calibrators.report.report import Report, evaluate
 from calibrators.sample import TITLE, sample
-from calibrd.cli.context import Asked, Verb
+from calibrd.cli.context import CommandContext, Verb
 
 WIDEST_NAME = 21
 HEAD = {
@@ -54,7 +54,7 @@ def add_to(verb: Verb) -> None:
     )
 
 
-def demo(asked: Asked) -> None:
+def demo(asked: CommandContext) -> None:
     """Fit, print the table, write the page."""
     say = asked.output.say
     cal, test = sample("cal"), sample("test")

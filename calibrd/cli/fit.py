@@ -13,7 +13,7 @@ from calibrators.comparison.recommendation import Candidate, recommend
 from calibrators.fitting.evaluation import Judged
 from calibrators.registry import DEFAULT_METHOD, make_recipe
 from calibrd.api.references import checked_alias, checked_name
-from calibrd.cli.context import MAP_ENDING, Asked, Verb, add_rows_flags
+from calibrd.cli.context import MAP_ENDING, CommandContext, Verb, add_rows_flags
 from calibrd.cli.fit_output import answer_all, answer_one, choice
 from calibrd.cli.output import AfterVersion, CommandError
 from calibrd.client import Client
@@ -74,7 +74,7 @@ def add_to(verb: Verb) -> None:
     add_rows_flags(fitting)
 
 
-def fit(asked: Asked) -> None:
+def fit(asked: CommandContext) -> None:
     """Fit and show how it was judged."""
     flags = asked.flags
     _check(flags)
@@ -140,7 +140,7 @@ def _check(flags: argparse.Namespace) -> None:
         raise CommandError("file_exists", f"{flags.out} is there already; --force replaces it")
 
 
-def _fit_there(asked: Asked, client: Client, wanted: Wanted) -> Made:
+def _fit_there(asked: CommandContext, client: Client, wanted: Wanted) -> Made:
     flags, bars = asked.flags, asked.output.bars
     data = _rows(asked, flags.data, wanted)
     other = None if flags.evaluation is None else _evaluation(asked, data, wanted)
@@ -166,7 +166,7 @@ def _fit_there(asked: Asked, client: Client, wanted: Wanted) -> Made:
     return made, done.recommendation
 
 
-def _rows(asked: Asked, path: str, wanted: Wanted) -> SetFile:
+def _rows(asked: CommandContext, path: str, wanted: Wanted) -> SetFile:
     """Return a file's rows, with their segments if one of the methods needs them."""
     needing = (_method_needing_groups(*one, asked.flags.seed) for one in wanted)
     method = next((one for one in needing if one is not None), None)
@@ -188,7 +188,7 @@ def _method_needing_groups(method: str, params: Mapping[str, Any], seed: int) ->
         return None
 
 
-def _evaluation(asked: Asked, data: SetFile, wanted: Wanted) -> SetFile:
+def _evaluation(asked: CommandContext, data: SetFile, wanted: Wanted) -> SetFile:
     """The rows that judge, which must be such as the fit sees."""
     found = _rows(asked, asked.flags.evaluation, wanted)
     checked, classes = found.checked(), data.values.shape[1:]
@@ -201,7 +201,7 @@ def _evaluation(asked: Asked, data: SetFile, wanted: Wanted) -> SetFile:
     return found
 
 
-def _uploaded(asked: Asked, client: Client, data: SetFile) -> Dataset:
+def _uploaded(asked: CommandContext, client: Client, data: SetFile) -> Dataset:
     asked.output.note(f"{data.path}: {len(data.labels):,} rows to {client.url}")
     with errors_of(data.path, 0):
         return client.upload(
@@ -213,7 +213,7 @@ def _uploaded(asked: Asked, client: Client, data: SetFile) -> Dataset:
         )
 
 
-def _fit_here(asked: Asked, client: Client, wanted: Wanted) -> Made:
+def _fit_here(asked: CommandContext, client: Client, wanted: Wanted) -> Made:
     """Fit all methods here, then register all maps."""
     flags = asked.flags
     made: list[Version] = []
@@ -245,7 +245,7 @@ def _fit_here(asked: Asked, client: Client, wanted: Wanted) -> Made:
     return made, Recommendation(number, found.reason)
 
 
-def _fit_to_file(asked: Asked, wanted: Wanted) -> None:
+def _fit_to_file(asked: CommandContext, wanted: Wanted) -> None:
     target: Path = asked.flags.out
     (judged,) = _judged(asked, wanted)
     with written_whole(target) as part:
@@ -261,7 +261,7 @@ def _fit_to_file(asked: Asked, wanted: Wanted) -> None:
     asked.output.answer(document, "\n".join(lines))
 
 
-def _judged(asked: Asked, wanted: Wanted) -> list[Judged]:
+def _judged(asked: CommandContext, wanted: Wanted) -> list[Judged]:
     flags = asked.flags
     for method, params in wanted:
         make_recipe(method, params, seed=flags.seed)  # before anything is read

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from calibrators.fitting.fallback import fallback_sentence
-from calibrd.cli.context import Asked
+from calibrd.cli.context import CommandContext
 from calibrd.models import Alias, Recommendation, Version
 from calibrd.terminal import printable
 
 
-def answer_one(asked: Asked, version: Version, alias: Alias | None) -> None:
+def answer_one(asked: CommandContext, version: Version, alias: Alias | None) -> None:
     """Answer with the report of a version, and where its alias points."""
     report = version.report
     document = {**_document(version), "alias": alias}
@@ -26,7 +26,9 @@ def answer_one(asked: Asked, version: Version, alias: Alias | None) -> None:
     asked.output.answer(document, "\n".join(lines))
 
 
-def answer_all(asked: Asked, versions: list[Version], advice: Recommendation | None) -> None:
+def answer_all(
+    asked: CommandContext, versions: list[Version], advice: Recommendation | None
+) -> None:
     """Answer with a line for each of several versions, and which of them is recommended."""
     lines = []
     for one in versions:

@@ -13,7 +13,7 @@ from calibrators.methods.segmented import SegmentedMap
 from calibrators.metrics import Interval
 from calibrators.report.verdict import LEAST_ROWS, Gate
 from calibrd.cli.context import (
-    Asked,
+    CommandContext,
     NamedMap,
     Verb,
     add_map_flags,
@@ -98,7 +98,7 @@ def add_to(verb: Verb) -> None:
     add_rows_flags(gating)
 
 
-def gate(asked: Asked) -> int:
+def gate(asked: CommandContext) -> int:
     """Decide, explain, and say it by the exit code."""
     flags = asked.flags
     limits = _limits(flags)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calibrators.fitting.fallback import fallback_sentence
-from calibrd.cli.context import Asked, Verb, add_limit_flag
+from calibrd.cli.context import CommandContext, Verb, add_limit_flag
 from calibrd.cli.output import minute, table
 from calibrd.run_models import RunMetrics, RunStep
 
@@ -26,7 +26,7 @@ def add_to(verb: Verb) -> None:
     add_limit_flag(steps)
 
 
-def list_calibrators(asked: Asked) -> None:
+def list_calibrators(asked: CommandContext) -> None:
     """List calibrators with their aliases."""
     with asked.client() as client:
         found = client.calibrators(limit=asked.flags.limit)
@@ -37,7 +37,7 @@ def list_calibrators(asked: Asked) -> None:
     asked.output.answer(found, table(("name", "latest", "aliases"), rows))
 
 
-def list_versions(asked: Asked) -> None:
+def list_versions(asked: CommandContext) -> None:
     """List versions with their verdicts."""
     with asked.client() as client:
         found = client.versions(asked.flags.name, limit=asked.flags.limit)
@@ -58,7 +58,7 @@ def list_versions(asked: Asked) -> None:
     asked.output.answer(found, table(head, rows))
 
 
-def list_runs(asked: Asked) -> None:
+def list_runs(asked: CommandContext) -> None:
     """List training runs with the metrics of their last steps."""
     with asked.client() as client:
         found = client.runs(archived=asked.flags.archived, limit=asked.flags.limit)
@@ -70,7 +70,7 @@ def list_runs(asked: Asked) -> None:
     asked.output.answer(found, table(head, rows))
 
 
-def list_steps(asked: Asked) -> None:
+def list_steps(asked: CommandContext) -> None:
     """List the decided steps of a run: what was measured, and where its gammas lie."""
     flags = asked.flags
     with asked.client() as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibrd.cli.context import Asked, Verb
+from calibrd.cli.context import CommandContext, Verb
 from calibrd.cli.output import CommandError
 
 FORMATS = (".html", ".json", ".svg", ".png")
@@ -19,7 +19,7 @@ def add_to(verb: Verb) -> None:
     )
 
 
-def report(asked: Asked) -> None:
+def report(asked: CommandContext) -> None:
     """The report of a version."""
     target: Path | None = asked.flags.out
     if target is not None and target.suffix.lower() not in FORMATS:

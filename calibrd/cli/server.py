@@ -7,7 +7,7 @@ from functools import partial
 from importlib import metadata
 from typing import cast
 
-from calibrd.cli.context import Asked, Verb
+from calibrd.cli.context import CommandContext, Verb
 from calibrd.cli.output import CommandError
 
 GROUP, ENTRY = "calibrd.commands", "server"
@@ -42,7 +42,7 @@ def add_to(verb: Verb) -> None:
         verb(name, partial(_refuse, name), f"server: {summary}", takes_all=True)
 
 
-def _refuse(name: str, _asked: Asked) -> None:
+def _refuse(name: str, _asked: CommandContext) -> None:
     """Say how to install the server, or where its flags go."""
     if metadata.entry_points(group=GROUP, name=ENTRY):
         raise CommandError(

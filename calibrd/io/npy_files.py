@@ -24,7 +24,7 @@ HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.d
 COPIED_BYTES = 1 << 20
 
 
-class Rows:
+class NpyRows:
     """The rows of an array in a file, (n,) or (n, k)."""
 
     def __init__(self, file: IO[bytes], name: str, path: Path | None = None) -> None:
@@ -76,11 +76,11 @@ class Rows:
 
 
 @contextmanager
-def open_rows(path: Path, kind: str) -> Iterator[Rows]:
+def open_rows(path: Path, kind: str) -> Iterator[NpyRows]:
     """The array of an npy file, or that of this kind in an npz."""
     if path.suffix.lower() == ".npy":
         with path.open("rb") as file:
-            yield Rows(file, str(path), path)
+            yield NpyRows(file, str(path), path)
         return
     with opened_npz(path) as archive:
         member = f"{kind}.npy"
@@ -90,7 +90,7 @@ def open_rows(path: Path, kind: str) -> Iterator[Rows]:
                 f"{path} must hold an array {kind!r}, but holds {members_of(archive)}",
             )
         with archive.open(member) as file:
-            yield Rows(file, f"{kind} of {path}")
+            yield NpyRows(file, f"{kind} of {path}")
 
 
 @contextmanager

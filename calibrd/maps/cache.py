@@ -16,7 +16,7 @@ from typing import Any
 from calibrators import CalibrationMap, archive
 from calibrators.errors import ArchiveError
 from calibrd.api.references import Reference
-from calibrd.transport.disk_cache import Cache, Entry, write_whole
+from calibrd.transport.disk_cache import Cache, CacheEntry, write_whole
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # whoever writes a map's bytes names them in an entry long before
@@ -86,8 +86,8 @@ class MapMemory:
         if content is not None:
             self._sweep()
 
-    def _entry(self, reference: Reference) -> Entry:
-        return Entry(self.folder / f"{reference}.json")
+    def _entry(self, reference: Reference) -> CacheEntry:
+        return CacheEntry(self.folder / f"{reference}.json")
 
     def _bytes(self, sha256: str) -> Path:
         return self.folder / f"{sha256}.map"

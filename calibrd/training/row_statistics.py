@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrators import DataError
-from calibrators.adafocal import BinStatistics, Observed, observed
+from calibrators.adafocal import BinStatistics, RowTerms, observed
 from calibrators.data import check_labelled, check_rows
 from calibrd.io.arrays import Array, as_array
 
@@ -24,10 +24,10 @@ class Tally:
 
     def __init__(self) -> None:
         self._counted = BinStatistics.empty()
-        self._waiting: list[Observed] = []
+        self._waiting: list[RowTerms] = []
         self._rows = 0
 
-    def add(self, rows: Observed) -> None:
+    def add(self, rows: RowTerms) -> None:
         """Add the rows of a batch."""
         self._waiting.append(rows)
         self._rows += len(rows.odds)
@@ -43,7 +43,7 @@ class Tally:
         return self._counted
 
 
-def reduced(logits: Any, labels: Any, ignore_index: int = IGNORED) -> Observed:
+def reduced(logits: Any, labels: Any, ignore_index: int = IGNORED) -> RowTerms:
     """Three numbers of each row of logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...).
 
     Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
@@ -63,7 +63,7 @@ def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinS
     return BinStatistics.from_log_odds(*reduced(logits, labels, ignore_index))
 
 
-def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> Observed:
+def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> RowTerms:
     _check_shapes(logits.shape, labels.shape)
     if logits.ndim > 1:
         logits = np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1])
@@ -75,7 +75,7 @@ def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> Observed:
     return observed(logits, labels)
 
 
-def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> Observed:
+def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> RowTerms:
     import torch
 
     if labels.is_floating_point() or labels.is_complex():
@@ -96,7 +96,7 @@ def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> Observed:
         return _on_device(scores.to(torch.promote_types(scores.dtype, torch.float32)), truth)
 
 
-def _on_device(scores: Tensor, truth: Tensor) -> Observed:
+def _on_device(scores: Tensor, truth: Tensor) -> RowTerms:
     import torch
 
     classes = scores.shape[1]
@@ -111,7 +111,7 @@ def _on_device(scores: Tensor, truth: Tensor) -> Observed:
     check_labelled(true.cpu().numpy())
     odds = largest - scores.scatter(1, top[:, None], -torch.inf).logsumexp(dim=1)
     nll = largest - true + torch.nn.functional.softplus(-odds)
-    return Observed(*(one.cpu().numpy() for one in (odds, top == truth, nll)))
+    return RowTerms(*(one.cpu().numpy() for one in (odds, top == truth, nll)))
 
 
 def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
@@ -125,4 +125,4 @@ def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
         )
 
 
-NOTHING = Observed(np.empty(0), np.empty(0, dtype=bool), np.empty(0))
+NOTHING = RowTerms(np.empty(0), np.empty(0, dtype=bool), np.empty(0))

@@ -18,7 +18,7 @@ _log = logging.getLogger("calibrd")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A small file, written whole or not at all."""
 
     path: Path
@@ -51,9 +51,9 @@ class Cache:
         name = hashlib.sha256(seen.encode()).hexdigest()[:32]
         self.folder = cache_folder() / name
 
-    def upload(self, name: str) -> Entry:
+    def upload(self, name: str) -> CacheEntry:
         """The id of an upload that has not been committed."""
-        return Entry(self.folder / "uploads" / name)
+        return CacheEntry(self.folder / "uploads" / name)
 
 
 def cache_folder() -> Path:

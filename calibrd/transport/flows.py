@@ -138,6 +138,6 @@ def _signature(flow: Callable[..., Any]) -> inspect.Signature:
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn of a call at the line outside of this package that made it."""
     level, frame = 1, sys._getframe()
-    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:
+    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == "calibrd":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

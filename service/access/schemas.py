@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from service.access.keys import LONGEST_NAME, MOST_DAYS, MOST_GRACE_HOURS, NewKey
-from service.http.schemas import Asked, when
+from service.http.schemas import RequestBody, when
 from service.storage import records
 
 ScopeName = Literal["predict", "fit", "promote", "admin"]
 
 
-class KeyIn(Asked):
+class KeyIn(RequestBody):
     """A key to make."""
 
     name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
@@ -22,7 +22,7 @@ class KeyIn(Asked):
     days: Annotated[float, Field(ge=1e-9, le=MOST_DAYS)] | None = None
 
 
-class RotateIn(Asked):
+class RotateIn(RequestBody):
     """How long the old key goes on working."""
 
     grace_hours: Annotated[float, Field(ge=0, le=MOST_GRACE_HOURS)] = 24.0

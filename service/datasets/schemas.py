@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from service.datasets.part_uploads import MOST_PARTS, SignedPart
-from service.http.schemas import Asked, KindName, when
+from service.http.schemas import KindName, RequestBody, when
 from service.storage import records
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -64,7 +64,7 @@ def part_out(part: records.Part) -> PartOut:
     return PartOut(number=part.number, bytes=part.bytes, sha256=part.sha256)
 
 
-class PartIn(Asked):
+class PartIn(RequestBody):
     """What a part will be."""
 
     number: Annotated[int, Field(ge=1, le=MOST_PARTS)]
@@ -72,7 +72,7 @@ class PartIn(Asked):
     sha256: Sha256
 
 
-class PartsIn(Asked):
+class PartsIn(RequestBody):
     """The parts to be sent straight to the store."""
 
     parts: Annotated[list[PartIn], Field(min_length=1, max_length=1000)]
@@ -103,7 +103,7 @@ class PartUrlsOut(BaseModel):
         )
 
 
-class CommitIn(Asked):
+class CommitIn(RequestBody):
     """What the parts should make; all of it is optional."""
 
     parts: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None = None

@@ -25,7 +25,7 @@ OPEN = ["ENQUEUED", "PENDING", "DELAYED"]
 DONE = ["SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"]
 
 
-class Entry(NamedTuple):
+class QueueEntry(NamedTuple):
     """An entry of the queue, and the fit it is for."""
 
     id: str
@@ -84,14 +84,14 @@ class DbosQueue:
             )
             self.forget([one.workflow_id for one in found])
 
-    def without_workspace(self) -> list[Entry]:
+    def without_workspace(self) -> list[QueueEntry]:
         """Return entries of releases before partitions, which no worker would take."""
         found = self._client.list_workflows(
             status="ENQUEUED", queue_name=list(QUEUES), load_input=False, load_output=False
         )
         return [_entry(one.workflow_id) for one in found if one.queue_partition_key is None]
 
-    def taken_by(self, worker: str) -> list[Entry]:
+    def taken_by(self, worker: str) -> list[QueueEntry]:
         """The entries that a worker has taken and not finished."""
         found = self._client.list_workflows(
             status="PENDING", executor_id=worker, load_input=False, load_output=False
@@ -145,5 +145,5 @@ class DbosQueue:
         self._client.enqueue_in_transaction(store.session, options, fit.id)
 
 
-def _entry(id: str) -> Entry:
-    return Entry(id, id.partition(".")[0])
+def _entry(id: str) -> QueueEntry:
+    return QueueEntry(id, id.partition(".")[0])

@@ -9,20 +9,20 @@ from pydantic import BaseModel, Field
 
 from calibrators.registry import DEFAULT_METHOD
 from service.http.openapi_bodies import ID_PATTERN
-from service.http.schemas import LONGEST_LIST, Asked, TagMap, when
+from service.http.schemas import LONGEST_LIST, RequestBody, TagMap, when
 from service.storage import records
 
 DatasetName = Annotated[str, Field(pattern=ID_PATTERN, description="its id, or sha256:{hash}")]
 
 
-class MethodIn(Asked):
+class MethodIn(RequestBody):
     """A method and its parameters."""
 
     method: Annotated[str, Field(max_length=40)]
     params: dict[str, Any] = Field(default={})
 
 
-class FitIn(Asked):
+class FitIn(RequestBody):
     """What to fit; ``methods`` for several in one job, else ``method`` and ``params``."""
 
     dataset: DatasetName | None = None

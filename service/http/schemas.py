@@ -29,7 +29,7 @@ def _check_width(value: Any) -> Any:
 TagMap = Annotated[dict[str, str], BeforeValidator(_check_width)]
 
 
-class Asked(BaseModel):
+class RequestBody(BaseModel):
     """A request's body: unknown fields are refused, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)

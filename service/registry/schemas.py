@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from service.http.schemas import Asked, KindName, TagMap, when
+from service.http.schemas import KindName, RequestBody, TagMap, when
 from service.registry.aliases.schemas import AliasOut
 from service.storage import records
 
@@ -72,14 +72,14 @@ class VersionOut(BaseModel):
         return cls(**facts)
 
 
-class NotesIn(Asked):
+class NotesIn(RequestBody):
     """New tags or a new description; what is left out stays."""
 
     tags: TagMap | None = None
     description: str | None = None
 
 
-class RegisterIn(Asked):
+class RegisterIn(RequestBody):
     """A map fitted elsewhere: its archive in base64, and the report made there."""
 
     map: Annotated[str, Field(max_length=1 << 24)]

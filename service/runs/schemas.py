@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_type_hints
 from pydantic import BaseModel, Field, create_model
 
 from calibrators.adafocal import AdaFocalState, Settings
-from service.http.schemas import Asked, TagMap, when
+from service.http.schemas import RequestBody, TagMap, when
 from service.runs.service import Head, Opened
 from service.runs.step_repository import LONGEST_MERGE, Shown
 from service.storage import records
@@ -36,7 +36,7 @@ def _fields_of(kind: type[Any]) -> dict[str, Any]:
     return {one.name: (hints[one.name], one.default) for one in fields(kind)}
 
 
-_SettingsFields = create_model("_SettingsFields", __base__=Asked, **_fields_of(Settings))
+_SettingsFields = create_model("_SettingsFields", __base__=RequestBody, **_fields_of(Settings))
 
 
 class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
@@ -47,7 +47,7 @@ class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
         return Settings(**self.model_dump())
 
 
-class StateBody(Asked):
+class StateBody(RequestBody):
     """The state that steers the loss after ``step`` updates: bins + 1 edges, and bins gammas."""
 
     settings: SettingsBody
@@ -61,7 +61,7 @@ class StateBody(Asked):
         return AdaFocalState.from_dict(self.model_dump())
 
 
-class OpenRunIn(Asked):
+class OpenRunIn(RequestBody):
     """A run to begin or to go on with; ``state`` or ``from_step`` say from where, if not the end.
 
     `decides` says who merges and updates: the trainer, which then tells what it did, or the
@@ -83,7 +83,7 @@ class OpenRunIn(Asked):
     begun: Begun | None = None
 
 
-class StatisticsIn(Asked):
+class StatisticsIn(RequestBody):
     """Statistics of a validation pass; ``state`` is what a trainer that decides goes on with."""
 
     session: SessionId
@@ -94,7 +94,7 @@ class StatisticsIn(Asked):
     state: StateBody | None = None
 
 
-class RunNotesIn(Asked):
+class RunNotesIn(RequestBody):
     """New tags, a new description, or whether it is archived; what is left out stays."""
 
     tags: TagMap | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from service.datasets.service import forget_dataset
 from service.errors import Conflict
 from service.fits.execution import failed
-from service.fits.queue import DbosQueue, Entry
+from service.fits.queue import DbosQueue, QueueEntry
 from service.fits.service import WORKER_IS_ALIVE
 from service.maintenance.sweep import CHORE, sweep
 from service.runs.decisions import decide_due, release_merged
@@ -67,7 +67,7 @@ class Upkeep:
         self._device = device
         self._at_work = at_work
         self._last_beat = self._steady_since = -math.inf
-        self._stray: set[Entry] = set()
+        self._stray: set[QueueEntry] = set()
         self._strangers: set[str] = set()
         self._ended = threading.Event()
         # housekeeping may take long, and a worker that does not beat is taken for dead
@@ -227,7 +227,7 @@ class Upkeep:
                 pause = seconds_to_wait(store, fit.workspace)
                 self._queue.enqueue_again(store, fit, pause)
 
-    def _put_back(self, store: Store, entries: Collection[Entry]) -> None:
+    def _put_back(self, store: Store, entries: Collection[QueueEntry]) -> None:
         """Entries that a worker took without starting their fits."""
         for fit in store.fits.several({entry.fit for entry in entries}):
             if fit.status is FitStatus.QUEUED:

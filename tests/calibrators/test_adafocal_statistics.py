@@ -8,7 +8,7 @@ import pytest
 from helpers.samples import draw, sample
 
 from calibrators.adafocal import BinStatistics, serialization
-from calibrators.adafocal.binning import PLACES, Cells, Rows
+from calibrators.adafocal.binning import PLACES, CountedRows, ExactRows
 from calibrators.adafocal.log_odds_cells import CELLS, cell_of, odds_at
 from calibrators.adafocal.serialization import MAGIC, SUMS
 from calibrators.adafocal.statistics import EXACT_ROWS, MOST_NLL, MOST_ROWS
@@ -40,7 +40,7 @@ def test_figures_are_those_of_all_rows(data):
     assert found.nll == pytest.approx(nll(probabilities, data.labels), abs=1e-7)
 
 
-def in_cells(statistics: BinStatistics) -> Cells:
+def in_cells(statistics: BinStatistics) -> CountedRows:
     """The same rows as they would be counted if they were more."""
     return statistics.spread.counted()
 
@@ -221,7 +221,7 @@ def sums(**changes: int) -> np.ndarray:
     return found
 
 
-SURE = Rows(np.array([2 * PLACES - 1], dtype=np.uint32))
+SURE = ExactRows(np.array([2 * PLACES - 1], dtype=np.uint32))
 
 
 def test_the_sums_of_a_row():
@@ -255,10 +255,10 @@ def test_sums_that_contradict_the_rows_are_refused(changes):
         BinStatistics.from_bytes(hostile)
 
 
-def cells(**counts: int) -> Cells:
+def cells(**counts: int) -> CountedRows:
     table = np.zeros((2, CELLS), dtype=np.int64)
     table[:, -1] = counts["count"], counts["correct"]
-    return Cells(table)
+    return CountedRows(table)
 
 
 @pytest.mark.parametrize("rows", [1, EXACT_ROWS, MOST_ROWS + 1])
@@ -274,9 +274,9 @@ def test_cells_of_too_few_or_too_many_rows_are_refused(rows):
 
 def test_rows_out_of_order_or_off_the_scale_are_refused():
     with pytest.raises(DataError, match="rising"):
-        Rows(np.array([2, 1], dtype=np.uint32))
+        ExactRows(np.array([2, 1], dtype=np.uint32))
     with pytest.raises(DataError, match="outside the scale"):
-        Rows(np.array([2 * PLACES], dtype=np.uint32))
+        ExactRows(np.array([2 * PLACES], dtype=np.uint32))
     steps = np.array([2 * PLACES, 2**32 - 2 * PLACES], dtype="<u4")  # their sum is 0 in 32 bits
     raw = serialization.ROWS + serialization._planes(sums()) + serialization._planes(steps)
     with pytest.raises(DataError, match="outside the scale"):
@@ -286,13 +286,13 @@ def test_rows_out_of_order_or_off_the_scale_are_refused():
 def test_many_rows_are_counted_in_cells_whatever_the_order():
     odds, correct = overconfident(EXACT_ROWS + 10)
     whole = BinStatistics.from_log_odds(odds, correct, np.zeros(len(odds)))
-    assert isinstance(whole.spread, Cells)
+    assert isinstance(whole.spread, CountedRows)
     third = len(odds) // 3
     parts = [
         BinStatistics.from_log_odds(odds[part], correct[part], np.zeros(len(odds[part])))
         for part in (slice(0, third), slice(third, third + 1), slice(third + 1, None))
     ]
-    assert all(isinstance(part.spread, Rows) for part in parts)
+    assert all(isinstance(part.spread, ExactRows) for part in parts)
     first, second, third_part = parts
     assert (first + second) + third_part == whole
     assert third_part + (second + first) == whole

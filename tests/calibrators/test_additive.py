@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.memory_peak import peak_of
 from helpers.samples import draw, two_regimes
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logsumexp
-from test_memory import peak_of
 
 from calibrators import CalibrationSet, DataError, ParameterError, archive
 from calibrators.errors import FellBack
@@ -21,16 +21,16 @@ from calibrators.methods.auto import Auto
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece, noise_floor
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "studies"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
 from band_coverage import coverage
 
 
-def rows(n: int, seed: int = 0) -> posterior.Rows:
+def rows(n: int, seed: int = 0) -> posterior.DesignRows:
     """Rows whose truth bends away from their offset."""
     rng = np.random.default_rng(seed)
     x, u = rng.normal(1, 2, n), rng.normal(size=n)
     hits = rng.random(n) < expit(0.6 * x + 0.5 * np.sin(x) + 0.3 * u)
-    return posterior.Rows.gathered(np.stack([x, u]), x, hits.astype(float))
+    return posterior.DesignRows.gathered(np.stack([x, u]), x, hits.astype(float))
 
 
 def test_the_mode_is_that_of_another_solver() -> None:
@@ -58,7 +58,7 @@ def test_the_evidence_is_the_integral_of_the_joint_density() -> None:
     offset = rng.normal(size=60)
     hits = (rng.random(60) < expit(offset + 0.5)).astype(float)
     design, precision = np.ones((60, 1)), np.array([[2.0]])
-    data = posterior.Rows(np.zeros((1, 1)), design, offset, hits, np.ones(60))
+    data = posterior.DesignRows(np.zeros((1, 1)), design, offset, hits, np.ones(60))
     _, factor, density = posterior._mode(data, design, precision, np.zeros(1))
     laplace = density + 0.5 * np.log(2.0) - float(np.log(factor[0, 0]))
     grid = np.linspace(-4, 4, 4001)
@@ -73,7 +73,7 @@ def test_terms_that_say_nothing_get_little_weight() -> None:
         rng = np.random.default_rng(0)
         x, u = rng.normal(1, 2, 3000), rng.normal(size=3000)
         hits = rng.random(3000) < expit(0.6 * x + effect * u)
-        given = posterior.Rows.gathered(np.stack([x, u]), x, hits.astype(float))
+        given = posterior.DesignRows.gathered(np.stack([x, u]), x, hits.astype(float))
         return posterior.fit_posterior(given, lambda done, total: None)
 
     with_effect, without = fitted(0.5), fitted(0.0)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tracemalloc
-import warnings
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.memory_peak import peak_of
 
-from calibrators import CalibrationSet, CalibrationWarning, all_methods, get_threads, set_threads
+from calibrators import CalibrationSet, all_methods, get_threads, set_threads
 from calibrators.export.onnx import export
 from calibrators.fitting.evaluation import fit_and_judge, memory_bytes
 from calibrators.methods.matrix import MatrixScaling
@@ -45,18 +44,6 @@ def drawn(n: int, k: int) -> CalibrationSet:
     logits = rng.normal(size=(n, k)) * 2
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
     return CalibrationSet(1.5 * logits, labels, np.resize(["app", "web"], n))
-
-
-def peak_of(work: Any) -> int:
-    """Bytes that numpy and Python hold at the most while it works, beside those before."""
-    tracemalloc.start()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CalibrationWarning)
-            work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def check(name: str, n: int, k: int, estimate: int, peak: float) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers.memory_peak import peak_of
 from helpers.samples import draw, sample
 from scipy.optimize import least_squares
-from test_memory import peak_of
 
 from calibrators import CalibrationSet, ParameterError
 from calibrators.export import onnx

@@ -240,9 +240,9 @@ MEASURED = """
 import re, sys
 from pathlib import Path
 from calibrators.methods.temperature import TemperatureMap
-from calibrd import streams
+from calibrd.io import row_blocks
 from calibrd.batch import apply_file
-streams.BLOCK_VALUES = 1 << 18  # of which the smaller file has several
+row_blocks.BLOCK_VALUES = 1 << 18  # of which the smaller file has several
 fitted = TemperatureMap(k=int(sys.argv[1]), temperature=3.0)
 def peak():  # ru_maxrss would be that of the process which started this one
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10

@@ -18,6 +18,7 @@ from sqlalchemy import make_url
 
 from helpers.backends import environment
 from helpers.raw_blobs import keys
+from service.access.permissions import Principal, Scope
 from service.fits.execution import Stop
 from service.fits.queue import DbosQueue
 from service.fits.service import CPU
@@ -180,3 +181,29 @@ class Place:
         with self.database.read() as store:
             versions = store.calibrators.versions(self.calibrator.id, 1000, None)
         return sorted(version.number for version in versions if version.fit == fit.id)
+
+
+def principal(place: Place) -> Principal:
+    return Principal(place.workspace, "tests", frozenset(Scope))
+
+
+def add_version(place: Place, **facts: object) -> None:
+    known = {
+        "method": "temperature",
+        "params": {},
+        "kind": "logits",
+        "classes": 3,
+        "verdict": "improved",
+        "fit_info": {},
+        "libraries": {},
+        "map_sha256": "0" * 64,
+        "map_bytes": 100,
+        "tags": {},
+        "description": "",
+        "created_by": "tests",
+    }
+    with place.database.write() as store:
+        number = len(store.calibrators.numbers(place.calibrator.id, 1000))
+        store.calibrators.add_version(
+            place.calibrator.id, f"ver_{place.calibrator.id}_{number}"[:40], None, **known | facts
+        )

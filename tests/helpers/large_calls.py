@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.concurrency.thread_pools import FairExecutor
-from service.serving.prediction import LargeCalls
+from service.serving.apply_map import LargeCalls
 
 
 def large_calls() -> LargeCalls:

@@ -46,7 +46,7 @@ class _Kind:
     record: Record
 
 
-class Observed:
+class RequestLog:
     """Raw ASGI middleware that goes around everything else.
 
     It puts ``request_id`` into the scope, and into the answer as X-Request-Id. Headers that a

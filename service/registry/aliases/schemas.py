@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from service.http.schemas import Asked, when
+from service.http.schemas import RequestBody, when
 from service.registry.aliases.service import LONGEST_REASON
 from service.storage import records
 
@@ -63,7 +63,7 @@ class MoveOut(BaseModel):
         )
 
 
-class MoveIn(Asked):
+class MoveIn(RequestBody):
     """Where an alias shall point, and why."""
 
     version: Annotated[int, Field(ge=1)]
@@ -71,7 +71,7 @@ class MoveIn(Asked):
     force: bool = False
 
 
-class RollbackIn(Asked):
+class RollbackIn(RequestBody):
     """Why an alias goes back."""
 
     reason: Reason = ""

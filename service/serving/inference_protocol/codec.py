@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from calibrators.segments import Groups
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http.json_body import check_cost
+from service.serving.apply_map import JSON_BYTES, Prediction, check_answer
 from service.serving.inference_protocol import fields
 from service.serving.inference_protocol.inputs import read_inputs
 from service.serving.map_cache import Served
-from service.serving.prediction import JSON_BYTES, Prediction, check_answer
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 OUTPUT = "probabilities"

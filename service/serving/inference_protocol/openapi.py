@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from service.datasets.formats.segments import GROUPS
+from service.serving.apply_map import MODEL_HEADER
 from service.serving.inference_protocol.codec import LENGTH_HEADER
 from service.serving.inference_protocol.tensors import DATATYPES, TEXT
-from service.serving.prediction import MODEL_HEADER
 
 Plain = dict[str, Any]
 

@@ -19,18 +19,7 @@ from service.errors import Malformed
 from service.http.callers import check_scope
 from service.http.middleware.body_memory import hold_unpacked
 from service.http.middleware.fair_turns import take_turn
-from service.serving.inference_protocol.codec import (
-    LENGTH_HEADER,
-    OUTPUT,
-    InferLimits,
-    InferRequest,
-    decode,
-    encode,
-    unpack,
-)
-from service.serving.inference_protocol.tensors import TEXT
-from service.serving.map_cache import Served
-from service.serving.prediction import (
+from service.serving.apply_map import (
     INLINE_BYTES,
     INLINE_JSON_BYTES,
     MODEL_HEADER,
@@ -43,6 +32,17 @@ from service.serving.prediction import (
     predict,
     warning_header,
 )
+from service.serving.inference_protocol.codec import (
+    LENGTH_HEADER,
+    OUTPUT,
+    InferLimits,
+    InferRequest,
+    decode,
+    encode,
+    unpack,
+)
+from service.serving.inference_protocol.tensors import TEXT
+from service.serving.map_cache import Served
 from service.settings import MEGABYTE
 from service.storage.records import PRODUCTION
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from calibrators.metrics.estimates import MOST_LEVEL
 from service.datasets.formats import Format
-from service.serving.prediction import EVALUATED_ROWS, MODEL_HEADER
+from service.serving.apply_map import EVALUATED_ROWS, MODEL_HEADER
 
 Plain = dict[str, Any]
 

@@ -15,7 +15,7 @@ from calibrators.data import Kind
 from calibrators.metrics.estimates import MOST_LEVEL
 from service.datasets.formats import ANSWERED, MEDIA_TYPES, Arrays, Format
 from service.errors import Invalid, Malformed, NotAcceptable
-from service.serving.prediction import model_in_header
+from service.serving.apply_map import model_in_header
 
 DTYPES: dict[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
 LONGEST_ACCEPT = 500
@@ -24,7 +24,7 @@ Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictRequest:
     """The query of a call; ``values`` are those of a GET."""
 
     dtype: type[np.floating[Any]] | None = None
@@ -57,10 +57,10 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sent:
     return sent
 
 
-NOTHING = Asked()
+NOTHING = PredictRequest()
 
 
-def read_query(query: bytes, *, with_values: bool) -> Asked:
+def read_query(query: bytes, *, with_values: bool) -> PredictRequest:
     """A query string, each parameter known and given once."""
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")

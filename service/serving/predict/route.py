@@ -29,16 +29,7 @@ from service.http.callers import check_scope
 from service.http.middleware.body_memory import hold_unpacked
 from service.http.middleware.fair_turns import take_turn
 from service.names import check_name
-from service.serving.map_cache import Served
-from service.serving.predict.request import (
-    NOTHING,
-    Asked,
-    Sent,
-    answer_format,
-    read_headers,
-    read_query,
-)
-from service.serving.prediction import (
+from service.serving.apply_map import (
     INLINE_BYTES,
     INLINE_JSON_BYTES,
     INLINE_QUERY_BYTES,
@@ -55,6 +46,15 @@ from service.serving.prediction import (
     predict,
     top_classes,
     warning_header,
+)
+from service.serving.map_cache import Served
+from service.serving.predict.request import (
+    NOTHING,
+    PredictRequest,
+    Sent,
+    answer_format,
+    read_headers,
+    read_query,
 )
 
 PATH = "/v1/calibrators/{name}@{ref}/predict"
@@ -117,7 +117,7 @@ class Predict:
         return await self.load(principal, name, ref)
 
     async def _posted(
-        self, served: Served, asked: Asked, sent: Sent, scope: AsgiScope, receive: Receive
+        self, served: Served, asked: PredictRequest, sent: Sent, scope: AsgiScope, receive: Receive
     ) -> tuple[Headers, bytes]:
         principal: Principal = scope["principal"]
         body = await _whole_body(receive)
@@ -143,7 +143,7 @@ class Predict:
         scope: AsgiScope,
         served: Served,
         arrays: Arrays,
-        asked: Asked,
+        asked: PredictRequest,
         sent: Sent,
         format: Format = Format.JSON,
     ) -> tuple[Headers, bytes]:
@@ -170,14 +170,20 @@ class Predict:
         return headers, body
 
     def _read_and_answer(
-        self, served: Served, body: bytes, limit: int, asked: Asked, sent: Sent, format: Format
+        self,
+        served: Served,
+        body: bytes,
+        limit: int,
+        asked: PredictRequest,
+        sent: Sent,
+        format: Format,
     ) -> tuple[Headers, bytes]:
         """Decode and apply in one go: what is decoded waits for nothing."""
         arrays = read_arrays(format, body, limit=limit)
         return self._answer(served, arrays, asked, sent, format)
 
     def _answer(
-        self, served: Served, arrays: Arrays, asked: Asked, sent: Sent, format: Format
+        self, served: Served, arrays: Arrays, asked: PredictRequest, sent: Sent, format: Format
     ) -> tuple[Headers, bytes]:
         """The headers and the body of the answer to values sent in ``format``."""
         written = _written_format(arrays, asked, sent, format)
@@ -204,7 +210,7 @@ class Predict:
         return _headers(served, found, written, len(body)), body
 
 
-def _mismatch(served: Served, asked: Asked, sent: Sent) -> str | None:
+def _mismatch(served: Served, asked: PredictRequest, sent: Sent) -> str | None:
     models = sent.models if asked.model is None else (*sent.models, asked.model)
     return check_model(served, models, only_warn=asked.only_warn)
 
@@ -231,7 +237,7 @@ async def _whole_body(receive: Receive) -> bytes:
         parts.append(part)
 
 
-def answer_size(classes: int, arrays: Arrays, asked: Asked, written: Format) -> int:
+def answer_size(classes: int, arrays: Arrays, asked: PredictRequest, written: Format) -> int:
     """About how many bytes the answer will have, if the values are such as the map takes."""
     values = arrays.values
     # a map of two classes takes one number or two for a row
@@ -250,7 +256,7 @@ def answer_size(classes: int, arrays: Arrays, asked: Asked, written: Format) -> 
     return rows * (row + TOP_ROW_BYTES if in_json else row) + band
 
 
-def _written_format(arrays: Arrays, asked: Asked, sent: Sent, format: Format) -> Format:
+def _written_format(arrays: Arrays, asked: PredictRequest, sent: Sent, format: Format) -> Format:
     is_several = asked.top is not None or asked.interval is not None
     in_json = arrays.labels is not None or (is_several and format is Format.NPY)
     written = answer_format(sent.accept, Format.JSON if in_json else format)

@@ -39,7 +39,7 @@ HEADERS = {
 TOLD = (ServiceError, CalibrationError, RequestValidationError, *AWAY)
 
 
-class Entry(NamedTuple):
+class NavigationItem(NamedTuple):
     """A line of the navigation, for those whose key has the scope."""
 
     path: str
@@ -48,13 +48,13 @@ class Entry(NamedTuple):
 
 
 NAVIGATION = (
-    Entry("/", "Home"),
-    Entry("/new-fit", "New fit", Scope.FIT),
-    Entry("/jobs", "Jobs", Scope.FIT),
-    Entry("/runs", "Runs"),
-    Entry("/keys", "Keys", Scope.ADMIN),
-    Entry("/about", "About"),
-    Entry("/docs", "API"),
+    NavigationItem("/", "Home"),
+    NavigationItem("/new-fit", "New fit", Scope.FIT),
+    NavigationItem("/jobs", "Jobs", Scope.FIT),
+    NavigationItem("/runs", "Runs"),
+    NavigationItem("/keys", "Keys", Scope.ADMIN),
+    NavigationItem("/about", "About"),
+    NavigationItem("/docs", "API"),
 )
 
 
@@ -139,5 +139,5 @@ async def _take_form(request: Request) -> None:
         check_form_token(request.scope, expected, form.text(TOKEN))
 
 
-def _may_see(caller: Principal | None, entry: Entry) -> bool:
+def _may_see(caller: Principal | None, entry: NavigationItem) -> bool:
     return caller is not None and (entry.scope is None or caller.may(entry.scope))

@@ -20,8 +20,8 @@ from service.dependencies import Joined, Parts
 from service.errors import ServiceError
 from service.http.callers import Caller, needs, parse
 from service.registry import service as versions
+from service.serving.apply_map import predict, top_classes
 from service.serving.map_cache import Served
-from service.serving.prediction import predict, top_classes
 from service.storage.records import PRODUCTION
 from service.storage.store import Store
 from service.web.components.forms import Form, Sent

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.metrics import Metrics
 from service.http.middleware.body_limits import BodyGuard
-from service.http.middleware.request_log import Observed
+from service.http.middleware.request_log import RequestLog
 from service.http.problems import LastResort, install_problems
 
 LIMIT = 1 << 20
@@ -73,7 +73,7 @@ def guarded(timeout: float = PATIENCE) -> Counting:
 
     app.mount("/raw", raw)
     guard = BodyGuard(app, lambda scope: LIMIT, timeout, LEAST_RATE)
-    return Counting(Observed(LastResort(guard), Metrics()))
+    return Counting(RequestLog(LastResort(guard), Metrics()))
 
 
 @contextmanager

@@ -23,11 +23,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.access.permissions import Principal
 from service.http.metrics import Metrics
-from service.http.middleware.request_log import Observed
+from service.http.middleware.request_log import RequestLog
 from service.http.problems import LastResort, install_problems
 
 
-def observed(metrics: Metrics) -> Observed:
+def observed(metrics: Metrics) -> RequestLog:
     app = FastAPI()
     install_problems(app)
     router = APIRouter(prefix="/v1")
@@ -53,10 +53,10 @@ def observed(metrics: Metrics) -> Observed:
     app.add_route("/starlette/{name}", plain)
     app.add_route("/again/{name}", plain)
     app.add_route("/once/{name}", lambda request: JSONResponse(1), methods=["POST"])
-    return Observed(LastResort(app), metrics)
+    return RequestLog(LastResort(app), metrics)
 
 
-def ask(app: Observed, path: str, method: str = "GET", **headers: str) -> Response:
+def ask(app: RequestLog, path: str, method: str = "GET", **headers: str) -> Response:
     async def call() -> Any:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://test"
@@ -73,7 +73,7 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def app(metrics: Metrics) -> Observed:
+def app(metrics: Metrics) -> RequestLog:
     return observed(metrics)
 
 
@@ -88,12 +88,12 @@ def counted(metrics: Metrics) -> dict[tuple[str, str, str], float]:
 
 
 @pytest.mark.parametrize("given", ["abc-1.2_3", "x" * 64])
-def test_a_callers_request_id_is_kept(app: Observed, given: str) -> None:
+def test_a_callers_request_id_is_kept(app: RequestLog, given: str) -> None:
     assert ask(app, "/healthz", x_request_id=given).headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a<b>", "a\tb"])
-def test_other_request_ids_are_replaced(app: Observed, given: str) -> None:
+def test_other_request_ids_are_replaced(app: RequestLog, given: str) -> None:
     first = ask(app, "/healthz", x_request_id=given).headers["x-request-id"]
     second = ask(app, "/healthz", x_request_id=given).headers["x-request-id"]
 
@@ -101,7 +101,7 @@ def test_other_request_ids_are_replaced(app: Observed, given: str) -> None:
     assert first != second
 
 
-def test_headers_of_answers(app: Observed) -> None:
+def test_headers_of_answers(app: RequestLog) -> None:
     plain, page, own = ask(app, "/healthz"), ask(app, "/page"), ask(app, "/own")
 
     assert {each.headers["x-content-type-options"] for each in (plain, page, own)} == {"nosniff"}
@@ -113,7 +113,7 @@ def test_headers_of_answers(app: Observed) -> None:
     assert own.headers["content-security-policy"] == "default-src 'self'"
 
 
-def test_requests_are_counted_by_the_routes_template(app: Observed, metrics: Metrics) -> None:
+def test_requests_are_counted_by_the_routes_template(app: RequestLog, metrics: Metrics) -> None:
     for path in ("/v1/things/a", "/v1/things/b", "/starlette/c", "/again/c", "/nowhere/1"):
         ask(app, path)
     ask(app, "/once/c", "POST")
@@ -131,7 +131,7 @@ def test_requests_are_counted_by_the_routes_template(app: Observed, metrics: Met
     }
 
 
-def test_one_access_line_without_the_query(app: Observed) -> None:
+def test_one_access_line_without_the_query(app: RequestLog) -> None:
     with structlog.testing.capture_logs() as lines:
         ask(app, "/v1/things/a?logits=1,2", x_request_id="r1")
 
@@ -150,7 +150,7 @@ def test_one_access_line_without_the_query(app: Observed) -> None:
     ]
 
 
-def test_predicts_and_health_checks_are_quiet_unless_they_fail(app: Observed) -> None:
+def test_predicts_and_health_checks_are_quiet_unless_they_fail(app: RequestLog) -> None:
     with structlog.testing.capture_logs() as lines:
         ask(app, "/healthz")
         ask(app, "/v1/things/a/predict", "POST")
@@ -167,7 +167,7 @@ def test_a_reused_answer_does_not_grow() -> None:
         await send(start)
         await send({"type": "http.response.body", "body": b""})
 
-    app = Observed(raw, Metrics())
+    app = RequestLog(raw, Metrics())
     ask(app, "/")
 
     assert start["headers"] == []
@@ -197,7 +197,7 @@ def test_the_layer_costs_microseconds() -> None:
         path = path_format = "/things/{name}/predict"
 
     alone = asyncio.run(seconds_per_request(raw))
-    around = asyncio.run(seconds_per_request(Observed(raw, Metrics())))
+    around = asyncio.run(seconds_per_request(RequestLog(raw, Metrics())))
     assert around - alone < 100e-6
 
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from calibrators.errors import ArchiveError, DataError, FitError, ParameterError
 from service import errors
 from service.http.metrics import Metrics
-from service.http.middleware.request_log import Observed
+from service.http.middleware.request_log import RequestLog
 from service.http.problems import STATUSES, LastResort, install_problems
 
 SECRET = "hunter2-in-the-exception"  # noqa: S105 - what must not be answered
@@ -54,7 +54,7 @@ def raising(error: Exception) -> FastAPI:
 
 def ask(app: ASGIApp, method: str, path: str, **kwargs: Any) -> httpx.Response:
     async def call() -> httpx.Response:
-        transport = httpx.ASGITransport(Observed(LastResort(app), Metrics()))
+        transport = httpx.ASGITransport(RequestLog(LastResort(app), Metrics()))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, **kwargs)
 

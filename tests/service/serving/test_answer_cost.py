@@ -13,7 +13,7 @@ from calibrators.methods.matrix import MatrixMap
 from calibrators.methods.temperature import TemperatureMap
 from service.datasets.formats import Format, read_arrays
 from service.errors import Malformed
-from service.serving.prediction import is_quick, top_classes
+from service.serving.apply_map import is_quick, top_classes
 
 
 def quick(fitted: Any, rows: int, columns: int, **asked: Any) -> bool:

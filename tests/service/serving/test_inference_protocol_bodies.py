@@ -29,8 +29,8 @@ from hypothesis import strategies as st
 
 from calibrators.errors import DataError
 from service.errors import ServiceError, TooLarge
+from service.serving.apply_map import Prediction
 from service.serving.inference_protocol.codec import InferLimits, decode, encode, unpack
-from service.serving.prediction import Prediction
 
 FOUR = np.float32([1, 2, 3, 4]).tobytes()
 THREE = FOUR[:12]

@@ -25,7 +25,7 @@ from calibrators.methods.temperature import TemperatureMap
 from service.access.permissions import Principal, Scope
 from service.datasets.formats import Arrays, Format
 from service.serving.predict import OPENAPI, predict_route
-from service.serving.predict.request import Asked
+from service.serving.predict.request import PredictRequest
 from service.serving.predict.route import answer_size
 
 BAD = {
@@ -210,7 +210,9 @@ def test_answers_beyond_the_limit(classes, values, query, accept, size, monkeypa
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.float32, np.float64])
-@pytest.mark.parametrize("asked", [Asked(), Asked(top=2), Asked(dtype=np.float64)])
+@pytest.mark.parametrize(
+    "asked", [PredictRequest(), PredictRequest(top=2), PredictRequest(dtype=np.float64)]
+)
 @pytest.mark.parametrize("written", [Format.JSON, Format.NPZ])
 def test_the_size_of_an_answer_is_known_beforehand(dtype, asked, written):
     rows = 40 if written is Format.JSON else 200

@@ -208,7 +208,7 @@ def test_one_fingerprint_of_a_model():
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_fingerprints_beyond_ascii(encoding, monkeypatch):
-    monkeypatch.setattr("predict_app.MODEL", "modèle")
+    monkeypatch.setattr("helpers.predict_app.MODEL", "modèle")
     header = {"Calibrd-Model": "modèle".encode(encoding)}
     answer = call("POST", "three@3/predict?model=mod%C3%A8le", content=npy(LOGITS), headers=header)
     assert answer.status_code == 200

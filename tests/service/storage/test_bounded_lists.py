@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from helpers.fit_fixtures import Place
+from helpers.fit_fixtures import Place, add_version, principal
 from helpers.live_service import Local
 from helpers.registration import registration, temperature_registration
 
 from calibrators.methods.temperature import TemperatureMap
 from service.access import keys
 from service.access.keys import KeyRing
-from service.access.permissions import Principal, Scope
+from service.access.permissions import Scope
 from service.access.repository import Keys
 from service.errors import Conflict
 from service.registry.aliases import service as aliases
@@ -21,32 +21,6 @@ from service.storage.repository import PAGE_BYTES
 
 # 16 kB of JSON, and about 350 kB of Python
 INFO = {"x": [{} for _ in range(5400)]}
-
-
-def principal(place: Place) -> Principal:
-    return Principal(place.workspace, "tests", frozenset(Scope))
-
-
-def add_version(place: Place, **facts: object) -> None:
-    known = {
-        "method": "temperature",
-        "params": {},
-        "kind": "logits",
-        "classes": 3,
-        "verdict": "improved",
-        "fit_info": {},
-        "libraries": {},
-        "map_sha256": "0" * 64,
-        "map_bytes": 100,
-        "tags": {},
-        "description": "",
-        "created_by": "tests",
-    }
-    with place.database.write() as store:
-        number = len(store.calibrators.numbers(place.calibrator.id, 1000))
-        store.calibrators.add_version(
-            place.calibrator.id, f"ver_{place.calibrator.id}_{number}"[:40], None, **known | facts
-        )
 
 
 def test_pages_of_large_versions_are_shorter(place: Place) -> None:

@@ -13,7 +13,7 @@ from helpers.live_service import by_the_clock, wait_until, within
 from helpers.workers import RUNNING, Crew
 
 from calibrators import archive
-from service.fits.queue import Entry
+from service.fits.queue import QueueEntry
 from service.fits.service import GPU
 from service.storage.blob_keys import map_key, onnx_key
 from service.storage.records import FitStatus
@@ -124,7 +124,7 @@ def test_a_worker_of_two_queues_runs_one_fit_at_a_time(place: Place, crew: Crew)
     other = place.order(data, ("temperature", {}), queue=GPU)
 
     def holder() -> str | None:
-        entry = Entry(other.id, other.id)
+        entry = QueueEntry(other.id, other.id)
         return next((one for one in runs_on if entry in place.queue.taken_by(one)), None)
 
     worker = wait_until(holder, 10)

@@ -8,15 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from helpers.fit_fixtures import Place
-from service.core import aliases, fits, keys
-from test_bounded_lists import add_version, principal
+from helpers.fit_fixtures import Place, add_version, principal
 
+from service.access import keys
 from service.access.permissions import Scope
 from service.access.repository import Keys
 from service.errors import ServiceError
+from service.fits import service as fits
 from service.fits.repository import Fits
 from service.fits.service import FitOrder, FitRequest, MethodOrder
+from service.registry.aliases import service as aliases
 from service.registry.aliases.repository import Aliases
 
 AT_ONCE = 6

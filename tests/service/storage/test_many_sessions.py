@@ -9,11 +9,12 @@ import httpx
 import pytest
 from helpers.backends import Embedded
 from helpers.training_clients import SETTINGS, open_run, post, seen, state_of
-from service.core import keys, runs
 from sqlalchemy import event, insert
 
 from calibrators.adafocal import AdaFocalState
+from service.access import keys
 from service.access.permissions import Principal, Scope
+from service.runs import service as runs
 from service.settings import Settings
 from service.storage.database import Database
 from service.storage.run_tables import run_sessions, run_steps

@@ -21,7 +21,7 @@ from helpers.training_clients import (
 )
 
 from calibrators.adafocal import AdaFocalState, BinStatistics, serialization
-from calibrators.adafocal.binning import Cells
+from calibrators.adafocal.binning import CountedRows
 from calibrators.adafocal.statistics import EXACT_ROWS
 from service.runs.examples import RUN_EXAMPLES
 from service.runs.schemas import LONGEST_STATISTICS
@@ -65,7 +65,7 @@ def test_statistics_that_are_refused(
 
 def times(statistics: BinStatistics, often: int) -> BinStatistics:
     """The same rows so often that they are counted in cells."""
-    spread = Cells(statistics.spread.counted().table * often)
+    spread = CountedRows(statistics.spread.counted().table * often)
     if spread.count <= EXACT_ROWS:
         return sum([statistics] * often, BinStatistics.empty())
     return BinStatistics(spread, statistics.sums * often)

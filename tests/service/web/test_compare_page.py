@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calibrators.comparison.compare.compare import compare
 from helpers.dashboard_pages import HTML, Shell, check_page, row_of, signed_in
 from helpers.live_service import NPZ, Local, in_process, npz, sample, wait_until
 from helpers.registration import registration
@@ -22,6 +21,7 @@ from helpers.workspace_contents import fitted_elsewhere
 from sqlalchemy import update
 
 from calibrators import CalibrationSet, evaluate
+from calibrators.comparison.compare import compare
 from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.temperature import TemperatureScaling
