@@ -32,7 +32,6 @@ NOT_OVER_HTTP = (
     "service/maintenance/archive_file.py",
     "service/comparisons/service.py",
     "service/fits/execution.py",
-    "service/datasets/load.py",
     "service/maintenance/sweep.py",
     "service/concurrency/task_process.py",
     "service/registry/reports/tasks.py",
@@ -64,6 +63,7 @@ CODES_NOT_OVER_HTTP = {
     "bad_correct",  # of confidences, which are only given here
     "bad_fraction",  # CalibrationSet.split, in a worker
     "bad_rounding",  # nobody declares one over HTTP
+    "dataset_gone",  # of a fit, in a worker
     "too_few_rows",
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.live_service import Local, every
+from helpers.live_service import every
 from helpers.training_clients import (
     SETTINGS,
     document,
@@ -21,9 +21,9 @@ from helpers.training_clients import (
     state_of,
     trained,
 )
-from sqlalchemy import event
 
 from calibrators.adafocal import AdaFocalState
+from service.runs.step_repository import RunSteps
 
 
 def test_a_run_from_its_first_step_to_its_history(tenant: httpx.Client) -> None:
@@ -76,29 +76,24 @@ def test_a_run_goes_on_after_a_crash(tenant: httpx.Client) -> None:
 
 
 def test_where_a_run_is_is_read_from_its_last_step_alone(
-    tenant: httpx.Client, shared_app: Local
+    tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walks: list[str] = []
+    line_of = RunSteps._line
 
-    def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "run_sessions AS newer" in statement:
-            walks.append(statement)
+    def noted(steps: RunSteps, run: str) -> Any:
+        walks.append(run)
+        return line_of(steps, run)
 
     trained(tenant, "job", 3, session="a")
-    engine = shared_app.app.state.parts.database.engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        for answer in (tenant.get("/v1/runs/job"), tenant.patch("/v1/runs/job", json={})):
-            assert good(answer)["metrics"]["rows"] == 200
-        assert good(tenant.get("/v1/runs"))["items"][0]["step"] == 3
-        assert walks == []
-        # a new session has no step yet: its metrics are those that it goes on from
-        assert (
-            open_run(tenant, "job", from_step=2)["metrics"] == history(tenant, "job")[1]["metrics"]
-        )
-        assert len(walks) == 2
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
+    monkeypatch.setattr(RunSteps, "_line", noted)
+    for answer in (tenant.get("/v1/runs/job"), tenant.patch("/v1/runs/job", json={})):
+        assert good(answer)["metrics"]["rows"] == 200
+    assert good(tenant.get("/v1/runs"))["items"][0]["step"] == 3
+    assert walks == []
+    # a new session has no step yet: its metrics are those that it goes on from
+    assert open_run(tenant, "job", from_step=2)["metrics"] == history(tenant, "job")[1]["metrics"]
+    assert len(walks) == 2
 
 
 def test_a_run_goes_back_to_an_older_checkpoint(tenant: httpx.Client) -> None:
