@@ -24,6 +24,8 @@ from calibrators.registry import make_recipe
 
 FLOOR_DRAWS = 100
 DRAWS = 400
+# fields of a map that say what input it takes
+NOT_FITTED = ("k", "kind", "floor", "rounding", "ratio", "kept")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def against(
 
 def parameters(fitted: CalibrationMap) -> int:
     """How many numbers a map holds."""
-    values = (getattr(fitted, one.name) for one in fields(fitted) if one.name not in ("k", "kind"))
+    values = (getattr(fitted, one.name) for one in fields(fitted) if one.name not in NOT_FITTED)
     return sum(np.size(one) for one in values if isinstance(one, np.ndarray | float | int))
 
 

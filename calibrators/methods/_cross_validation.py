@@ -77,9 +77,10 @@ class Contest:
             needed, left = self._needed(name, number), max(0.0, self._left())
             if needed > left and name != BASE:
                 self._leave_out(name, f"it needs about {needed:.3g} s more, {left:.3g} s are left")
-            if name not in self._scores:
                 return
             self._run(name, recipe, number)
+            if name not in self._scores:
+                return
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()

@@ -222,6 +222,25 @@ def test_seconds_are_told_also_of_what_was_stopped() -> None:
     assert ("endless" in context.seconds) == ("stopped" in left_out["why"])
 
 
+class SlowLater(TemperatureScaling):
+    """A fit that is quick the first time and does not end the second time."""
+
+    begun = 0
+
+    def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
+        type(self).begun += 1
+        while type(self).begun > 1:
+            context.cancelled()
+        return super()._fit(data, context)
+
+
+def test_what_is_stopped_in_a_later_fold_is_left_out_once() -> None:
+    contest = Contest(draw(300, 3), FitContext("cpu", None, None), folds=4, seed=0, budget=0.3)
+    trials = contest.held({"temperature": TemperatureScaling(), "later": SlowLater()})
+    assert list(trials) == ["temperature"]
+    assert [one["method"] for one in contest.left_out] == ["later"]
+
+
 @pytest.mark.parametrize("budget", [1e-6, 0.01, 0.05, 0.1])
 def test_a_budget_may_end_anywhere(budget: float) -> None:
     with warnings.catch_warnings():
