@@ -244,7 +244,7 @@ def _check_count(found: int, most: int | None) -> None:
 
 
 def is_name(name: str) -> bool:
-    """Whether a group may be called so."""
+    """Return whether a group name is valid."""
     return bool(name.strip()) and name.isprintable() and len(name) <= LONGEST_NAME
 
 

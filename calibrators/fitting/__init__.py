@@ -1,1 +1,1 @@
-"""What a fit needs beside its method: context, parameters, devices, evaluation."""
+"""Support for fits: context, parameter checks, devices, evaluation."""

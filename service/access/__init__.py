@@ -1,1 +1,1 @@
-"""Who may call: API keys, dashboard sessions, workspaces and scopes."""
+"""Access control: API keys, dashboard sessions, workspaces and scopes."""

@@ -1,1 +1,1 @@
-"""What tests share: services, servers, samples and clients."""
+"""Test helpers: services, servers, samples and clients."""

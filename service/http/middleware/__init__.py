@@ -1,1 +1,1 @@
-"""What stands between the server and the routes: authentication, limits, the request log."""
+"""ASGI middleware: authentication, limits and the request log."""
