@@ -35,7 +35,7 @@ from service.worker.identity import new_worker_id
 from service.worker.lost_workers import postpone
 from service.worker.monitor import RunningFit
 from service.worker.retry import PASSING, PatientBlobs, patiently
-from service.worker.startup import prepare_database
+from service.worker.startup import limit_memory, prepare_database
 from service.worker.supervisor import SLOT, SUPERVISOR, note_fit
 
 # while the database is away DBOS warns ten times a second; the upkeep says it once a heartbeat
@@ -79,6 +79,8 @@ def run_worker(
     warnings.simplefilter("ignore", CalibrationWarning)
     queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))
     worker = Worker(settings, queues, device, pace or Pace(), leaving)
+    if device == "cpu":  # GPU drivers reserve addresses that no memory stands behind
+        limit_memory(settings.fit_memory_bytes)
     worker.start()
     logger.info("worker %s takes from %s on %s", worker.id, ", ".join(queues), device)
     supervisor = int(os.environ.get(SUPERVISOR, 0))

@@ -1,8 +1,10 @@
-"""Bring a database to where the service can start on it."""
+"""Bring a database, and a worker process, to where they can start."""
 
 from __future__ import annotations
 
+import resource
 from contextlib import closing
+from pathlib import Path
 
 from dbos import DBOS
 
@@ -10,6 +12,27 @@ from service.access.keys import DEFAULT_WORKSPACE, workspace_named
 from service.fits.queue import DbosQueue
 from service.storage.database import Database
 from service.storage.upgrade import migration_lock, upgrade
+
+# estimates of fits are no promises
+MEMORY_MARGIN = 2
+KILOBYTE = 1024
+
+
+def limit_memory(fit_bytes: int) -> None:
+    """Let allocations of this process fail beyond what a fit of ``fit_bytes`` can need.
+
+    A fit that needs more than its estimate then fails alone, before the machine runs out of memory.
+    Does nothing where the system does not tell how much is in use.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return
+    in_use = int(status.partition("VmData:")[2].split()[0]) * KILOBYTE
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = in_use + MEMORY_MARGIN * fit_bytes
+    if most == resource.RLIM_INFINITY or wanted < most:
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
 
 
 def prepare_database(database: Database) -> None:

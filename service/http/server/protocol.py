@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from typing import Any
 
 import httptools
@@ -40,6 +41,7 @@ class HttpProtocol(TurnReader):
     """
 
     head_seconds = 10.0
+    leftover_seconds = 60.0
 
     open_connections = Connections(1 << 20)
 
@@ -85,8 +87,19 @@ class HttpProtocol(TurnReader):
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start a request at once, or in turn if it was sent before the last one was answered."""
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        if self._data:  # of the bytes that are being parsed, in a turn already
+            super()._start_asgi_task(cycle, app)
+        elif self.read_turns.has_time:
+            self._start_next(cycle, app)
+        else:
+            self.read_turns.wait(partial(self._start_next, cycle, app), self.owner)
+
+    def _start_next(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not self.transport.is_closing():
+            self.read_turns.count(REQUEST_SECONDS)
+            super()._start_asgi_task(cycle, app)
 
     def drop(self) -> None:
         """Close the connection at once, to make room for others."""
@@ -125,13 +138,19 @@ class HttpProtocol(TurnReader):
         cycle = self.cycle
         if cycle is not None and cycle.more_body:
             if cycle.response_complete:
-                self.slow_down()  # the rest of a body that was answered already
+                self._read_leftover()
             elif self._has_head or cycle.body:
                 self.flow.pause_reading()  # until the app asks for it
         if self._bytes_without_progress > MAX_HEAD_BYTES:
             self._refuse(refusals.too_large())
         elif self._in_head:
             self._wait_for_head()
+
+    def _read_leftover(self) -> None:
+        """Read the rest of a body that was answered already, slowly and not for ever."""
+        self.slow_down()
+        if self._clock is None:
+            self._clock = self.loop.call_later(self.leftover_seconds, self.transport.close)
 
     def _wait_for_head(self) -> None:
         """Count what an unfinished head takes, and for how long."""
@@ -221,7 +240,9 @@ class HttpProtocol(TurnReader):
         if self._is_downgraded:
             return
         super().on_message_complete()
+        self.cycle.more_body = False  # uvicorn leaves it if the answer was complete before
         self._got_further = True
+        self._stop_clock()
 
     def _stop(self, error: Exception) -> None:
         """End the parser's work; ``send_400_response`` answers with the error."""

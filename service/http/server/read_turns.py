@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 
 from service.http.server.write_deadline import WriteDeadline
@@ -28,7 +29,7 @@ class ReadTurns:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[TurnReader]] = {}
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
         self._spent = 0.0
         self._urgent = 0
         self._is_pass_planned = False
@@ -47,7 +48,7 @@ class ReadTurns:
         """Return whether what a connection received may be parsed now."""
         if self.has_time:
             return True
-        if len(data) > URGENT_BYTES or not data.startswith(URGENT):
+        if not is_urgent(data):
             return False
         self._urgent += 1
         return self._urgent <= MOST_URGENT
@@ -57,9 +58,9 @@ class ReadTurns:
         self._spent += seconds
         self._plan_pass()
 
-    def wait(self, reader: TurnReader, owner: str) -> None:
-        """Let a connection parse what it has in one of the next passes."""
-        self._waiting.setdefault(owner, deque()).append(reader)
+    def wait(self, action: Callable[[], None], owner: str) -> None:
+        """Call the action in one of the next passes, when it is its owner's turn."""
+        self._waiting.setdefault(owner, deque()).append(action)
         self._plan_pass()
 
     def _plan_pass(self) -> None:
@@ -72,19 +73,26 @@ class ReadTurns:
         self._spent, self._urgent = 0.0, 0
         while self._waiting:
             began = perf_counter()
-            self._next().parse_waiting()
+            self._next()()
             self.count(perf_counter() - began)
             if self._spent >= TURN_SECONDS:
                 break
 
-    def _next(self) -> TurnReader:
-        """Return the connection that has waited longest of the owner whose turn it is."""
-        owner, readers = next(iter(self._waiting.items()))
+    def _next(self) -> Callable[[], None]:
+        """Return the action that has waited longest of the owner whose turn it is."""
+        owner, actions = next(iter(self._waiting.items()))
         del self._waiting[owner]
-        found = readers.popleft()
-        if readers:
-            self._waiting[owner] = readers
+        found = actions.popleft()
+        if actions:
+            self._waiting[owner] = actions
         return found
+
+
+def is_urgent(data: bytes) -> bool:
+    """Return whether the data are a single liveness check, with nothing behind it."""
+    if len(data) > URGENT_BYTES or not data.startswith(URGENT):
+        return False
+    return data.find(b"\r\n\r\n") == len(data) - 4
 
 
 class TurnReader(WriteDeadline):
@@ -120,7 +128,7 @@ class TurnReader(WriteDeadline):
         else:
             self._unparsed = data
             self.transport.pause_reading()
-            self.read_turns.wait(self, self.owner)
+            self.read_turns.wait(self.parse_waiting, self.owner)
 
     def parse(self, data: bytes) -> None:
         """Parse what was received."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import resource
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from helpers.live_service import in_process
+import pytest
+from helpers.live_service import in_process, running, wait_until
 
 from calibrators.fitting.evaluation import memory_bytes
 from calibrators.registry import make_recipe
@@ -87,3 +91,38 @@ class Calm:
     def progress(self, told: dict[str, Any]) -> None: ...
 
     def stop(self) -> None: ...
+
+
+OVER_LIMIT = """
+import numpy as np
+from service.worker.startup import limit_memory
+
+limit_memory(64 << 20)
+np.ones(64 << 20, np.uint8).sum()
+try:
+    np.ones(512 << 20, np.uint8)
+except MemoryError:
+    print("refused")
+"""
+
+
+def test_a_process_gets_no_more_memory_than_a_fit_can_need() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", OVER_LIMIT], capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout.strip() == "refused", ran.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_workers_are_limited_and_the_server_is_not(tmp_path: Path) -> None:
+    with running(tmp_path, CALIBRD_FIT_MEMORY_BYTES=str(1 << 30)) as service:
+        pid = service.process.pid
+
+        def limits() -> list[int]:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            found = [resource.prlimit(int(one), resource.RLIMIT_DATA)[0] for one in children]
+            return [one for one in found if one != resource.RLIM_INFINITY]
+
+        wait_until(lambda: len(limits()) == 1)
+        assert (1 << 31) < limits()[0] < (1 << 33)
+        assert resource.prlimit(pid, resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY

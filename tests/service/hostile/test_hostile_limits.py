@@ -77,10 +77,10 @@ BURSTS = {
 @by_the_clock
 @pytest.mark.parametrize("name", BURSTS)
 def test_a_burst_of_many_connections_holds_up_nobody(attacked, name):
-    with attacked.watched() as watched, opened(attacked, 800, BURSTS[name]):
+    with attacked.watched() as watched, opened(attacked, 1500, BURSTS[name]):
         with attacked.client("predict") as other:
             answer = other.get("/v1/calibrators/two@1/predict?logits=1,2", timeout=4)
-        time.sleep(3)
+        time.sleep(1)
     watched.check()
     assert answer.status_code == 200
 

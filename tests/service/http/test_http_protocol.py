@@ -30,6 +30,11 @@ class Hasty(HttpProtocol):
     """With little patience, for tests of what comes too slowly: a busy machine is slow as well."""
 
     head_seconds = HEAD_SECONDS
+    leftover_seconds = HEAD_SECONDS
+
+
+async def refuse_unread(_request: Request) -> PlainTextResponse:
+    return PlainTextResponse("no", status_code=422)
 
 
 async def echo(request: Request) -> PlainTextResponse:
@@ -45,7 +50,11 @@ def answer_slowly(_request: Request) -> PlainTextResponse:
 def served(protocol: type[HttpProtocol]) -> Iterator[tuple[str, int]]:
     """Where a small app listens that is served as ours is."""
     app = Starlette(
-        routes=[Route("/echo", echo, methods=["GET", "POST"]), Route("/slow", answer_slowly)]
+        routes=[
+            Route("/echo", echo, methods=["GET", "POST"]),
+            Route("/slow", answer_slowly),
+            Route("/refuse", refuse_unread, methods=["POST"]),
+        ]
     )
     server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -295,3 +304,27 @@ def test_bodies_that_wait_for_their_turn_arrive_whole(address, monkeypatch):
                 answers += piece
         for one in senders:
             one.join()
+
+
+@by_the_clock
+def test_the_rest_of_a_body_that_was_answered_is_not_read_for_ever(hasty_address):
+    with socket.create_connection(hasty_address, timeout=20) as made:
+        made.sendall(b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        assert made.recv(12) == b"HTTP/1.1 422"
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 15:
+                made.sendall(b"a")
+                time.sleep(0.1)
+        assert HEAD_SECONDS / 2 < time.monotonic() - began < 10
+
+
+def test_a_body_that_was_answered_early_may_be_followed_by_a_request(hasty_address):
+    with socket.create_connection(hasty_address, timeout=20) as made:
+        head = b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+        made.sendall(head + b"a" * 5)
+        assert made.recv(12) == b"HTTP/1.1 422"
+        made.sendall(b"a" * 5)
+        time.sleep(1.5 * HEAD_SECONDS)  # the clock of the rest has been stopped
+        made.sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"HTTP/1.1 200" in everything(made)
