@@ -6,6 +6,8 @@ A map knows its own graph (``onnx_logits``). The model takes float32 ``logits`` 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -174,14 +176,10 @@ def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) ->
 
 def prove(fitted: CalibrationMap, data: bytes) -> None:
     """Raise an ExportError unless onnxruntime gives what the map gives."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.enable_cpu_mem_arena = False  # it would keep the largest tensors to the end
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    run = _session(data)
     rows, worst = trial_rows(fitted), 0.0
     for part in row_blocks(*rows.shape):
-        given = session.run(["calibrated"], {fitted.kind: rows[part]})[0]
+        given = run({fitted.kind: rows[part]})
         try:
             expected = fitted.apply_logits(fitted.read(rows[part])[0])
         except MapError as error:
@@ -193,6 +191,33 @@ def prove(fitted: CalibrationMap, data: bytes) -> None:
         raise ExportError(
             "not_equal", f"onnxruntime differs from the map by {worst:.2g}, more than {TOLERANCE}"
         )
+
+
+def _session(data: bytes) -> Callable[[dict[str, Any]], NDArray[Any]]:
+    """Return a function that runs a model; what onnxruntime raises becomes an ExportError."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena = False  # it would keep the largest tensors to the end
+
+    def run(inputs: dict[str, Any]) -> NDArray[Any]:
+        with _refused_by_runtime():
+            found: NDArray[Any] = session.run(["calibrated"], inputs)[0]
+        return found
+
+    with _refused_by_runtime():
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return run
+
+
+@contextmanager
+def _refused_by_runtime() -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # onnxruntime's errors have no common class of their own
+        raise ExportError("not_equal", f"onnxruntime does not run the export: {error}") from error
 
 
 def trial_rows(fitted: CalibrationMap) -> NDArray[np.float32]:

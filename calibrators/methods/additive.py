@@ -146,14 +146,15 @@ class AdditiveMap(CalibrationMap):
         """Write the corrected log odds, then the other classes at their own temperature."""
         log_odds = onnx_others(graph, logits, self.k, self.base_temperature).log_odds
         one = graph.constant(1.0, np.float64)
-        gaps = onnx_sorted_gaps(graph, logits, min(2, self.k - 1), self.base_temperature)
-        sums = np.array([[1.0, -1.0], [0.0, 1.0]])[: self.k - 1, : min(2, self.k)]
+        count = min(2, self.k - 1)  # of gaps: two classes have the margin alone
+        gaps = onnx_sorted_gaps(graph, logits, count, self.base_temperature)
+        sums = np.array([[1.0, -1.0], [0.0, 1.0]])[:count, :count]
         steps = graph.add("MatMul", gaps, graph.constant(sums, np.float64))
         logs = graph.add("Log", graph.add("Add", steps, one))
         new = log_odds
         columns = [log_odds]
-        for place in range(min(2, self.k - 1)):
-            pick = np.eye(2)[: sums.shape[1], [place]]
+        for place in range(count):
+            pick = np.eye(count)[:, [place]]
             columns.append(graph.add("MatMul", logs, graph.constant(pick, np.float64)))
         for column, nodes, heights in zip(columns, self.nodes, self.heights, strict=False):
             moved = onnx_interpolated(graph, column, nodes[np.newaxis], heights[np.newaxis])

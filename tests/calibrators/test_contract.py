@@ -156,7 +156,9 @@ def test_archive_gives_back_the_same_map(
     assert json.loads(json.dumps(fitted.fit_info)) == fitted.fit_info == back.fit_info
 
 
-def test_onnx_agrees_or_is_refused(name: str, fitted: CalibrationMap) -> None:
+@pytest.mark.parametrize("k", [2, 3, 5, 70])
+def test_onnx_agrees_or_is_refused(name: str, k: int) -> None:
+    fitted = fit(name, draw(1200, k))
     if isinstance(fitted, TemperatureTypeMap):
         assert onnx.export(fitted)
         return

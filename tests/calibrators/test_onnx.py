@@ -54,6 +54,14 @@ def test_a_wrong_model_is_not_handed_out() -> None:
         onnx.prove(TemperatureMap(k=3, temperature=1.500001e0 * 1.01), data)
 
 
+def test_a_model_that_does_not_run_is_not_handed_out() -> None:
+    with pytest.raises(ExportError, match="onnxruntime does not run the export"):
+        onnx.prove(TemperatureMap(k=3, temperature=1.5), b"no model")
+    four = onnx.export(TemperatureMap(k=4, temperature=1.5))
+    with pytest.raises(ExportError, match="onnxruntime does not run the export"):
+        onnx.prove(TemperatureMap(k=3, temperature=1.5), four)
+
+
 def test_trial_rows_are_extreme() -> None:
     rows = onnx.trial_rows(TemperatureMap(k=4, temperature=1.0))
     assert np.isneginf(rows).any()
