@@ -20,7 +20,7 @@ from service.access.permissions import Principal
 from service.access.sessions import Sessions
 from service.comparisons import routes as comparisons
 from service.comparisons.service import Comparisons
-from service.concurrency.memory_budget import MemoryBudget
+from service.concurrency.memory_budget import CallMemory
 from service.concurrency.thread_pools import Executors
 from service.datasets import routes as datasets
 from service.datasets.formats import Limits
@@ -108,7 +108,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(HTTPException, refuse_as_page)
     app.add_middleware(predict.Shortcut, route=predicting)
     app.add_middleware(ThreadLimits)
-    app.add_middleware(BodyMemory, budget=parts.body_budget)
+    app.add_middleware(BodyMemory, memory=parts.call_memory)
     app.add_middleware(
         BodyGuard,
         limit_of=_body_limit(settings),
@@ -167,7 +167,7 @@ def join(settings: Settings) -> Parts:
             ),
         ),
         executors=Executors(),
-        body_budget=MemoryBudget(settings.body_memory_bytes),
+        call_memory=CallMemory(settings.body_memory_bytes),
         renderer=Renderer(settings.data_dir / "rendered", seconds=settings.render_seconds),
         metrics=metrics,
         probe=Probe(database, blobs),

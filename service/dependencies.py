@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 from service.access.keys import KeyRing
 from service.access.sessions import Sessions
 from service.comparisons.service import Comparisons
-from service.concurrency.memory_budget import MemoryBudget
+from service.concurrency.memory_budget import CallMemory
 from service.concurrency.thread_pools import Executors
 from service.datasets.part_uploads import PartUploads
 from service.datasets.service import Datasets
@@ -46,7 +46,7 @@ class Parts:
     datasets: Datasets
     part_uploads: PartUploads
     executors: Executors
-    body_budget: MemoryBudget
+    call_memory: CallMemory
     renderer: Renderer
     metrics: Metrics
     probe: Probe

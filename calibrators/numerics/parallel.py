@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -117,17 +117,59 @@ def map_blocks(
     threads = min(_Threads.count, len(spans))
     if threads <= 1 or threading.current_thread().name.startswith(WORKER):
         return _run(work, spans)
-    bounds = [len(spans) * t // threads for t in range(threads + 1)]
-    mine, *others = (spans[a:b] for a, b in pairwise(bounds))
-    waiting = [_pool().submit(_run, work, part) for part in others]
-    return sum((future.result() for future in waiting), start=_run(work, mine))
+    blocks = _Blocks(work, spans)
+    helpers = [_pool().submit(blocks.run) for _ in range(threads - 1)]
+    try:
+        blocks.run()
+    finally:
+        blocks.stop()
+        running = [helper for helper in helpers if not helper.cancel()]
+        wait(running)
+    for helper in running:
+        helper.result()
+    return blocks.results
+
+
+class _Blocks(Generic[Result]):
+    """Blocks that threads take one after the other.
+
+    The thread that wants the results takes blocks too, so it is done even if all others are busy
+    with the work of somebody else.
+    """
+
+    def __init__(
+        self, work: Callable[[int, int, Scratch], Result], spans: list[tuple[int, int]]
+    ) -> None:
+        self.results: list[Result] = [None] * len(spans)  # type: ignore[list-item]
+        self._work = work
+        self._left = deque(enumerate(spans))
+
+    def run(self) -> None:
+        """Work on blocks until none is left."""
+        scratch = _scratch()
+        while True:
+            try:
+                place, (start, stop) = self._left.popleft()
+            except IndexError:
+                return
+            self.results[place] = self._work(start, stop, scratch)
+
+    def stop(self) -> None:
+        """Leave the rest undone."""
+        self._left.clear()
 
 
 def _run(work: Callable[[int, int, Scratch], Result], spans: list[tuple[int, int]]) -> list[Result]:
+    scratch = _scratch()
+    return [work(start, stop, scratch) for start, stop in spans]
+
+
+def _scratch() -> Scratch:
+    """Return buffers, on the threads of the pool the same for all work."""
     scratch = getattr(_Kept, "scratch", None) or Scratch()
     if threading.current_thread().name.startswith(WORKER):
         _Kept.scratch = scratch
-    return [work(start, stop, scratch) for start, stop in spans]
+    return scratch
 
 
 def oriented(block: Floats, scratch: Scratch) -> tuple[Floats, int]:

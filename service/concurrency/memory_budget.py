@@ -1,29 +1,56 @@
-"""A budget of memory for bodies and answers that are held whole."""
+"""Budgets of memory for bodies, the work on them, and answers that are held whole."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from service.errors import TooMany
 
 WAIT_SECONDS = 10.0
 
 
+@dataclass(eq=False)
+class _Waiter:
+    """A call that waits until it can hold ``size`` bytes in place of ``held``."""
+
+    owner: str
+    held: int
+    size: int
+    admitted: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
 class MemoryBudget:
     """Let calls proceed while what they hold together stays within a number of bytes.
 
     One owner (a workspace) gets half of it, so that it cannot keep out the others. A call that is
-    larger than its share runs when its owner holds nothing else. A call that waits longer than
-    ``wait_seconds`` gets TooMany.
+    larger than its share runs when its owner holds nothing else. Owners take turns.
+
+    Parameters
+    ----------
+    total
+        Bytes that all calls together may hold.
+    in_order
+        Let nobody pass a call that waits for room. Without it a large call may wait for as long as
+        small ones come; with it everybody waits for the slowest of those that hold something.
+    wait_seconds
+        How long a call may wait before it gets TooMany.
     """
 
-    def __init__(self, total: int, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    def __init__(
+        self, total: int, *, in_order: bool = False, wait_seconds: float = WAIT_SECONDS
+    ) -> None:
         self._total = total
         self._share = total // 2
+        self._in_order = in_order
         self._wait_seconds = wait_seconds
         self._held: Counter[str] = Counter()
-        self._freed = asyncio.Event()
+        self._waiting: dict[str, deque[_Waiter]] = {}
 
     @property
     def held(self) -> int:
@@ -32,30 +59,80 @@ class MemoryBudget:
 
     async def grow(self, owner: str, held: int, size: int) -> None:
         """Let a call of an owner hold ``size`` bytes in place of the ``held`` that it has."""
+        waiter = _Waiter(owner, held, size)
+        self._waiting.setdefault(owner, deque()).append(waiter)
+        self._admit()
+        if waiter.admitted.done():
+            return
         try:
             async with asyncio.timeout(self._wait_seconds):
-                while not self._fits(owner, held, size):
-                    self._freed.clear()
-                    await self._freed.wait()
-        except TimeoutError:
-            raise TooMany(
-                "too_much_in_flight",
-                f"large calls hold all memory set aside for them ({self._total} bytes): "
-                "read answers as they come, send fewer at once, or smaller ones",
-            ) from None
+                await waiter.admitted
+        except BaseException as error:
+            self._leave(waiter)
+            if isinstance(error, TimeoutError):
+                raise self._refusal() from None
+            raise
+
+    def grow_now(self, owner: str, held: int, size: int) -> bool:
+        """Return whether the call holds ``size`` bytes now; do not wait for them."""
+        if self._waiting or not self._has_room(owner, held, size):
+            return False
         self._held[owner] += size - held
+        return True
 
     def release(self, owner: str, held: int) -> None:
         """Give back what a call held."""
         self._held[owner] -= held
         if not self._held[owner]:
             del self._held[owner]
-        self._freed.set()
+        self._admit()
 
-    def _fits(self, owner: str, held: int, size: int) -> bool:
-        mine, by_all = self._held[owner] - held, self._held.total() - held
-        within_share = not mine or mine + size <= self._share
-        return within_share and (not by_all or by_all + size <= self._total)
+    def _leave(self, waiter: _Waiter) -> None:
+        """Forget a call that has waited; give back what it was just admitted to."""
+        if waiter.admitted.done() and not waiter.admitted.cancelled():
+            self.release(waiter.owner, waiter.size - waiter.held)
+            return
+        queue = self._waiting.get(waiter.owner, deque())
+        with suppress(ValueError):
+            queue.remove(waiter)
+        if not queue:
+            self._waiting.pop(waiter.owner, None)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Admit calls that fit, one of each owner in turn."""
+        while (owner := next(self._admissible(), None)) is not None:
+            queue = self._waiting.pop(owner)
+            first = queue.popleft()
+            if queue:
+                self._waiting[owner] = queue  # at the end: the others come first
+            self._held[owner] += first.size - first.held
+            first.admitted.set_result(None)
+
+    def _admissible(self) -> Iterator[str]:
+        for owner, queue in self._waiting.items():
+            first = queue[0]
+            if self._has_room(owner, first.held, first.size):
+                yield owner
+            elif self._in_order and self._is_within_share(owner, first.held, first.size):
+                return
+
+    def _has_room(self, owner: str, held: int, size: int) -> bool:
+        by_all = self._held.total() - held
+        has_space = not by_all or by_all + size <= self._total
+        return has_space and self._is_within_share(owner, held, size)
+
+    def _is_within_share(self, owner: str, held: int, size: int) -> bool:
+        """Return whether the call need not wait for others of its owner."""
+        mine = self._held[owner] - held
+        return not mine or mine + size <= self._share
+
+    def _refusal(self) -> TooMany:
+        return TooMany(
+            "too_much_in_flight",
+            f"large calls hold all memory set aside for them ({self._total} bytes): "
+            "read answers as they come, send fewer at once, or smaller ones",
+        )
 
 
 class MemoryHold:
@@ -74,8 +151,55 @@ class MemoryHold:
             await self._budget.grow(self._owner, self._size, size)
             self._size = size
 
+    def grow_now(self, size: int) -> bool:
+        """Return whether at least ``size`` bytes are held now; do not wait for them."""
+        if size <= self._size:
+            return True
+        if not self._budget.grow_now(self._owner, self._size, size):
+            return False
+        self._size = size
+        return True
+
+    def release(self) -> int:
+        """Give back everything; return how much it was."""
+        held, self._size = self._size, 0
+        if held:
+            self._budget.release(self._owner, held)
+        return held
+
+
+class CallMemory:
+    """The memory of the calls of a process: bodies that arrive, work, and answers that leave.
+
+    Each has a budget of its own. A client that sends or reads slowly holds what it sends or reads
+    and nothing else, and whoever holds memory for work never waits for a client.
+    """
+
+    def __init__(self, total: int, *, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.bodies = MemoryBudget(total // 4, wait_seconds=wait_seconds)
+        self.answers = MemoryBudget(total // 4, wait_seconds=wait_seconds)
+        self.work = MemoryBudget(total // 2, in_order=True, wait_seconds=wait_seconds)
+
+
+class CallHold:
+    """What one call holds of each budget.
+
+    ``body`` and ``answer`` may be held for long, ``work`` may not.
+    """
+
+    __slots__ = ("answer", "body", "work")
+
+    def __init__(self, memory: CallMemory, owner: str) -> None:
+        self.body = MemoryHold(memory.bodies, owner)
+        self.answer = MemoryHold(memory.answers, owner)
+        self.work = MemoryHold(memory.work, owner)
+
+    def end_work(self) -> None:
+        """Give back all but the answer."""
+        self.body.release()
+        self.work.release()
+
     def release(self) -> None:
         """Give back everything."""
-        if self._size:
-            self._budget.release(self._owner, self._size)
-            self._size = 0
+        self.end_work()
+        self.answer.release()

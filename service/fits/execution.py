@@ -17,7 +17,7 @@ from calibrators.fitting.evaluation import Judged
 from calibrators.registry import make_recipe
 from calibrators.report.json_form import to_plain
 from service.datasets.service import load, named
-from service.errors import ServiceError
+from service.errors import ServiceError, TooLarge
 from service.fits.service import check_memory
 from service.registry.service import NO_ONNX
 from service.storage.blob_keys import judged_key, map_key, onnx_key
@@ -25,6 +25,9 @@ from service.storage.blobs import Blobs, Unnamed
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
+
+MEGABYTE = 1 << 20
+MAX_MAP_BYTES = 64 * MEGABYTE
 
 logger = logging.getLogger(__name__)
 
@@ -256,6 +259,7 @@ def _written(
     fit, order = job.fit, job.fit.order
     fitted, report = judged
     id, content = new_id("ver"), archive.dump(fitted)
+    check_map_size(recipe, len(content))
     sha256 = hashlib.sha256(content).hexdigest()
     blobs.put(map_key(fit.workspace, id, sha256), content)
     onnx_sha256, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
@@ -287,6 +291,18 @@ def _written(
         "created_by": fit.created_by,
     }
     return NewVersion(id, report.to_dict(), facts)
+
+
+def check_map_size(recipe: Calibrator, size: int) -> None:
+    """Raise TooLarge for a map that would take too much memory wherever it is applied."""
+    if size > MAX_MAP_BYTES:
+        raise TooLarge(
+            "map_too_large",
+            f"the map of {recipe.name!r} has {size / MEGABYTE:.0f} MiB, at most "
+            f"{MAX_MAP_BYTES / MEGABYTE:.0f} are kept: choose fewer bins or segments, or a method "
+            "with fewer parameters",
+            limit=MAX_MAP_BYTES,
+        )
 
 
 def _written_onnx(

@@ -10,6 +10,7 @@ import numpy as np
 
 from calibrators import CalibrationMap, CalibrationSet, evaluate
 from calibrators.errors import ClippedProbabilities, MapError, UnknownSegments
+from calibrators.numerics.parallel import row_blocks
 from calibrators.segments import Groups, check_length
 from service.access.permissions import Principal
 from service.concurrency.thread_pools import FairExecutor
@@ -20,6 +21,7 @@ from service.serving.map_cache import Served
 
 EVALUATED_ROWS = 100_000
 EVALUATED_CLASSES = 20_000
+EVALUATED_VALUES = 1 << 21
 DRAWS = 200
 SHOWN = 80
 
@@ -82,12 +84,20 @@ def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
     >>> classes.tolist(), chosen.tolist()
     ([[1, 2]], [[0.5, 0.3]])
     """
+    shape = (len(probabilities), min(count, probabilities.shape[1]))
+    classes, shares = np.empty(shape, np.intp), np.empty(shape, probabilities.dtype)
+    for rows in row_blocks(*probabilities.shape):
+        classes[rows] = _top_classes(probabilities[rows], count)
+        shares[rows] = np.take_along_axis(probabilities[rows], classes[rows], axis=1)
+    return classes, shares
+
+
+def _top_classes(probabilities: Array, count: int) -> Array:
     if count >= probabilities.shape[1]:
-        classes = np.argsort(-probabilities, axis=1, kind="stable")
-        return classes, np.take_along_axis(probabilities, classes, axis=1)
+        return np.argsort(-probabilities, axis=1, kind="stable")
     if count == 1:
-        classes = probabilities.argmax(axis=1)[:, np.newaxis]
-        return classes, np.take_along_axis(probabilities, classes, axis=1)
+        best: Array = probabilities.argmax(axis=1)
+        return best[:, np.newaxis]
     # of equal probabilities the first classes are taken, so those above the least come first
     least = -np.partition(-probabilities, count - 1, axis=1)[:, count - 1 : count]
     is_above, is_equal = probabilities > least, probabilities == least
@@ -96,7 +106,7 @@ def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
     found = np.nonzero(is_taken)[1].reshape(len(probabilities), count)
     shares = np.take_along_axis(probabilities, found, axis=1)
     order = np.argsort(-shares, axis=1, kind="stable")
-    return np.take_along_axis(found, order, axis=1), np.take_along_axis(shares, order, axis=1)
+    return np.take_along_axis(found, order, axis=1)
 
 
 def check_evaluable(rows: int, classes: int) -> None:
@@ -114,6 +124,13 @@ def check_evaluable(rows: int, classes: int) -> None:
             f"at most {EVALUATED_CLASSES} classes are evaluated in a call, got {classes}: "
             "leave the labels out, and measure with calibrators.evaluate",
             limit=EVALUATED_CLASSES,
+        )
+    if rows * classes > EVALUATED_VALUES:
+        raise TooLarge(
+            "too_many_rows",
+            f"at most {EVALUATED_VALUES} probabilities are evaluated in one call, got {rows} rows "
+            f"of {classes} classes: send fewer rows, or leave the labels out",
+            limit=EVALUATED_VALUES // classes,
         )
 
 
@@ -192,6 +209,7 @@ INLINE_BYTES = 1 << 18
 INLINE_JSON_BYTES = 1 << 14
 INLINE_QUERY_BYTES = 1 << 12
 INLINE_COST = 1 << 15
+MOST_COST = 1 << 30  # some seconds
 # in numbers that a softmax takes, of about 20 ns: a row, and what it takes to write out
 ROW_COST = 8
 JSON_COST = 4
@@ -203,14 +221,32 @@ JSON_BYTES = {4: 12, 8: 20}
 
 def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | None = None) -> bool:
     """Return whether an answer is made in less time than a change of threads is worth."""
-    rows = len(values) if values.ndim > 1 else 1
-    numbers = rows * served.map.k
-    cost = values.size + numbers + rows * (ROW_COST + served.map.row_cost)
+    rows, numbers, cost = _cost(served, values)
     if top is not None:
         cost += numbers + rows * TOP_ROW_COST
     if writes_json:
         cost += JSON_COST * (numbers if top is None else rows * min(top, served.map.k))
     return cost <= INLINE_COST
+
+
+def _cost(served: Served, values: Array) -> tuple[int, int, int]:
+    """Return how many rows there are, how many probabilities, and what they take to calculate."""
+    rows = len(values) if values.ndim > 1 else 1
+    numbers = rows * served.map.k
+    return rows, numbers, values.size + numbers + rows * (ROW_COST + served.map.row_cost)
+
+
+def check_cost(served: Served, values: Array) -> None:
+    """Refuse rows that this map would take many seconds for."""
+    rows, _, cost = _cost(served, values)
+    if cost > MOST_COST:
+        most = MOST_COST * rows // cost
+        raise TooLarge(
+            "too_many_rows",
+            f"this map takes long for each row: at most {most} rows are calibrated in one call, "
+            f"got {rows}; send fewer, or apply the map with the SDK",
+            limit=most,
+        )
 
 
 @dataclass(frozen=True)
@@ -232,6 +268,17 @@ def check_answer(size: int, limit: int, advice: str) -> None:
         raise TooLarge(
             "answer_too_large",
             f"the answer would have about {size} bytes, at most {limit} are sent: {advice}",
+            limit=limit,
+        )
+
+
+def check_calculation(size: int, limit: int) -> None:
+    """Refuse rows of which more is calculated than answered, by the size of all classes."""
+    if size > limit:
+        raise TooLarge(
+            "answer_too_large",
+            f"the probabilities of all classes have about {size} bytes, and at most {limit} are "
+            "calculated in a call: send fewer rows",
             limit=limit,
         )
 

@@ -11,6 +11,7 @@ import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import structlog
@@ -71,6 +72,7 @@ class Maps:
         self._aliases: dict[Place, Alias] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
+        self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._versions)
@@ -87,11 +89,17 @@ class Maps:
     def load(self, principal: Principal, name: str, ref: str) -> Served:
         """A map from the database and the blobs, kept in memory from now on."""
         place = Place(principal.workspace, name, ref)
-        with self._database.read() as store:
-            alias, version = _resolve(store, principal, name, ref)
-        served = self._read(place, version)
-        self._keep(place, alias, served)
+        with self._turn_of(principal.workspace):
+            with self._database.read() as store:
+                alias, version = _resolve(store, principal, name, ref)
+            served = self._read(place, version)
+            self._keep(place, alias, served)
         return served
+
+    def _turn_of(self, workspace: str) -> threading.Lock:
+        """Return the lock under which maps of a workspace are loaded, one at a time."""
+        with self._lock:
+            return self._turns.setdefault(workspace, threading.Lock())
 
     def refresh(self) -> None:
         """See which aliases were moved, by whomever, and load what they point at now.

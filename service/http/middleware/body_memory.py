@@ -1,30 +1,36 @@
-"""Bodies that routes read whole, admitted within a budget of memory."""
+"""Bodies that routes read whole, and large answers, admitted within budgets of memory."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.concurrency.memory_budget import MemoryBudget, MemoryHold
+from service.concurrency.memory_budget import CallHold, CallMemory
 
-# small bodies are not counted: the number of requests is limited
+# small bodies and answers are not counted: the number of requests is limited
 FREE_BYTES = 1 << 16
-COPIES = 6  # a body in pieces and as a whole, what it is decoded to, and an answer in JSON
+COPIES = 5  # a body as a whole beside its pieces, what it is decoded to, and what is calculated
 HOLD = "memory_hold"
 # bodies that are written to disk as they come; JSON and CSV of a fit are read whole
 UPLOADS, FITS = "/v1/datasets", "/fits"
 READ_WHOLE = (b"application/json", b"text/csv")
 
+T = TypeVar("T")
+
 
 class BodyMemory:
     """Raw ASGI middleware: let large bodies come as far as there is memory for them.
 
-    A request holds the length of its body, several times over, until its answer was sent. Routes
-    that unpack a body ask for more: ``scope["memory_hold"]``.
+    A request holds the length of its body while it arrives, several times as much once it has
+    arrived, until its answer was sent. Routes whose bodies or answers may be larger than that count
+    them with ``hold_unpacked`` and ``read_body``.
     """
 
-    def __init__(self, app: ASGIApp, budget: MemoryBudget) -> None:
+    def __init__(self, app: ASGIApp, memory: CallMemory) -> None:
         self.app = app
-        self._budget = budget
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app with a ``receive`` that counts; what is too much is raised there."""
@@ -33,7 +39,7 @@ class BodyMemory:
             return
         principal = scope.get("principal")
         owner = "public" if principal is None else principal.workspace
-        hold = scope[HOLD] = MemoryHold(self._budget, owner)
+        hold = scope[HOLD] = CallHold(self._memory, owner)
         received, counted = 0, FREE_BYTES
 
         async def counting_receive() -> Message:
@@ -43,7 +49,9 @@ class BodyMemory:
             if received > counted:
                 # all of it at once: of many bodies that grow together none would end
                 counted = max(2 * received, _stated_length(scope))
-                await hold.grow_to(COPIES * max(received, _stated_length(scope)))
+                await hold.body.grow_to(max(received, _stated_length(scope)))
+            if received > FREE_BYTES and not message.get("more_body", False):
+                await hold.work.grow_to(COPIES * received)
             return message
 
         try:
@@ -71,6 +79,33 @@ def _stated_length(scope: Scope) -> int:
 
 async def hold_unpacked(scope: Scope, size: int) -> None:
     """Count a body that unpacks to ``size`` bytes; raise TooMany if there is no memory for it."""
-    hold: MemoryHold | None = scope.get(HOLD)
+    hold: CallHold | None = scope.get(HOLD)
     if hold is not None and size > FREE_BYTES:
-        await hold.grow_to(COPIES * size)
+        await hold.work.grow_to(COPIES * size)
+
+
+async def read_body(
+    scope: Scope, read: Callable[[], Awaitable[T]], answer_size: Callable[[T], int]
+) -> T:
+    """Read what a body holds, and count the answer to it before it is made.
+
+    If memory for the answer has to be waited for, what was read is dropped, and read again then:
+    meanwhile the call holds its body alone. Raises TooMany if there is none.
+    """
+    found = await read()
+    size = answer_size(found)
+    hold: CallHold | None = scope.get(HOLD)
+    if hold is None or size <= FREE_BYTES or hold.answer.grow_now(size):
+        return found
+    del found
+    work = hold.work.release()
+    await hold.answer.grow_to(size)
+    await hold.work.grow_to(work)
+    return await read()
+
+
+def end_work(scope: Scope) -> None:
+    """Give back what a call held to make its answer, which is sent now."""
+    hold: CallHold | None = scope.get(HOLD)
+    if hold is not None:
+        hold.end_work()

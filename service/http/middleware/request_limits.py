@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import TooMany
 from service.http.middleware.body_limits import refuse
@@ -115,7 +116,7 @@ class RequestLimits:
 class ThreadLimits:
     """Raw ASGI middleware: let MOST_RUNNING requests of a workspace use threads, the others wait.
 
-    It stands inside of what reads small bodies: who sends one slowly keeps nobody waiting.
+    A request waits for its turn when its body is there: who sends one slowly keeps nobody waiting.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -125,9 +126,22 @@ class ThreadLimits:
         """Run the request when its turn comes."""
         slot: Slot | None = scope.get(SLOT)
         if slot is not None and _uses_threads(scope):
+            receive = await _received(receive)
             await slot.run()
             await take_turn(scope)
         await self.app(scope, receive, send)
+
+
+async def _received(receive: Receive) -> Receive:
+    """Wait for a whole body, whose length is limited; return a ``receive`` that hands it out."""
+    messages = deque([await receive()])
+    while messages[-1].get("more_body", False):
+        messages.append(await receive())
+
+    async def replay() -> Message:
+        return messages.popleft() if messages else await receive()
+
+    return replay
 
 
 def _caller_of(scope: Scope) -> str:

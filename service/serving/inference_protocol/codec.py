@@ -20,6 +20,7 @@ from calibrators.segments import Groups
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http.json_body import check_cost
 from service.serving.apply_map import JSON_BYTES, Prediction, check_answer
+from service.serving.apply_map import check_cost as check_call_cost
 from service.serving.inference_protocol import fields
 from service.serving.inference_protocol.inputs import read_inputs
 from service.serving.map_cache import Served
@@ -38,7 +39,7 @@ class InferLimits:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """Values (n, columns), their segments and model, and how the answer is wanted."""
+    """Values (n, columns), their segments and model, how the answer is wanted, and its bytes."""
 
     id: str | None
     values: NDArray[Any]
@@ -46,6 +47,7 @@ class InferRequest:
     binary: bool
     model: str | None
     only_warn: bool
+    answer_size: int
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
@@ -86,6 +88,7 @@ def decode(
         )
     document = _parse(memoryview(body)[:length])
     values, groups = read_inputs(document, memoryview(body)[length:], served)
+    check_call_cost(served, values)
     parameters = fields.parameters(document, "parameters")
     binary = _wants_binary(document, parameters)
     number = 4 if values.dtype in (np.float32, np.float16) else 8
@@ -99,6 +102,7 @@ def decode(
         binary,
         fields.optional(parameters, "parameters.model", str),
         _only_warns(parameters),
+        size,
     )
 
 

@@ -17,7 +17,7 @@ from service.datasets.formats.npz import HIGHEST_RATIO
 from service.datasets.formats.segments import GROUPS
 from service.errors import Malformed
 from service.http.callers import check_scope
-from service.http.middleware.body_memory import hold_unpacked
+from service.http.middleware.body_memory import end_work, hold_unpacked, read_body
 from service.http.middleware.fair_turns import take_turn
 from service.serving.apply_map import (
     INLINE_BYTES,
@@ -143,28 +143,30 @@ class _Protocol:
             and json_length <= INLINE_JSON_BYTES
             and encoding == "identity"
         )
-        models = _models(request)
-        if not is_small:
-            return await self.large.run(
-                principal, self._read_and_answer, body, encoding, header_length, served, models
-            )
-        asked = decode(body, header_length, served, self.limits)
-        if asked.groups is None and is_quick(served, asked.values, writes_json=not asked.binary):
-            return _answer(asked, served, models)
-        return await self.large.run(principal, _answer, asked, served, models)
 
-    def _read_and_answer(
-        self,
-        body: bytes,
-        encoding: str,
-        header_length: int | None,
-        served: Served,
-        models: list[str],
-    ) -> Response:
-        """Decode and apply in one go: what is decoded waits for nothing."""
+        async def read() -> InferRequest:
+            if is_small:
+                return decode(body, header_length, served, self.limits)
+            return await self.large.run(
+                principal, self._read, body, encoding, header_length, served
+            )
+
+        models = _models(request)
+        asked = await read_body(request.scope, read, lambda found: found.answer_size)
+        is_plain = is_small and asked.groups is None
+        if is_plain and is_quick(served, asked.values, writes_json=not asked.binary):
+            answer = _answer(asked, served, models)
+        else:
+            answer = await self.large.run(principal, _answer, asked, served, models)
+        end_work(request.scope)
+        return answer
+
+    def _read(
+        self, body: bytes, encoding: str, header_length: int | None, served: Served
+    ) -> InferRequest:
         if encoding != "identity":
             body = unpack(body, encoding, self.limits.body)
-        return _answer(decode(body, header_length, served, self.limits), served, models)
+        return decode(body, header_length, served, self.limits)
 
     async def served(self, request: Request) -> Served:
         principal: Principal = request.scope["principal"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +26,7 @@ from service.datasets.formats import (
 from service.datasets.formats.safetensors import PREFIX as LENGTH_BYTES
 from service.errors import NotAcceptable, Unsupported
 from service.http.callers import check_scope
-from service.http.middleware.body_memory import hold_unpacked
+from service.http.middleware.body_memory import end_work, hold_unpacked, read_body
 from service.http.middleware.fair_turns import take_turn
 from service.names import check_name
 from service.serving.apply_map import (
@@ -39,6 +39,8 @@ from service.serving.apply_map import (
     Load,
     Prediction,
     check_answer,
+    check_calculation,
+    check_cost,
     check_evaluable,
     check_model,
     evaluation,
@@ -101,6 +103,7 @@ class Predict:
                 headers, body = await self._posted(served, asked, sent, scope, receive)
             if mismatch is not None:
                 headers.append(warning_header(mismatch))
+        end_work(scope)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -131,11 +134,15 @@ class Predict:
         limit = self.limits.of(format)
         if format is Format.NPZ and body:  # it unpacks to up to a thousand times its size
             await hold_unpacked(scope, unpacked_size(body, limit))
-        if not _is_read_quickly(format, body):
-            return await self.large.run(
-                principal, self._read_and_answer, served, body, limit, asked, sent, format
-            )
-        arrays = read_arrays(format, body, limit=limit)
+
+        async def read() -> Arrays:
+            if _is_read_quickly(format, body):
+                return read_arrays(format, body, limit=limit)
+            return await self.large.run(principal, read_arrays, format, body, limit=limit)
+
+        arrays = await read_body(
+            scope, read, lambda found: self._checked_size(served, found, asked, sent, format)
+        )
         return await self._answered(scope, served, arrays, asked, sent, format)
 
     async def _answered(
@@ -169,30 +176,30 @@ class Predict:
             headers.append(warning_header(mismatch))
         return headers, body
 
-    def _read_and_answer(
-        self,
-        served: Served,
-        body: bytes,
-        limit: int,
-        asked: PredictRequest,
-        sent: Sent,
-        format: Format,
-    ) -> tuple[Headers, bytes]:
-        """Decode and apply in one go: what is decoded waits for nothing."""
-        arrays = read_arrays(format, body, limit=limit)
-        return self._answer(served, arrays, asked, sent, format)
+    def _checked_size(
+        self, served: Served, arrays: Arrays, asked: PredictRequest, sent: Sent, format: Format
+    ) -> int:
+        """Return about how many bytes the answer will have; raise TooLarge if that is too much."""
+        k = served.map.k
+        check_cost(served, arrays.values)
+        written = _written_format(arrays, asked, sent, format)
+        if arrays.labels is not None:
+            check_evaluable(len(arrays.values), k)
+        is_choice = written is Format.JSON and arrays.labels is None
+        advice = "send fewer rows, or accept npy or npz" if is_choice else "send fewer rows"
+        size = answer_size(k, arrays, asked, written)
+        check_answer(size, self.limits.of(written), advice)
+        if asked.top is not None:  # all classes are calculated before most are left out
+            check_calculation(
+                answer_size(k, arrays, replace(asked, top=None), Format.NPY), self.limits.bytes
+            )
+        return size
 
     def _answer(
         self, served: Served, arrays: Arrays, asked: PredictRequest, sent: Sent, format: Format
     ) -> tuple[Headers, bytes]:
         """The headers and the body of the answer to values sent in ``format``."""
         written = _written_format(arrays, asked, sent, format)
-        is_choice = written is Format.JSON and arrays.labels is None
-        advice = "send fewer rows, or accept npy or npz" if is_choice else "send fewer rows"
-        if arrays.labels is not None:
-            check_evaluable(len(arrays.values), served.map.k)
-        size = answer_size(served.map.k, arrays, asked, written)
-        check_answer(size, self.limits.of(written), advice)
         found = predict(served.map, arrays, asked.dtype, asked.interval)
         probabilities = found.probabilities
         if asked.dtype is not None:

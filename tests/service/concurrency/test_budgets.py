@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
 
-from service.concurrency.memory_budget import MemoryBudget, MemoryHold
+from service.concurrency.memory_budget import CallHold, CallMemory, MemoryBudget, MemoryHold
 from service.concurrency.thread_pools import FairExecutor
 from service.datasets.formats import csv_text
 from service.errors import Invalid, TooLarge, TooMany
@@ -113,6 +114,77 @@ def test_a_call_that_is_cancelled_while_it_waits_holds_nothing():
         await asyncio.gather(waiting, return_exceptions=True)
         first.release()
         assert budget.held == 0
+
+    asyncio.run(check())
+
+
+def test_a_large_call_is_not_passed_by_small_ones_for_ever():
+    async def check(in_order: bool) -> bool:
+        budget = MemoryBudget(100, in_order=in_order, wait_seconds=0.3)
+
+        async def many_small_calls(owner: str) -> None:
+            for _ in range(100):
+                hold = MemoryHold(budget, owner)
+                await hold.grow_to(30)
+                await asyncio.sleep(0.01)
+                hold.release()
+
+        small = []
+        for owner in "ab":
+            small.append(asyncio.create_task(many_small_calls(owner)))
+            await asyncio.sleep(0.005)
+        large = MemoryHold(budget, "large")
+        try:
+            await large.grow_to(100)
+        except TooMany:
+            return False
+        finally:
+            large.release()
+            for one in small:
+                one.cancel()
+            await asyncio.gather(*small, return_exceptions=True)
+        return True
+
+    assert asyncio.run(check(in_order=True))
+    assert not asyncio.run(check(in_order=False))
+
+
+def test_owners_take_turns_in_a_budget():
+    async def check() -> None:
+        budget, order = MemoryBudget(100, in_order=True, wait_seconds=20), []
+
+        async def call(owner: str) -> None:
+            hold = MemoryHold(budget, owner)
+            await hold.grow_to(80)
+            order.append(owner)
+            await asyncio.sleep(0.005)
+            hold.release()
+
+        calls = [asyncio.create_task(call(owner)) for owner in "aaaaab"]
+        await asyncio.gather(*calls)
+        assert order.index("b") <= 2
+        assert budget.held == 0
+
+    asyncio.run(check())
+
+
+def test_slow_bodies_and_answers_of_one_leave_room_for_the_largest_of_another():
+    async def check() -> None:
+        memory = CallMemory(256, wait_seconds=0.05)
+        holds = []
+        for _ in range(20):
+            slow = CallHold(memory, "slow")
+            with contextlib.suppress(TooMany):
+                await slow.body.grow_to(10)
+                await slow.answer.grow_to(10)
+            holds.append(slow)
+        other = CallHold(memory, "other")
+        await other.body.grow_to(32)
+        await other.work.grow_to(160)
+        assert other.answer.grow_now(32)
+        for one in (*holds, other):
+            one.release()
+        assert memory.bodies.held == memory.work.held == memory.answers.held == 0
 
     asyncio.run(check())
 

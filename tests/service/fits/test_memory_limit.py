@@ -17,7 +17,8 @@ from helpers.live_service import in_process, running, wait_until
 
 from calibrators.fitting.evaluation import memory_bytes
 from calibrators.registry import make_recipe
-from service.fits.execution import Job, run
+from service.errors import TooLarge
+from service.fits.execution import MAX_MAP_BYTES, Job, check_map_size, run
 from service.storage.records import Dataset
 
 ROWS, CLASSES = 200, 400
@@ -126,3 +127,17 @@ def test_workers_are_limited_and_the_server_is_not(tmp_path: Path) -> None:
         wait_until(lambda: len(limits()) == 1)
         assert (1 << 31) < limits()[0] < (1 << 33)
         assert resource.prlimit(pid, resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+
+
+def test_the_map_counts_as_well() -> None:
+    few = memory_bytes(make_recipe("histogram_one_vs_rest", {}), 50, 2000)
+    many = memory_bytes(make_recipe("histogram_one_vs_rest", {"bins": 10_000}), 50, 2000)
+    assert few < 1 << 28
+    assert many > 3 << 30
+
+
+def test_a_map_that_is_too_large_is_not_kept() -> None:
+    recipe = make_recipe("histogram_one_vs_rest", {})
+    check_map_size(recipe, MAX_MAP_BYTES)
+    with pytest.raises(TooLarge, match="the map of 'histogram_one_vs_rest' has 64 MiB"):
+        check_map_size(recipe, MAX_MAP_BYTES + 1)

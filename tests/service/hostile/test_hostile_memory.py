@@ -1,0 +1,168 @@
+"""Calls that hold much memory for long, or take long: other workspaces are answered as ever."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+from helpers.commands import here
+from helpers.hostile.attacks import Target, target
+from helpers.hostile.bodies import MEGABYTE
+from helpers.live_service import by_the_clock, wait_until
+from helpers.registration import registration, temperature_registration
+
+from calibrators.methods.smart import SmartMap
+
+NPY = {"Content-Type": "application/x-npy"}
+
+
+def npy(values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def add_other_workspace(target: Target) -> None:
+    """Make a key of another workspace, the token "other"."""
+    asked = ("--workspace", "others", "--scopes", "fit,predict", "--name", "other")
+    made = here("keys", "create", *asked, "--data-dir", target.service.data_dir)
+    assert made.returncode == 0, made.stderr
+    target.tokens["other"] = made.stdout.strip()
+    with target.client("other") as client:  # keys made elsewhere are looked up every second
+        wait_until(lambda: client.get("/v1/calibrators").status_code == 200)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with target(tmp_path_factory.mktemp("attacked")) as started:
+        add_other_workspace(started)
+        for scope in ("admin", "other"):
+            with started.client(scope) as client:
+                for k in (2, 1000):
+                    body = temperature_registration(2.0, k=k)
+                    sent = client.post(f"/v1/calibrators/of{k}/versions", json=body)
+                    assert sent.status_code == 201, sent.text
+        yield started
+
+
+def open_predict(attacked: Target, path: str, length: int, body: bytes) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", attacked.port), timeout=60)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-npy\r\n"
+        f"Accept: application/json\r\nContent-Length: {length}\r\n"
+        f"Authorization: Bearer {attacked.tokens['predict']}\r\n\r\n"
+    )
+    made.sendall(head.encode() + body)
+    return made
+
+
+def other_predict(attacked: Target, rows: int, seconds: float = 8.0) -> httpx.Response:
+    content = npy(np.zeros((rows, 1000), np.float32))
+    with attacked.client("other") as client:
+        return client.post(
+            "/v1/calibrators/of1000@1/predict", content=content, headers=NPY, timeout=seconds
+        )
+
+
+def test_a_large_body_that_comes_slowly_keeps_no_other_workspace_out(attacked):
+    path = "/v1/calibrators/of1000@1/predict"
+    with open_predict(attacked, path, 32 * MEGABYTE, b"a" * 70_000):
+        assert other_predict(attacked, 3000).status_code == 200
+        assert other_predict(attacked, 8000).status_code == 200
+
+
+@by_the_clock
+@pytest.mark.parametrize("top", [1, 2])
+def test_few_bytes_for_a_number_take_no_more_memory_than_many(attacked, top):
+    content = npy(np.zeros((33_500, 1000), np.int8))
+    with attacked.watched() as watched, attacked.client("predict") as client:
+        path = f"/v1/calibrators/of1000@1/predict?top={top}"
+        answer = client.post(path, content=content, headers=NPY)
+    assert (answer.status_code, answer.json()["code"]) == (413, "answer_too_large")
+    watched.check()
+
+
+@by_the_clock
+def test_the_largest_call_with_top_classes_takes_little_memory(attacked):
+    content = npy(np.zeros((8_000, 1000), np.float32))
+    with attacked.watched() as watched, attacked.client("predict") as client:
+        answer = client.post("/v1/calibrators/of1000@1/predict?top=5", content=content, headers=NPY)
+    assert answer.status_code == 200
+    watched.check()
+
+
+@by_the_clock
+def test_large_answers_to_small_bodies_that_nobody_reads_take_little_memory(attacked):
+    values = np.random.default_rng(0).integers(-127, 127, (65_400, 1)).astype(np.int8)
+    body = npy(values)
+    path = "/v1/calibrators/of2@1/predict?top=2"
+    with contextlib.ExitStack() as opened, attacked.watched() as watched:
+        for _ in range(120):
+            opened.enter_context(open_predict(attacked, path, len(body), body))
+        time.sleep(3)
+        assert other_predict(attacked, 8000).status_code == 200
+    watched.check()
+
+
+def test_forms_that_never_end_keep_nobody_from_signing_in(attacked):
+    head = (
+        b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+    )
+    with contextlib.ExitStack() as opened:
+        for _ in range(20):
+            made = socket.create_connection(("127.0.0.1", attacked.port), timeout=20)
+            opened.enter_context(made).sendall(head)
+        time.sleep(0.3)
+        with attacked.service.client() as anyone:
+            answer = anyone.post("/sign-in", data={"token": "none"}, timeout=5)
+            assert answer.status_code in (401, 403, 422)
+
+
+def costly_map(hidden: int = 4096) -> SmartMap:
+    rng = np.random.default_rng(0)
+    return SmartMap(
+        k=2,
+        base_temperature=1.0,
+        indicator="margin",
+        centre=np.zeros(1),
+        spread=np.ones(1),
+        w1=rng.normal(size=(1, hidden)),
+        b1=rng.normal(size=hidden),
+        w2=rng.normal(size=hidden) / hidden,
+        b2=0.5,
+    )
+
+
+def test_a_costly_map_takes_few_rows_and_holds_up_no_other_workspace(tmp_path):
+    with target(tmp_path) as attacked:
+        add_other_workspace(attacked)
+        with attacked.client("other") as client:
+            body = temperature_registration(2.0, k=1000)
+            assert client.post("/v1/calibrators/of1000/versions", json=body).status_code == 201
+        with attacked.client() as admin:
+            sent = admin.post("/v1/calibrators/costly/versions", json=registration(costly_map()))
+            assert sent.status_code == 201, sent.text
+            path = "/v1/calibrators/costly@1/predict"
+            content = npy(np.zeros((4_190_000, 1), np.float16))
+            answer = admin.post(path, content=content, headers=NPY)
+            assert (answer.status_code, answer.json()["code"]) == (413, "too_many_rows")
+        most = answer.json()["limit"]
+        assert 100_000 < most < 1_000_000
+        largest = npy(np.zeros((most, 1), np.float16))
+        with open_predict(attacked, path, len(largest), largest):
+            time.sleep(0.2)
+            began = time.monotonic()
+            assert other_predict(attacked, 1000).status_code == 200
+            assert time.monotonic() - began < 3
+        began = time.monotonic()
+        attacked.service.process.send_signal(signal.SIGTERM)
+        attacked.service.process.wait(20)
+        assert time.monotonic() - began < 15
