@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -29,7 +32,8 @@ from service.storage.blobs import Blobs
 from service.storage.records import Dataset, Version
 from service.storage.store import Store
 
-SECONDS = 120.0
+SECONDS = 60.0
+PROCESSES = 2  # the second is started when two workspaces compare at once
 MOST_ROWS = 100_000
 MOST_READ = 40_000_000
 MOST_LOADED = 4_000_000  # of probabilities, which are loaded whole
@@ -74,15 +78,18 @@ class Comparison:
 
 
 class Comparisons:
-    """Measured in a process of their own, one after the other; the last ones are remembered."""
+    """Measured in processes of their own, one at a time for a workspace, and remembered."""
 
     def __init__(self, blobs: Blobs, maps: Maps) -> None:
         self._blobs = blobs
         self._maps = maps
         self._kept: OrderedDict[tuple[str, ...], Future[Comparison]] = OrderedDict()
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compare")
-        self._process = TaskProcess()
+        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._running: set[str] = set()
+        self._threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="compare")
+        self._processes = [TaskProcess() for _ in range(PROCESSES)]
+        self._idle = list(self._processes)
 
     def ask(self, principal: Principal, pair: Pair, dataset: Dataset | None) -> Future[Comparison]:
         """Return the comparison on a dataset, or on common judged rows if that is None.
@@ -107,18 +114,50 @@ class Comparisons:
 
     def close(self) -> None:
         """Begin no more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._process.end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for one in self._processes:
+            one.end()
+        with self._lock:
+            for queue in self._waiting.values():
+                for waiting in queue:
+                    waiting.future.cancel()
 
     def _submit(
         self, principal: Principal, pair: Pair, dataset: Dataset | None
     ) -> Future[Comparison]:
+        call = (
+            partial(self._compare_judged, principal, pair)
+            if dataset is None
+            else partial(self._compare, principal, pair, dataset)
+        )
         try:
-            if dataset is None:
-                return self._thread.submit(self._compare_judged, principal, pair)
-            return self._thread.submit(self._compare, principal, pair, dataset)
+            self._threads.submit(self._run_next)
         except RuntimeError as error:
             raise Unavailable("ending", "the service is ending: try again") from error
+        waiting = _Waiting(Future(), call)
+        self._waiting.setdefault(principal.workspace, deque()).append(waiting)
+        return waiting.future
+
+    def _run_next(self) -> None:
+        """Run the first that waits of a workspace that has none running; workspaces take turns."""
+        with self._lock:
+            workspace = next((one for one in self._waiting if one not in self._running), None)
+            if workspace is None:
+                return  # see below
+            queue = self._waiting.pop(workspace)
+            waiting = queue.popleft()
+            if queue:
+                self._waiting[workspace] = queue
+            self._running.add(workspace)
+            process = self._idle.pop()
+        try:
+            waiting.run(process)
+        finally:
+            with self._lock:
+                self._running.discard(workspace)
+                self._idle.append(process)
+            with suppress(RuntimeError):  # the service ends
+                self._threads.submit(self._run_next)  # one that could not run before
 
     def _check_waiting(self, workspace: str) -> None:
         waiting = [key[0] for key, one in self._kept.items() if not one.done()]
@@ -128,14 +167,16 @@ class Comparisons:
                 "busy", f"{mine or len(waiting)} comparisons wait already: try again in a minute"
             )
 
-    def _compare_judged(self, principal: Principal, pair: Pair) -> Comparison:
+    def _compare_judged(self, principal: Principal, pair: Pair, process: TaskProcess) -> Comparison:
         rows = [_judged_bytes(self._blobs, principal, one) for one in (pair.first, pair.second)]
         packed = {"rows": [base64.b64encode(one).decode() for one in rows]}
-        answer = self._run("compare_judged", packed)
+        answer = _run(process, "compare_judged", packed)
         report = Report.from_dict(orjson.loads(answer)["report"])
         return Comparison(report, report.n)
 
-    def _compare(self, principal: Principal, pair: Pair, dataset: Dataset) -> Comparison:
+    def _compare(
+        self, principal: Principal, pair: Pair, dataset: Dataset, process: TaskProcess
+    ) -> Comparison:
         sides = pair.first, pair.second
         maps = [
             archive.dump(self._maps.load(principal, pair.calibrator, str(one.number)).map)
@@ -150,7 +191,7 @@ class Comparisons:
                 "most_rows": MOST_ROWS,
                 "maps": [base64.b64encode(one).decode() for one in maps],
             }
-            answer = self._run("compare", request)
+            answer = _run(process, "compare", request)
         found = orjson.loads(answer)
         report = Report.from_dict(found["report"])
         seen = [
@@ -159,15 +200,6 @@ class Comparisons:
         if seen:
             report = replace(report, verdict=None)
         return Comparison(report, found["rows"], dataset.id, _why_no_verdict(seen))
-
-    def _run(self, task: str, request: dict[str, Any]) -> bytes:
-        """Return what a task gives; what these two versions do not allow is a Conflict."""
-        try:
-            return self._process.run(task, request, SECONDS)
-        except ServiceError as error:
-            if type(error) is not ServiceError or error.code == TASK_FAILED:
-                raise
-            raise Conflict(error.code, error.message) from error
 
     def _has_seen(
         self, principal: Principal, version: Version, dataset: Dataset, fingerprint: str
@@ -224,6 +256,33 @@ def no_ground(pair: Pair) -> Conflict:
         f"versions {pair.first.number} and {pair.second.number} cannot be compared as they are, "
         f"because {why}: name a dataset that neither was fitted on",
     )
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A comparison that waits for a process."""
+
+    future: Future[Comparison]
+    call: Callable[[TaskProcess], Comparison]
+
+    def run(self, process: TaskProcess) -> None:
+        """Run it, and tell those who wait for it."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.call(process))
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            self.future.set_exception(error)
+
+
+def _run(process: TaskProcess, task: str, request: dict[str, Any]) -> bytes:
+    """Return what a task gives; what these two versions do not allow is a Conflict."""
+    try:
+        return process.run(task, request, SECONDS)
+    except ServiceError as error:
+        if type(error) is not ServiceError or error.code == TASK_FAILED:
+            raise
+        raise Conflict(error.code, error.message) from error
 
 
 def _check_size(dataset: Dataset) -> None:

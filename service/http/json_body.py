@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from service.concurrency.parsing_turn import parsing_turn
 from service.errors import Invalid, Malformed, TooLarge
 
 Bytes = bytes | memoryview
@@ -25,7 +26,8 @@ def parse(body: Bytes, *, most_cost: int = MOST_COST) -> Any:
     """
     check_cost(body, most_cost)
     try:
-        return orjson.loads(body)
+        with parsing_turn(len(body)):
+            return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Malformed("malformed_json", f"the body cannot be read as JSON: {error}") from error
 

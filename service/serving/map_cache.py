@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -56,19 +56,21 @@ class Place(NamedTuple):
 
 
 class Maps:
-    """The maps of this process: at most ``max_bytes``; the least recently loaded are dropped.
+    """The maps of this process: at most ``max_bytes``.
 
-    A version is held once, under however many aliases and its number it is asked for.
+    Beyond it the workspace that takes most loses the map that it loaded first: whoever loads many
+    drops none of the others. A version is held once, under however many aliases and its number it
+    is asked for.
     """
 
     def __init__(self, database: Database, blobs: Blobs, max_bytes: int) -> None:
         self._database = database
         self._blobs = blobs
         self._max_bytes = max_bytes
-        self._served: OrderedDict[Place, Served] = OrderedDict()
+        self._served: dict[Place, Served] = {}
         self._versions: dict[str, Served] = {}
         self._places: Counter[str] = Counter()
-        self._bytes = 0
+        self._bytes: Counter[str] = Counter()
         self._aliases: dict[Place, Alias] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
@@ -80,7 +82,7 @@ class Maps:
     @property
     def bytes(self) -> int:
         """Return how many bytes the maps in memory take, and the names they are found under."""
-        return self._bytes
+        return self._bytes.total()
 
     def find(self, principal: Principal, name: str, ref: str) -> Served | None:
         """A map that is in memory already."""
@@ -130,15 +132,16 @@ class Maps:
         with self._lock:
             self._drop(place)
             self._served[place] = served
-            self._bytes += PLACE_OVERHEAD
+            self._bytes[place.workspace] += PLACE_OVERHEAD
             if served.id not in self._versions:
                 self._versions[served.id] = served
-                self._bytes += served.bytes
+                self._bytes[place.workspace] += served.bytes
             self._places[served.id] += 1
             if alias is not None:
                 self._aliases[place] = alias
             while len(self._served) > 1 and self.bytes > self._max_bytes:
-                self._drop(next(iter(self._served)))
+                largest = max(self._bytes, key=self._bytes.__getitem__)
+                self._drop(next(one for one in self._served if one.workspace == largest))
 
     def _drop(self, place: Place) -> None:
         """Forget a place, and its version if no other place needs it."""
@@ -146,11 +149,13 @@ class Maps:
         gone = self._served.pop(place, None)
         if gone is None:
             return
-        self._bytes -= PLACE_OVERHEAD
+        self._bytes[place.workspace] -= PLACE_OVERHEAD
         self._places[gone.id] -= 1
         if not self._places[gone.id]:
-            self._bytes -= self._versions[gone.id].bytes
+            self._bytes[place.workspace] -= self._versions[gone.id].bytes
             del self._places[gone.id], self._versions[gone.id]
+        if not self._bytes[place.workspace]:
+            del self._bytes[place.workspace]
 
     def _read(self, place: Place, version: Version) -> Served:
         """Return a version's map, from memory or from bytes checked against their hash."""

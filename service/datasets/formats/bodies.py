@@ -12,6 +12,7 @@ import orjson
 
 from calibrators.data import Kind
 from calibrators.segments import Groups
+from service.concurrency.parsing_turn import parsing_turn
 from service.datasets.formats import csv_text, json_text, npy, npz, safetensors, segments
 from service.datasets.formats.npy import Array, Bytes, Readable, check_dimensions
 from service.datasets.formats.segments import GROUPS
@@ -57,7 +58,8 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
         case Format.SAFETENSORS:
             return _named(safetensors.decode(body))
         case Format.JSON:
-            return _document(json_body.parse(body))
+            with parsing_turn(len(body)):
+                return _document(json_body.parse(body))
         case Format.CSV:
             return Arrays(*csv_text.decode(body))
 

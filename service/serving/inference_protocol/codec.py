@@ -17,6 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from calibrators.segments import Groups
+from service.concurrency.parsing_turn import parsing_turn
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http.json_body import check_cost
 from service.serving.apply_map import JSON_BYTES, Prediction, check_answer
@@ -86,8 +87,9 @@ def decode(
             "body_too_large",
             f"the JSON has {length} bytes, at most {limits.json} are read: send binary tensors",
         )
-    document = _parse(memoryview(body)[:length])
-    values, groups = read_inputs(document, memoryview(body)[length:], served)
+    with parsing_turn(length):
+        document = _parse(memoryview(body)[:length])
+        values, groups = read_inputs(document, memoryview(body)[length:], served)
     check_call_cost(served, values)
     parameters = fields.parameters(document, "parameters")
     binary = _wants_binary(document, parameters)
