@@ -15,6 +15,7 @@ from helpers import raw_blobs as stored
 from helpers.backends import Backend
 from helpers.commands import here
 from helpers.fit_fixtures import Place, logits_and_labels
+from helpers.run_posts import post
 from helpers.workspace_contents import fitted_elsewhere
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy import text as sql
@@ -26,8 +27,8 @@ from service.access.permissions import Principal, Scope
 from service.maintenance.doctor import Doctor
 from service.maintenance.doctor_messages import Finding
 from service.registry.registration import Registration, register
-from service.runs.service import Opening, open_run
-from service.runs.statistics import Sent, post
+from service.runs.service import Sent
+from service.runs.sessions import Opening, open_session
 from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key, parse_key
 from service.storage.database import Database
 from service.storage.records import FitStatus
@@ -84,7 +85,7 @@ class Patient(Place):
         asked = Opening("job", "monitor", None, 1, "trainer", 60, "a", None, None, {}, "")
         statistics = BinStatistics.from_confidences([0.9], [True])
         with self.database.write() as store:
-            open_run(store, caller, asked)
+            open_session(store, caller, asked)
         for step in (1, 2, 3):
             post(self.database, caller, "job", Sent("a", step, 0, statistics, None))
 

@@ -8,13 +8,14 @@ import time
 
 import pytest
 from helpers.fit_fixtures import Place
+from helpers.run_posts import post
 
 from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
 from service.runs import watcher as run_watcher
-from service.runs.service import Opening, open_run
-from service.runs.statistics import Sent, post
-from service.runs.step_repository import RunSteps, SessionKey
+from service.runs.repository import RunSteps, SessionKey
+from service.runs.service import Sent
+from service.runs.sessions import Opening, open_session
 from service.runs.watcher import RunWatcher
 from service.storage.database import Database
 
@@ -26,7 +27,7 @@ def principal(place: Place) -> Principal:
 def opened(place: Place, name: str, merge_timeout: float = 60.0) -> SessionKey:
     asked = Opening(name, "monitor", None, 2, "service", merge_timeout, "a", None, None, {}, "")
     with place.database.write() as store:
-        made = open_run(store, principal(place), asked)
+        made = open_session(store, principal(place), asked)
     return SessionKey(made.run.id, made.session.number)
 
 

@@ -14,24 +14,23 @@ from sqlalchemy import event, insert
 from calibrators.adafocal import AdaFocalState
 from service.access import keys
 from service.access.permissions import Principal, Scope
-from service.runs import service as runs
+from service.runs import sessions
+from service.runs.sessions import Opened, Opening, open_session
 from service.settings import Settings
 from service.storage.database import Database
 from service.storage.run_tables import run_sessions, run_steps
 
 
-def opening(session: str, **facts: object) -> runs.Opening:
+def opening(session: str, **facts: object) -> Opening:
     known = {"state": None, "from_step": None, "tags": {}, "description": ""}
-    return runs.Opening(
-        "job", "adafocal", SETTINGS, 1, "trainer", 60.0, session, **{**known, **facts}
-    )
+    return Opening("job", "adafocal", SETTINGS, 1, "trainer", 60.0, session, **{**known, **facts})
 
 
-def begin(database: Database, session: str, **facts: object) -> runs.Opened:
+def begin(database: Database, session: str, **facts: object) -> Opened:
     with database.write() as store:
         workspace = keys.workspace_named(store, "tests", make=True).id
         caller = Principal(workspace, "tests", frozenset(Scope))
-        return runs.open_run(store, caller, opening(session, **facts))
+        return open_session(store, caller, opening(session, **facts))
 
 
 def add_sessions(
@@ -105,7 +104,7 @@ def embedded(tmp_path: Path) -> Iterator[Database]:
 def test_opening_a_session_costs_the_same_however_many_there_are(
     embedded: Database, monkeypatch: pytest.MonkeyPatch, facts: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(runs, "MOST_SESSIONS", 10_000)
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 10_000)
     run = begin(embedded, "a").run.id
     few = operations(embedded, lambda: begin(embedded, "b", **facts))
     add_sessions(embedded, run, 3, 3000)
@@ -116,7 +115,7 @@ def test_opening_a_session_costs_the_same_however_many_there_are(
 def test_a_run_takes_a_limited_number_of_sessions(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 2)
     open_run(tenant, "job", session="a")
     open_run(tenant, "job", session="b")
     refused = tenant.post("/v1/runs", json={"name": "job", "kind": "adafocal", "session": "c"})
@@ -133,16 +132,16 @@ def test_the_history_costs_little_for_each_session(embedded: Database) -> None:
     add_sessions(embedded, run, 2, 600, rising=True)
     with embedded.read() as store:
         newest = store.runs.sessions(run, 1)[0]
-        shown = store.run_steps.page(run, 50, 100, None)
-        last = store.run_steps.last_on_line(run, newest.base_step)
+        shown = store.run_history.page(run, 50, 100, None)
+        last = store.run_history.last_on_line(run, newest.base_step)
     assert [one.step.step for one in shown] == list(range(101, 151))
     assert last is not None
     assert last.step == newest.base_step == 599
 
     def look() -> None:
         with embedded.read() as store:
-            store.run_steps.page(run, 50, None, None)
-            store.run_steps.last_on_line(run, 600)
+            store.run_history.page(run, 50, None, None)
+            store.run_history.last_on_line(run, 600)
 
     assert operations(embedded, look) < 600 * 100
 
@@ -153,6 +152,6 @@ def test_a_page_of_the_history_reads_no_more_steps_than_it_shows(embedded: Datab
 
     def look() -> None:
         with embedded.read() as store:
-            assert len(store.run_steps.page(run, 50, 1000, None)) == 50
+            assert len(store.run_history.page(run, 50, 1000, None)) == 50
 
     assert operations(embedded, look) < 10_000

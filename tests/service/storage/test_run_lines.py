@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 from helpers.live_service import Local
+from helpers.run_posts import post
 from helpers.training_clients import SETTINGS, history, line, seen
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from service.access.permissions import Principal
-from service.runs.service import Opening, open_run
-from service.runs.statistics import Sent, post
+from service.runs.service import Sent
+from service.runs.sessions import Opening, open_session
 from service.storage.database import Database
 
 
@@ -102,7 +103,7 @@ def arrive(database: Database, caller: Principal, lives: list[Life], chance: ran
     while coming or ready:
         if coming and (not ready or chance.random() < 0.2):
             with database.write() as store:
-                open_run(store, caller, opening(coming[0]))
+                open_session(store, caller, opening(coming[0]))
             ready += [sent for sent in coming[0].posts for _ in range(chance.randint(1, 2))]
             coming.pop(0)
         else:

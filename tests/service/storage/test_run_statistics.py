@@ -20,9 +20,9 @@ from helpers.training_clients import (
     text,
 )
 
-from calibrators.adafocal import AdaFocalState, BinStatistics, serialization
+from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrators.adafocal.binning import CountedRows
-from calibrators.adafocal.statistics import EXACT_ROWS
+from calibrators.adafocal.statistics import EXACT_ROWS, LONGEST
 from service.runs.examples import RUN_EXAMPLES
 from service.runs.schemas import LONGEST_STATISTICS
 
@@ -125,7 +125,7 @@ def test_rows_that_are_hard_to_compress_fit_into_a_body(tenant: httpx.Client) ->
 
 
 def test_no_statistics_are_longer_than_a_body_may_be() -> None:
-    deflated_at_worst = serialization.LONGEST + serialization.LONGEST // 1000 + 100
+    deflated_at_worst = LONGEST + LONGEST // 1000 + 100
     assert 4 * (deflated_at_worst // 3 + 1) < LONGEST_STATISTICS
 
 

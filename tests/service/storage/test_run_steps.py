@@ -26,7 +26,7 @@ from structlog.testing import capture_logs
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from service.runs import decisions
 from service.runs.decisions import decide_due
-from service.runs.step_repository import AT_ONCE
+from service.runs.repository import AT_ONCE
 from service.storage.run_tables import run_sessions, run_statistics
 
 BEGIN = AdaFocalState.begin(SETTINGS)

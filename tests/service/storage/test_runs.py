@@ -23,7 +23,7 @@ from helpers.training_clients import (
 )
 
 from calibrators.adafocal import AdaFocalState
-from service.runs.step_repository import RunSteps
+from service.runs.history_repository import RunHistory
 
 
 def test_a_run_from_its_first_step_to_its_history(tenant: httpx.Client) -> None:
@@ -79,14 +79,14 @@ def test_where_a_run_is_is_read_from_its_last_step_alone(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walks: list[str] = []
-    line_of = RunSteps._line
+    line_of = RunHistory._line
 
-    def noted(steps: RunSteps, run: str) -> Any:
+    def noted(steps: RunHistory, run: str) -> Any:
         walks.append(run)
         return line_of(steps, run)
 
     trained(tenant, "job", 3, session="a")
-    monkeypatch.setattr(RunSteps, "_line", noted)
+    monkeypatch.setattr(RunHistory, "_line", noted)
     for answer in (tenant.get("/v1/runs/job"), tenant.patch("/v1/runs/job", json={})):
         assert good(answer)["metrics"]["rows"] == 200
     assert good(tenant.get("/v1/runs"))["items"][0]["step"] == 3

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from helpers.backends import Embedded
 from helpers.fit_fixtures import Place
+from helpers.run_posts import post
 from sqlalchemy import event, func, select
 
 from calibrators.adafocal import BinStatistics
@@ -24,9 +25,9 @@ from service.runs.decisions import (
     decide_due,
     release_merged,
 )
-from service.runs.service import Opening, open_run
-from service.runs.statistics import Sent, post
-from service.runs.step_repository import AT_ONCE, SessionKey
+from service.runs.repository import AT_ONCE, SessionKey
+from service.runs.service import Sent
+from service.runs.sessions import Opening, open_session
 from service.storage.database import Database
 from service.storage.records import RunSession, RunStep
 from service.storage.run_tables import run_statistics, run_steps
@@ -51,7 +52,7 @@ def opened(place: Place, ranks: int, merge_timeout: float = 3600.0) -> RunSessio
         "job", "monitor", None, ranks, "service", merge_timeout, "a", None, None, {}, ""
     )
     with place.database.write() as store:
-        return open_run(store, caller(place), asked).session
+        return open_session(store, caller(place), asked).session
 
 
 def record(database: Database, session: RunSession, ranks: range, content: bytes) -> None:

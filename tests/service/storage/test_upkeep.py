@@ -9,6 +9,7 @@ import time
 import pytest
 from helpers.fit_fixtures import Place
 from helpers.live_service import by_the_clock, wait_until, within
+from helpers.run_posts import post
 from helpers.workers import upkeep
 from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
@@ -17,8 +18,8 @@ from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
 from service.errors import NoSpace
 from service.fits.execution import Ending, Job, Stop, begin, conclude
-from service.runs.service import Opening, open_run
-from service.runs.statistics import Sent, post
+from service.runs.service import Sent
+from service.runs.sessions import Opening, open_session
 from service.storage.blobs import Blobs
 from service.storage.records import Fit, FitStatus
 from service.worker.monitor import RunningFit
@@ -262,7 +263,7 @@ def test_a_worker_decides_steps_of_runs_that_have_waited_long_enough(place: Plac
     statistics = BinStatistics.from_confidences([0.9], [True])
     caller = Principal(place.workspace, "tests", frozenset({Scope.FIT}))
     with place.database.write() as store:
-        opened = open_run(store, caller, asked)
+        opened = open_session(store, caller, asked)
     post(place.database, caller, "job", Sent("a", 1, 1, statistics, None))
     alive = upkeep(place, "alive", silence=10.0, merging=0.05)
     alive.start()
