@@ -28,7 +28,7 @@ from service.storage.store import Store
 
 # steps that one call decides: its caller must not wait long
 MOST_AT_ONCE = 50
-# more ranks than these keep their bytes until a worker's upkeep releases them
+# more ranks than these keep their bytes until a worker's housekeeping releases them
 RELEASED_AT_ONCE = 4 * AT_ONCE
 TURN_SECONDS = 30.0
 

@@ -39,7 +39,7 @@ BODIES: dict[str, Any] = {
     "POST /v2/models/{name}/versions/{version}/infer": {"inputs": [TENSOR]},
 }
 PART = {"number": 1, "bytes": 1, "sha256": "0" * 64}
-# blobs lie in a folder here, so A is refused as well; test_presigned.py has both
+# blobs lie in a folder here, so A is refused as well; test_presigned_parts.py has both
 REFUSED: dict[str, Any] = {"POST /v1/datasets/{id}/parts/presigned": {"parts": [PART]}}
 SHELL = "/runs/{name}"
 MAKERS = {"POST /v1/calibrators/{name}/fits", "POST /v1/calibrators/{name}/versions"}

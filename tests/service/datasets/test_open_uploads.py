@@ -13,7 +13,7 @@ from helpers import raw_blobs as stored
 from helpers.backends import Backend, Fleet
 from helpers.fit_fixtures import Place
 from helpers.live_service import Local, in_process
-from helpers.workers import upkeep
+from helpers.workers import housekeeping
 from sqlalchemy import event, insert, update
 
 from service.settings import DAY
@@ -120,7 +120,7 @@ def test_uploads_that_were_left_open_are_deleted_after_a_week(place: Place) -> N
         store.session.execute(
             update(datasets).where(datasets.c.id == "ds_old").values(created_at=age)
         )
-    upkeep(place, "alive", silence=60).keep_house()
+    housekeeping(place, "alive", silence=60).keep_house()
     with place.database.read() as store:
         assert store.datasets.get(place.workspace, "ds_old") is None
         assert store.datasets.get(place.workspace, "ds_new") is not None
@@ -140,7 +140,7 @@ def test_many_old_rows_are_deleted_in_short_transactions(place: Place) -> None:
             deleted.append(cursor.rowcount)  # type: ignore[attr-defined]
 
     event.listen(place.database.engine, "after_cursor_execute", note)
-    upkeep(place, "alive", silence=60).keep_house()
+    housekeeping(place, "alive", silence=60).keep_house()
     event.remove(place.database.engine, "after_cursor_execute", note)
     assert deleted == [AT_ONCE, AT_ONCE, 1]
 

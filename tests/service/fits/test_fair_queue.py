@@ -11,7 +11,7 @@ from service.errors import TooMany
 from service.fits import service as fits
 from service.fits.service import FitOrder, FitRequest, MethodOrder
 from service.storage.records import FitStatus
-from service.worker.housekeeping import Pace, Upkeep
+from service.worker.housekeeping import Housekeeping, Pace
 
 pytestmark = pytest.mark.both_backends
 
@@ -72,7 +72,7 @@ def test_entries_without_a_workspace_are_put_back(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.session.execute(update(workflows(place)).values(queue_partition_key=None))
-    upkeep = Upkeep(
+    housekeeping = Housekeeping(
         place.database,
         place.blobs,
         place.queue,
@@ -83,6 +83,6 @@ def test_entries_without_a_workspace_are_put_back(place: Place) -> None:
         device="cpu",
         at_work=set,
     )
-    upkeep.keep_house()
+    housekeeping.keep_house()
     ((id, status, workspace),) = entries(place)
     assert (id.partition(".")[0], status, workspace) == (fit.id, "ENQUEUED", place.workspace)

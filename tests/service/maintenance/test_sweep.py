@@ -13,7 +13,7 @@ import pytest
 from helpers import raw_blobs as stored
 from helpers.fit_fixtures import Place
 from helpers.live_service import npz, sample
-from helpers.workers import upkeep
+from helpers.workers import housekeeping
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
@@ -21,7 +21,7 @@ from service.access.permissions import Principal, Scope
 from service.datasets import service as datasets
 from service.datasets.formats import Limits
 from service.datasets.service import Datasets, Keeping
-from service.datasets.spool import landing
+from service.datasets.spool import spooled_body
 from service.errors import Conflict, Unavailable
 from service.maintenance.doctor import Doctor
 from service.maintenance.sweep import CHORE, sweep
@@ -172,7 +172,7 @@ def test_parts_of_an_upload_stay_until_it_ends(place: Place) -> None:
 def test_one_worker_of_many_sweeps_every_hour_unless_it_is_turned_off(place: Place) -> None:
     def keep_house(worker: str, **changed: float) -> None:
         place.settings = place.settings.model_copy(update=changed)
-        upkeep(place, worker, 60).keep_house()
+        housekeeping(place, worker, 60).keep_house()
 
     lost = orphans(place)
     keep_house("first", sweep_hours=0.0)
@@ -212,7 +212,7 @@ def test_sweeping_while_writers_write_resend_delete_and_pause(
         register(place.database, blobs, principal, Registration("c", MAP))
 
     def sending_datasets() -> None:
-        with landing(tmp_path) as arrived:
+        with spooled_body(tmp_path) as arrived:
             arrived.write(random.choice(bodies))  # noqa: S311
             kept.add(principal, arrived, "application/x-npz", None, Keeping())
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.fit_fixtures import Place
 from helpers.live_service import by_the_clock, wait_until, within
 from helpers.run_posts import post
-from helpers.workers import upkeep
+from helpers.workers import housekeeping
 from sqlalchemy import TableClause, column, select, table, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.both_backends
 
 def test_three_lost_workers_are_enough(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
-    alive = upkeep(place, "alive", silence=0.4)
+    alive = housekeeping(place, "alive", silence=0.4)
     for attempt in range(1, 4):
         with place.database.write() as store:
             store.workers.beat(f"dead-{attempt}", queues=["fit.cpu"], device="cpu")
@@ -52,7 +52,7 @@ def test_three_lost_workers_are_enough(place: Place) -> None:
 @by_the_clock
 def test_a_worker_that_was_silent_itself_judges_nobody(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
-    first = upkeep(place, "first", silence=0.2)
+    first = housekeeping(place, "first", silence=0.2)
     with place.database.write() as store:
         store.workers.beat("second", queues=["fit.cpu"], device="cpu")
         store.fits.start(fit.id, worker="second", device="cpu")
@@ -77,7 +77,7 @@ def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
     fit = place.order(spent, ("temperature", {}))
     with place.database.write() as store:
         store.fits.cancel(fit.id)
-    busy = upkeep(place, "busy", silence=0.5, heartbeat=0.1, housekeeping=0.1)
+    busy = housekeeping(place, "busy", silence=0.5, heartbeat=0.1, housekeeping=0.1)
     busy.start()
     beats = 0
     try:
@@ -155,7 +155,7 @@ def test_a_fit_that_its_worker_does_not_know_waits_again(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.fits.start(fit.id, worker="forgetful", device="cpu")
-    upkeep(place, "forgetful", silence=60).beat()
+    housekeeping(place, "forgetful", silence=60).beat()
     assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, 1)
 
 
@@ -187,7 +187,7 @@ def test_an_entry_taken_by_a_worker_that_died_at_once_is_put_back(place: Place) 
     take(place, fit, "dead")
     with place.database.write() as store:
         store.workers.beat("dead", queues=["fit.cpu"], device="cpu")
-    alive = upkeep(place, "alive", silence=0.3)
+    alive = housekeeping(place, "alive", silence=0.3)
     deadline = time.monotonic() + 10
     while entries(place) == [(fit.id, "PENDING")]:
         assert time.monotonic() < deadline
@@ -203,7 +203,7 @@ def test_an_entry_that_its_worker_forgot_is_put_back_by_the_second_housekeeping(
 ) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
     take(place, fit, "forgetful")
-    forgetful = upkeep(place, "forgetful", silence=60)
+    forgetful = housekeeping(place, "forgetful", silence=60)
     forgetful.keep_house()
     assert entries(place) == [(fit.id, "PENDING")]
     forgetful.keep_house()
@@ -220,7 +220,7 @@ def test_a_worker_that_woke_took_a_fit_and_died_unknown_is_taken_over_from(
     if has_begun:
         with place.database.write() as store:
             store.fits.start(fit.id, worker="unknown", device="cpu")
-    alive = upkeep(place, "alive", silence=60)
+    alive = housekeeping(place, "alive", silence=60)
     alive.keep_house()
     assert entries(place) == [(fit.id, "PENDING")]
     alive.keep_house()
@@ -267,7 +267,7 @@ def test_a_worker_decides_steps_of_runs_that_have_waited_long_enough(place: Plac
     with place.database.write() as store:
         opened = open_session(store, caller, asked)
     post(place.database, caller, "job", Sent("a", 1, 1, statistics, None))
-    alive = upkeep(place, "alive", silence=10.0, merging=0.05)
+    alive = housekeeping(place, "alive", silence=10.0, merging=0.05)
     alive.start()
     try:
         deadline = time.monotonic() + 10

@@ -10,13 +10,13 @@ from service.datasets.repository import Datasets
 from service.fits.repository import Fits
 from service.storage.records import Dataset, FitStatus
 from service.storage.repository import new_id
-from service.worker.housekeeping import Pace, Upkeep
+from service.worker.housekeeping import Housekeeping, Pace
 
 pytestmark = pytest.mark.both_backends
 
 
-def upkeep(place: Place) -> Upkeep:
-    return Upkeep(
+def housekeeping(place: Place) -> Housekeeping:
+    return Housekeeping(
         place.database,
         place.blobs,
         place.queue,
@@ -39,7 +39,7 @@ def test_others_write_while_it_looks(place: Place, monkeypatch: pytest.MonkeyPat
         return []
 
     monkeypatch.setattr(Fits, "spent_datasets", spent_datasets)
-    upkeep(place).keep_house()
+    housekeeping(place).keep_house()
     assert looked
 
 
@@ -49,7 +49,7 @@ def test_a_spent_dataset_is_deleted_and_one_in_use_is_not(place: Place) -> None:
     place.order(used, ("temperature", {}))
     with place.database.write() as store:
         assert store.fits.cancel(done.id) is not None
-    upkeep(place).keep_house()
+    housekeeping(place).keep_house()
     with place.database.read() as store:
         found = store.datasets.page(place.workspace, 10, None)
     assert {one.id for one in found} == {used.id, unused.id}
@@ -99,6 +99,6 @@ def test_workspaces_take_turns_and_nothing_is_left(
     assert first == [many[0], few[0], many[1], few[1], many[2]]
     assert Datasets.expired.__defaults__ is not None
     monkeypatch.setattr(Datasets.expired, "__defaults__", (50,))
-    upkeep(place).keep_house()
+    housekeeping(place).keep_house()
     with place.database.read() as store:
         assert store.datasets.expired() == []

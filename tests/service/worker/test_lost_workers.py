@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.fit_fixtures import Place
-from helpers.workers import upkeep
+from helpers.workers import housekeeping
 from sqlalchemy import column, select, table, update
 
 from service.storage.records import Fit, FitStatus
@@ -18,7 +18,7 @@ def lose(place: Place, fit: Fit) -> None:
     """Start a fit on a worker that is gone, and let another notice."""
     with place.database.write() as store:
         assert store.fits.start(fit.id, worker="alive", device="cpu") is not None
-    upkeep(place, "alive", silence=60).beat()
+    housekeeping(place, "alive", silence=60).beat()
     assert place.fit(fit.id).status is not FitStatus.RUNNING
 
 
