@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from calibrators.errors import DataError
-from calibrators.numerics.parallel import Floats
+from calibrators.numerics.parallel import Floats, Scratch, map_blocks, oriented
 
 Labels = NDArray[np.int64]
 
@@ -82,3 +82,36 @@ def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
     if broken.any():
         count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)
+
+
+def row_maxima(logits: Floats) -> Floats:
+    """Return the largest value of every row (n,); NaN where the row has one."""
+    out = np.empty(len(logits), dtype=logits.dtype)
+
+    def work(start: int, stop: int, scratch: Scratch) -> None:
+        block, axis = oriented(logits[start:stop], scratch)
+        np.max(block, axis=axis, out=out[start:stop])
+
+    map_blocks(work, *logits.shape)
+    return out
+
+
+def check_rows(maxima: Floats) -> None:
+    """Raise if a row has no softmax: its maximum is NaN, +inf or -inf."""
+    if np.isfinite(maxima).all():
+        return
+    for broken, code, rule in (
+        (np.isnan(maxima), "nan", "logits must not be NaN"),
+        (np.isposinf(maxima), "infinite", "logits must not be +inf"),
+        (np.isneginf(maxima), "no_finite_logit", "a row needs at least one finite logit"),
+    ):
+        reject_rows(broken, code, rule)
+
+
+def check_labelled(logits: Floats) -> None:
+    """Raise if the logit of a row's label is -inf."""
+    reject_rows(
+        np.isneginf(logits),
+        "label_on_minus_infinity",
+        "the logit of the label must not be -inf: the model calls what happened impossible",
+    )

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from calibrators.arrays import check_rows, row_maxima
 from calibrators.data import (
     CalibrationSet,
     Clipped,
     Kind,
     as_logits,
-    check_rows,
     log_probabilities,
-    row_maxima,
     two_columns,
     warn_if_clipped,
 )

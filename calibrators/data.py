@@ -9,10 +9,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrators.arrays import Labels, as_floats, as_labels, reject_rows
+from calibrators.arrays import (
+    Labels,
+    as_floats,
+    as_labels,
+    check_labelled,
+    check_rows,
+    reject_rows,
+    row_maxima,
+)
 from calibrators.cut_lists import find_cut
 from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
-from calibrators.numerics.parallel import Floats, Scratch, map_blocks, oriented
+from calibrators.numerics.parallel import Floats
 from calibrators.rounding import Zeros, step_of
 from calibrators.segments import Groups
 
@@ -327,39 +335,6 @@ def warn_if_clipped(clipped: Clipped | None, *, stacklevel: int) -> None:
     """Warn if zeros were raised or rows normalised."""
     if clipped is not None and (clipped.raised or clipped.normalised):
         warnings.warn(str(clipped), ClippedProbabilities, stacklevel=stacklevel + 1)
-
-
-def row_maxima(logits: Floats) -> Floats:
-    """The largest value of every row (n,); NaN where the row has one."""
-    out = np.empty(len(logits), dtype=logits.dtype)
-
-    def work(start: int, stop: int, scratch: Scratch) -> None:
-        block, axis = oriented(logits[start:stop], scratch)
-        np.max(block, axis=axis, out=out[start:stop])
-
-    map_blocks(work, *logits.shape)
-    return out
-
-
-def check_rows(maxima: Floats) -> None:
-    """Raise if a row has no softmax: its maximum is NaN, +inf or -inf."""
-    if np.isfinite(maxima).all():
-        return
-    for broken, code, rule in (
-        (np.isnan(maxima), "nan", "logits must not be NaN"),
-        (np.isposinf(maxima), "infinite", "logits must not be +inf"),
-        (np.isneginf(maxima), "no_finite_logit", "a row needs at least one finite logit"),
-    ):
-        reject_rows(broken, code, rule)
-
-
-def check_labelled(logits: Floats) -> None:
-    """Raise if the logit of a row's label is -inf."""
-    reject_rows(
-        np.isneginf(logits),
-        "label_on_minus_infinity",
-        "the logit of the label must not be -inf: the model calls what happened impossible",
-    )
 
 
 def warn_if_probabilities(given: Floats, *, stacklevel: int) -> None:

@@ -21,15 +21,15 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 # a file that takes long and begins last leaves the other processes of `make test` without work
 LONGEST_FIRST = (
-    "service/storage/test_jobs.py",
+    "service/worker/test_worker_processes.py",
     "calibrd/test_documents.py",
     "calibrators/test_contract.py",
     "service/web/test_dashboard_in_a_browser.py",
     "calibrd/test_examples.py",
     "service/maintenance/test_operations.py",
-    "service/storage/test_lifecycle.py",
-    "service/storage/test_retries_and_races.py",
-    "service/storage/test_partition.py",
+    "service/registry/test_version_lifecycle.py",
+    "service/test_retries_and_races.py",
+    "service/worker/test_network_partition.py",
     "service/cli/test_command_line.py",
     "service/test_documentation.py",
     "calibrd/test_wheel.py",

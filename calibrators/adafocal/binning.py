@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.adafocal.log_odds_cells import CELLS, ODDS, cell_of, odds_at
 from calibrators.errors import DataError
 from calibrators.metrics import BinTable
 
@@ -16,6 +15,12 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Keys = NDArray[np.uint32]
 
+CELLS = 32768
+# 2304 cells a unit between confidences of 0.018 and 0.9997, 128 outside. What cells lose is which
+# of the rows in one on the edge of two bins were right, and that matters little where nearly all
+# are. Below -12 a confidence needs 160,000 classes, from 37 on it is 1 in float64.
+ODDS = (-12.0, -4.0, 8.0, 40.0)
+AT_CELL = (0, 1024, 28672, CELLS)
 # log-odds in steps of 2^-20 from -12 to 40; rows that are nearer to each other are tied
 STEP = 2.0**-20
 PLACES = int((ODDS[-1] - ODDS[0]) / STEP)
@@ -33,7 +38,7 @@ class TiedRows:
     correct: Floats
 
     def equal_mass(self, bins: int) -> BinTable:
-        """Bins that end after floor(i n / M) rows; a group on an edge is shared in proportion.
+        """Return bins that end after floor(i n / M) rows; one on an edge is shared in proportion.
 
         The outermost edges are 0 and 1; an edge inside a group lies as far in it as its share.
         """
@@ -69,26 +74,26 @@ class ExactRows:
 
     @classmethod
     def of(cls, odds: Floats, correct: NDArray[np.bool_]) -> ExactRows:
-        """Of log-odds, infinite ones too, and whether the rows were right."""
+        """Take log-odds, infinite ones too, and whether the rows were right."""
         place = np.clip((odds - ODDS[0]) / STEP, 0, PLACES - 1).astype(np.uint32)
         return cls(np.sort(2 * place + correct))
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         return int(self.keys.size)
 
     @property
     def hits(self) -> int:
-        """How many of them were right."""
+        """Return how many of them were right."""
         return int(np.count_nonzero(self.keys & 1))
 
     def raw(self) -> NDArray[Any]:
-        """What is written: the steps from key to key."""
+        """Return what is written: the steps from key to key."""
         return np.diff(self.keys, prepend=np.uint32(0))
 
     def groups(self) -> TiedRows:
-        """Rows with the same place on the scale."""
+        """Return rows with the same place on the scale."""
         place, first, count = np.unique(self.keys >> 1, return_index=True, return_counts=True)
         right = np.add.reduceat((self.keys & 1).astype(np.float64), first)
         lower = ODDS[0] + place * STEP
@@ -96,7 +101,7 @@ class ExactRows:
         return TiedRows(lower, lower + STEP, confidence, count.astype(np.float64), right)
 
     def counted(self) -> CountedRows:
-        """The same, counted in cells."""
+        """Return the same, counted in cells."""
         cell = cell_of(ODDS[0] + ((self.keys >> 1) + 0.5) * STEP)
         table = [np.bincount(part, minlength=CELLS) for part in (cell, cell[(self.keys & 1) == 1])]
         return CountedRows(np.array(table, dtype=np.int64))
@@ -118,28 +123,48 @@ class CountedRows:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         return sum(self.table[COUNT].tolist())
 
     @property
     def hits(self) -> int:
-        """How many of them were right."""
+        """Return how many of them were right."""
         return sum(self.table[CORRECT].tolist())
 
     def raw(self) -> NDArray[Any]:
-        """What is written: the numbers themselves."""
+        """Return what is written: the numbers themselves."""
         return self.table.ravel()
 
     def groups(self) -> TiedRows:
-        """The cells that hold rows."""
+        """Return the cells that hold rows."""
         used = np.flatnonzero(self.table[COUNT])
         lower, upper = odds_at(used), odds_at(used + 1)
         count, right = self.table[:, used].astype(np.float64)
         return TiedRows(lower, upper, _confidence(odds_at(used + 0.5)), count, right)
 
     def counted(self) -> CountedRows:
-        """Itself."""
+        """Return itself."""
         return self
+
+
+def cell_of(odds: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the cell of each log-odds; the outermost cells take what lies outside.
+
+    >>> cell_of(np.array([-np.inf, -4.0, 0.0, 39.999, np.inf])).tolist()
+    [0, 1024, 10240, 32767, 32767]
+    """
+    place: Floats = np.interp(odds, ODDS, AT_CELL)
+    return np.minimum(place, CELLS - 1).astype(np.intp)
+
+
+def odds_at(place: NDArray[Any]) -> Floats:
+    """Return the log-odds at a place on the scale of cells, 0 to 32768.
+
+    >>> odds_at(np.array([0, 10240.0, 32768])).tolist()
+    [-12.0, 0.0, 40.0]
+    """
+    odds: Floats = np.interp(place, AT_CELL, ODDS)
+    return odds
 
 
 def _confidence(odds: Floats) -> Floats:
@@ -148,5 +173,5 @@ def _confidence(odds: Floats) -> Floats:
 
 
 def _sums_below(amounts: Floats) -> Floats:
-    """The sum of all amounts before each place: one more than there are amounts."""
+    """Return the sum of all amounts before each place: one more than there are amounts."""
     return np.concatenate([[0.0], np.cumsum(amounts)])

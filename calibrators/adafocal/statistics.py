@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrators.adafocal import serialization
-from calibrators.adafocal.binning import CountedRows, ExactRows
+from calibrators.adafocal.binning import CELLS, PLACES, CountedRows, ExactRows
 from calibrators.adafocal.reduce import Bools, Floats, observed
-from calibrators.adafocal.serialization import SUMS, Integers
 from calibrators.errors import DataError
 from calibrators.metrics import BinTable
 from calibrators.metrics.bins import bin_index, width_edges
 
-EXACT_ROWS = serialization.MOST_KEYS
+Integers = NDArray[np.int64]
+Spread = ExactRows | CountedRows
+
+EXACT_ROWS = 1 << 17
 WIDTHS = 15
+SUMS = 3 * WIDTHS + 2
 CONFIDENCE_UNIT = 2.0**-30
 NLL_UNIT = 2.0**-24
 MOST_ROWS = 2**32
@@ -25,6 +29,12 @@ MOST_NLL = 2.0**14
 MOST_NUMBER = 2**63 - 1
 
 COUNT, CORRECT, CONFIDENCE = range(3)
+
+# bytes: numbers' bytes sorted by their place, then deflated
+MAGIC = b"CBS1"
+ROWS, CELLED = b"R", b"C"
+HEAD = len(ROWS) + 8 * SUMS
+LONGEST = HEAD + max(4 * EXACT_ROWS, 16 * CELLS)
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class BinStatistics:
     True
     """
 
-    spread: ExactRows | CountedRows
+    spread: Spread
     sums: Integers
 
     def __post_init__(self) -> None:
@@ -81,12 +91,12 @@ class BinStatistics:
 
     @classmethod
     def empty(cls) -> BinStatistics:
-        """Of no rows: what sums begin with."""
+        """Return statistics of no rows: what sums begin with."""
         return cls(ExactRows(np.zeros(0, dtype=np.uint32)), np.zeros(SUMS, dtype=np.int64))
 
     @classmethod
     def from_confidences(cls, confidence: ArrayLike, correct: ArrayLike) -> BinStatistics:
-        """From the probability of the predicted class and whether it was right; no NLL."""
+        """Take the probability of the predicted class and whether it was right; no NLL."""
         scores = np.asarray(confidence, dtype=np.float64)
         hits = _hits(correct, "confidence", scores)
         outside = ~((scores >= 0) & (scores <= 1))
@@ -97,14 +107,14 @@ class BinStatistics:
 
     @classmethod
     def from_logits(cls, logits: ArrayLike, labels: ArrayLike) -> BinStatistics:
-        """From logits (n, k), or (n,) of class 1, and labels (n,)."""
+        """Take logits (n, k), or (n,) of class 1, and labels (n,)."""
         return cls.from_log_odds(*observed(logits, labels))
 
     @classmethod
     def from_log_odds(
         cls, odds: ArrayLike, correct: ArrayLike, nll: ArrayLike | None = None
     ) -> BinStatistics:
-        """From the predicted class's log-odds, whether it was right, and -log p of the label.
+        """Take the predicted class's log-odds, whether it was right, and -log p of the label.
 
         This is what is left to do once a device has reduced its logits to three numbers a row.
         """
@@ -151,16 +161,16 @@ class BinStatistics:
 
     @property
     def rows(self) -> int:
-        """How many rows were observed."""
+        """Return how many rows were observed."""
         return self.spread.count
 
     @property
     def nll_sum(self) -> int:
-        """The sum of -log p of the labels, in units of 2^-24."""
+        """Return the sum of -log p of the labels, in units of 2^-24."""
         return int(self.sums[-1])
 
     def equal_mass(self, bins: int = WIDTHS) -> BinTable:
-        """Bins of equal mass, as ``calibrators.metrics.equal_mass`` takes them.
+        """Return bins of equal mass, as ``calibrators.metrics.equal_mass`` takes them.
 
         Bin i ends after floor(i n / M) rows, so that with fewer rows than bins some are empty;
         what is tied, or in a cell, on an edge is shared in proportion. The first edge is 0, the
@@ -170,14 +180,14 @@ class BinStatistics:
         return self.spread.groups().equal_mass(bins)
 
     def equal_width(self) -> BinTable:
-        """The 15 equally wide bins of the ECE."""
+        """Return the 15 equally wide bins of the ECE."""
         self._some_rows()
         count, correct, confidence = self._widths().astype(np.float64)
         edges = width_edges(WIDTHS)
         return BinTable(count, confidence * CONFIDENCE_UNIT, correct, edges[:-1], edges[1:], count)
 
     def summary(self) -> Summary:
-        """ECE, AdaECE, NLL, accuracy and mean confidence."""
+        """Return ECE, AdaECE, NLL, accuracy and mean confidence."""
         table = self.equal_width()
         rows = self.rows
         return Summary(
@@ -190,17 +200,25 @@ class BinStatistics:
         )
 
     def to_bytes(self) -> bytes:
-        """Compact bytes: one to two a row, or some ten thousand for cells."""
-        return serialization.packed(self.spread, self.sums)
+        """Return compact bytes: one to two a row, or some ten thousand for cells."""
+        return MAGIC + zlib.compress(plain_bytes(self.spread, self.sums), 6)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BinStatistics:
-        """The statistics that ``to_bytes`` wrote; DataError if they are not whole."""
-        return cls(*serialization.unpacked(data))
+        """Return the statistics that ``to_bytes`` wrote; raise DataError if they are not whole."""
+        plain = _inflated(data)
+        sums = _numbers(plain[1:HEAD], "<i8").astype(np.int64)
+        if plain[:1] == CELLED:
+            table = _numbers(plain[HEAD:], "<i8").astype(np.int64).reshape(2, CELLS)
+            return cls(CountedRows(table), sums)
+        keys = np.cumsum(_numbers(plain[HEAD:], "<u4"), dtype=np.uint64)
+        if keys.size and keys[-1] >= 2 * PLACES:
+            raise DataError("bad_statistics", "a row of these statistics lies outside the scale")
+        return cls(ExactRows(keys.astype(np.uint32)), sums)
 
     def fingerprint(self) -> str:
-        """The SHA-256 of what they say, however it was compressed."""
-        return hashlib.sha256(serialization.plain(self.spread, self.sums)).hexdigest()
+        """Return the SHA-256 of what they say, however it was compressed."""
+        return hashlib.sha256(plain_bytes(self.spread, self.sums)).hexdigest()
 
     def _widths(self) -> Integers:
         return self.sums[:-2].reshape(3, WIDTHS)
@@ -210,14 +228,12 @@ class BinStatistics:
             raise DataError("empty", "no row was observed yet")
 
 
-def _spread(rows: ExactRows) -> ExactRows | CountedRows:
-    """One by one as long as they are few: that depends on nothing but their number."""
+def _spread(rows: ExactRows) -> Spread:
+    """Keep rows one by one as long as they are few: that depends on their number alone."""
     return rows if rows.count <= EXACT_ROWS else rows.counted()
 
 
-def _merged(
-    one: ExactRows | CountedRows, other: ExactRows | CountedRows
-) -> ExactRows | CountedRows:
+def _merged(one: Spread, other: Spread) -> Spread:
     if isinstance(one, ExactRows) and isinstance(other, ExactRows):
         return _spread(ExactRows(np.sort(np.concatenate([one.keys, other.keys]))))
     return CountedRows(one.counted().table + other.counted().table)
@@ -253,3 +269,40 @@ def _hits(correct: ArrayLike, name: str, beside: Floats) -> Bools:
 def _refuse(broken: Bools, code: str, rule: str) -> None:
     if broken.any():
         raise DataError(code, rule, rows=int(broken.sum()), first=int(np.argmax(broken)))
+
+
+def plain_bytes(spread: Spread, sums: Integers) -> bytes:
+    """Return what is deflated: a letter for the spread's kind, the sums, the spread."""
+    kind = ROWS if isinstance(spread, ExactRows) else CELLED
+    return kind + planes(sums) + planes(spread.raw())
+
+
+def planes(numbers: NDArray[Any]) -> bytes:
+    """Write the lowest byte of every number, then the next: equal bytes come together."""
+    size = numbers.dtype.itemsize
+    little = numbers.astype(numbers.dtype.newbyteorder("<"))
+    return little.view(np.uint8).reshape(-1, size).T.tobytes()
+
+
+def _numbers(planes: bytes, kind: str) -> NDArray[Any]:
+    size = np.dtype(kind).itemsize
+    turned = np.frombuffer(planes, dtype=np.uint8).reshape(size, -1).T
+    return np.ascontiguousarray(turned).view(kind)[:, 0]
+
+
+def _inflated(data: bytes) -> bytes:
+    """Return the plain bytes of statistics, of a length that fits their kind."""
+    try:
+        if data[: len(MAGIC)] != MAGIC:
+            raise ValueError("they do not begin with CBS1")
+        inflater = zlib.decompressobj()
+        found = inflater.decompress(data[len(MAGIC) :], LONGEST + 1)
+        kind, rest = found[:1], len(found) - HEAD
+        fits = rest == 16 * CELLS if kind == CELLED else rest % 4 == 0 and rest <= 4 * EXACT_ROWS
+        if rest < 0 or not fits or not inflater.eof or inflater.unused_data:
+            raise ValueError("they have the wrong length")
+        if kind not in (ROWS, CELLED):
+            raise ValueError("they hold neither rows nor cells")
+    except (ValueError, zlib.error) as error:
+        raise DataError("bad_statistics", f"these are no statistics: {error}") from error
+    return found

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrators.arrays import Labels
-from calibrators.data import row_maxima
+from calibrators.arrays import Labels, row_maxima
 from calibrators.fitting.context import FitContext
 from calibrators.numerics.parallel import Floats
 from calibrators.numerics.solvers import bracketed_newton, partition_sums

@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from calibrators.arrays import check_rows, row_maxima
 from calibrators.base import CalibrationMap
-from calibrators.data import CalibrationSet, check_rows, row_maxima
+from calibrators.data import CalibrationSet
 from calibrators.errors import ParameterError
 from calibrators.export.onnx import DOUBLE, FLOAT, Builder
 from calibrators.fitting.context import FitContext

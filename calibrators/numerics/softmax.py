@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.data import check_rows, row_maxima
+from calibrators.arrays import check_rows, row_maxima
 from calibrators.errors import MapError
 from calibrators.numerics.parallel import Floats, Scratch, map_blocks, oriented
 

@@ -13,10 +13,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from calibrators.adafocal import AdaFocalState, Summary
-from calibrd.training.observer import BUDGET_SECONDS, Observer
-from calibrd.training.reporting.messages import Start, kept_in
+from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, kept_in
+from calibrd.training.reporting.outbox import Start
 from calibrd.training.reporting.reporter import Service
-from calibrd.training.row_statistics import IGNORED
 
 
 class AdaFocal(Observer):
@@ -99,15 +98,15 @@ class AdaFocal(Observer):
         statistics = self._merged()
         before = self.loss.state
         start = Start(before.step, before)
-        if self._ranks.decides == "service" and self._link is not None:
-            self.loss.state = self._link.exchange(
+        if self._ranks.decides == "service" and self._reporter is not None:
+            self.loss.state = self._reporter.exchange(
                 statistics, start, lambda state: state.update(statistics)
             )
             return statistics.summary()
         after = self._ranks.agreed(before.update(statistics).to_dict())
         self.loss.state = AdaFocalState.from_dict(after)
-        if self._link is not None:
-            self._link.record(statistics, start, self.loss.state)
+        if self._reporter is not None:
+            self._reporter.record(statistics, start, self.loss.state)
         return statistics.summary()
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from calibrators.errors import DataError
 from calibrators.losses import AdaFocalLoss, Loss, make_loss
 from calibrd.training.adafocal import AdaFocal
 from calibrd.training.monitor import Monitor
-from calibrd.training.observer import BUDGET_SECONDS
-from calibrd.training.reporting.messages import Kind
+from calibrd.training.observer import BUDGET_SECONDS, IGNORED
+from calibrd.training.reporting.outbox import Kind
 from calibrd.training.reporting.reporter import Service, connection_of
-from calibrd.training.row_statistics import IGNORED
 
 Observing = AdaFocal | Monitor
 Document = dict[str, Any]

@@ -16,8 +16,7 @@ from torch import Tensor
 from calibrators.losses import Loss
 from calibrd.io.arrays import as_array
 from calibrd.training.callback_base import Attaching, Steering, Watching, callback_class
-from calibrd.training.distributed import is_distributed
-from calibrd.training.row_statistics import statistics_of
+from calibrd.training.observer import is_distributed, statistics_of
 
 __all__ = ["AdaFocalCallback", "MonitorCallback"]
 

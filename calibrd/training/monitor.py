@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.adafocal import Summary
-from calibrd.training.observer import BUDGET_SECONDS, Observer
-from calibrd.training.reporting.messages import Start, step_in
+from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, kept_in
+from calibrd.training.reporting.outbox import Start
 from calibrd.training.reporting.reporter import Service
-from calibrd.training.row_statistics import IGNORED
 
 
 class Monitor(Observer):
@@ -49,7 +48,7 @@ class Monitor(Observer):
             client,
             run,
             None,
-            Start() if resume is None else Start(step_in(resume)),
+            Start() if resume is None else Start(_step_in(resume)),
             ignore_index=ignore_index,
             budget=budget,
             rank=rank,
@@ -66,8 +65,8 @@ class Monitor(Observer):
         statistics = self._merged()
         before = Start(self.steps)
         self.steps += 1
-        if self._link is not None:
-            self._link.record(statistics, before, None)
+        if self._reporter is not None:
+            self._reporter.record(statistics, before, None)
         return statistics.summary()
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,5 +75,13 @@ class Monitor(Observer):
 
     def load_state_dict(self, document: dict[str, Any]) -> None:
         """Go on from the step of a checkpoint."""
-        self.steps = step_in(document)
+        self.steps = _step_in(document)
         self._note_checkpoint(document)
+
+
+def _step_in(checkpoint: object) -> int:
+    """Return the step of a monitor's checkpoint; raise ValueError if it is none."""
+    step = kept_in(checkpoint, "step")
+    if not isinstance(step, int) or step < 0:
+        raise ValueError(f"a checkpoint's step must be a whole number of 0 or more, got {step!r}")
+    return step

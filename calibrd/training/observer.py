@@ -1,25 +1,59 @@
-"""What AdaFocal and Monitor share: they observe validation passes and report them as a run."""
+"""What AdaFocal and Monitor share: they observe validation passes and report them as a run.
+
+Each row of a pass is reduced to three numbers, on its device; then rows are counted.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from calibrators.adafocal import BinStatistics, Settings
+import numpy as np
+
+from calibrators.adafocal import BinStatistics, RowTerms, Settings, observed
+from calibrators.arrays import check_labelled, check_rows
 from calibrators.errors import DataError
 from calibrd.api.runs import checked_run
-from calibrd.training.distributed import Apart, is_distributed, ranks_of
-from calibrd.training.reporting.messages import Kind, Start, checked_session, state_of
-from calibrd.training.reporting.reporter import Link, Service, connection_of
-from calibrd.training.row_statistics import Tally, reduced
+from calibrd.io.arrays import Array, as_array
+from calibrd.training.reporting.outbox import Kind, Plan, Start, checked_session, state_of
+from calibrd.training.reporting.reporter import Reporter, Service, connection_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BUDGET_SECONDS = 2.0
 MOST_SECONDS = 86_400.0
+IGNORED = -100
+AT_ONCE = 1 << 16
+NO_ROWS = RowTerms(np.empty(0), np.empty(0, dtype=bool), np.empty(0))
 
 _log = logging.getLogger("calibrd")
+
+
+class Ranks:
+    """One process, or one of several that only the service knows all of.
+
+    A subclass is of ranks that know each other; what they do together, all of them must call.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, *, decides: str | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        # who computes the state: the trainer, unless it does not know all statistics
+        self.decides = decides or ("trainer" if size == 1 else "service")
+        self.reports = True  # to the service
+
+    def merged(self, statistics: BinStatistics) -> BinStatistics:
+        """Return the sum of the ranks' statistics, as far as this rank can know it."""
+        return statistics
+
+    def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Return what rank 0 gave, if the ranks can tell each other."""
+        return document
 
 
 class Observer:
@@ -50,7 +84,7 @@ class Observer:
         self.run = checked_run(run)
         self.ignore_index = ignore_index
         self._process: int | None = os.getpid()
-        self._observed = Tally()
+        self._observed = RunningStatistics()
         self._is_found = rank is None
         self._ranks = ranks_of(rank, world_size, checked_session(session))
         if client is None and self._ranks.decides == "service":
@@ -58,10 +92,21 @@ class Observer:
                 "client must be given where ranks are: without a service, ranks come to the same "
                 "state by torch.distributed alone"
             )
-        self._link: Link | None = None
+        self._reporter: Reporter | None = None
         self._is_closed = False
-        options = {"budget": budget, "session": session, "folder": folder}
-        self._start = self._agreed_start(client, settings, first, fresh=fresh, **options)
+        ranks = self._ranks
+        plan = Plan(
+            self.run,
+            self.kind,
+            settings,
+            ranks.rank,
+            ranks.size,
+            ranks.decides,
+            session or "",
+            None,
+        )
+        options = {"budget": budget, "folder": folder}
+        self._start = self._agreed_start(client, plan, first, fresh=fresh, **options)
 
     def observe(self, logits: Any, labels: Any) -> None:
         """Add a batch of the validation pass: logits (n, k) or (n, k, d1, ...) and labels.
@@ -73,7 +118,7 @@ class Observer:
 
     def discard(self) -> None:
         """Forget what was observed since the last step."""
-        self._observed = Tally()
+        self._observed = RunningStatistics()
 
     def close(self) -> None:
         """Send what can be sent within the budget; what is left, the next process sends.
@@ -81,8 +126,8 @@ class Observer:
         All ranks call it: the next step of each is an error.
         """
         self._is_closed = True
-        if self._link is not None and self._process == os.getpid():
-            self._link.close()
+        if self._reporter is not None and self._process == os.getpid():
+            self._reporter.close()
 
     def __enter__(self) -> Self:
         return self
@@ -96,15 +141,15 @@ class Observer:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process, such as a DataLoader's worker, has nothing to send."""
-        return {**vars(self), "_process": None, "_link": None, "_ranks": Apart()}
+        """Return a copy for another process, as a DataLoader's worker, that sends nothing."""
+        return {**vars(self), "_process": None, "_reporter": None, "_ranks": Ranks()}
 
     def _merged(self) -> BinStatistics:
-        """What all ranks have observed; the same error on all if that is nothing."""
+        """Return what all ranks have observed; raise the same error on all if that is nothing."""
         self._check_is_here()
         if self._is_closed:
             raise RuntimeError(f"the {type(self).__name__} of {self.run!r} is closed")
-        if self._is_found and isinstance(self._ranks, Apart) and is_distributed():
+        if self._is_found and type(self._ranks) is Ranks and is_distributed():
             raise RuntimeError(
                 f"{type(self).__name__} was made before torch.distributed was in use: make it "
                 "after init_process_group"
@@ -112,25 +157,25 @@ class Observer:
         merged = self._ranks.merged(self._observed.total())
         if not merged.rows:
             raise DataError("empty", "no row was observed: call observe before step")
-        self._observed = Tally()
+        self._observed = RunningStatistics()
         return merged
 
     def _agreed_start(
         self,
         client: Service,
-        settings: Settings | None,
+        plan: Plan,
         first: Start,
         *,
         fresh: bool,
         **options: Any,
     ) -> Start:
-        """Where to begin, the same on all ranks, as is what keeps rank 0 from it."""
+        """Return where to begin, the same on all ranks, as is what keeps rank 0 from it."""
         problem: Exception | None = None
         try:
             connection = connection_of(client) if self._ranks.reports else None
             if connection is not None:
-                self._link = Link(connection, self.run, self.kind, settings, self._ranks, **options)
-                first = self._link.begin(first, fresh=fresh)
+                self._reporter = Reporter(connection, plan, **options)
+                first = self._reporter.begin(first, fresh=fresh)
         except Exception as error:  # noqa: BLE001 - raised below, on all ranks
             problem = error
         state = first.state and first.state.to_dict()
@@ -154,3 +199,151 @@ class Observer:
                 f"this is a copy of the {type(self).__name__} that was made, or was forked with "
                 "it: only that, in its own process, can observe and step"
             )
+
+
+def kept_in(checkpoint: object, name: str) -> Any:
+    """Return what a checkpoint has under a name; raise ValueError if it is none of this kind."""
+    if not isinstance(checkpoint, dict) or name not in checkpoint:
+        keys = list(checkpoint) if isinstance(checkpoint, dict) else type(checkpoint).__name__
+        raise ValueError(f"a checkpoint must be a state_dict() with {name!r}, got {keys}")
+    return checkpoint[name]
+
+
+def is_distributed() -> bool:
+    """Return whether torch.distributed is in use in this process."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and bool(dist.is_initialized())
+
+
+def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> Ranks:
+    """Return those given, or else those of torch.distributed, or else this process alone."""
+    if rank is None and world_size is None:
+        if is_distributed():
+            from calibrd.training.distributed import Distributed
+
+            return Distributed()
+        told = os.environ.get("WORLD_SIZE", "1")
+        if told not in ("", "1"):
+            raise RuntimeError(
+                f"WORLD_SIZE is {told}, but torch.distributed is not in use yet: call "
+                "init_process_group before, or give rank=, world_size= and session="
+            )
+        return Ranks()
+    if rank is None or world_size is None:
+        raise ValueError("rank and world_size must be given together, or neither")
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"rank must lie in 0..world_size-1, got rank={rank} and world_size={world_size}"
+        )
+    if world_size > 1 and session is None:
+        raise ValueError(
+            "session must be given with rank= and world_size=: one name that all ranks share, and "
+            "no earlier job of this run, such as the scheduler's job id"
+        )
+    return Ranks(rank, world_size)
+
+
+class RunningStatistics:
+    """Statistics of all rows so far; counts many rows at once, as each count costs the same."""
+
+    def __init__(self) -> None:
+        self._counted = BinStatistics.empty()
+        self._waiting: list[RowTerms] = []
+        self._rows = 0
+
+    def add(self, rows: RowTerms) -> None:
+        """Add the rows of a batch."""
+        self._waiting.append(rows)
+        self._rows += len(rows.odds)
+        if self._rows >= AT_ONCE:
+            self.total()
+
+    def total(self) -> BinStatistics:
+        """Return the statistics of all rows so far."""
+        if self._rows:
+            columns = [np.concatenate(parts) for parts in zip(*self._waiting, strict=True)]
+            self._counted += BinStatistics.from_log_odds(*columns)
+        self._waiting, self._rows = [], 0
+        return self._counted
+
+
+def reduced(logits: Any, labels: Any, ignore_index: int = IGNORED) -> RowTerms:
+    """Reduce logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...) to three numbers a row.
+
+    Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
+    Tensors are reduced on their own device; whatever else holds numbers is taken as numpy does.
+
+    >>> reduced([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).odds.tolist()
+    [2.0, 1.0]
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(logits, torch.Tensor):
+        return _of_tensors(logits, torch.as_tensor(labels), ignore_index)
+    return _of_arrays(as_array(logits, "logits"), as_array(labels, "labels"), ignore_index)
+
+
+def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinStatistics:
+    """Return the statistics of one batch."""
+    return BinStatistics.from_log_odds(*reduced(logits, labels, ignore_index))
+
+
+def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> RowTerms:
+    _check_shapes(logits.shape, labels.shape)
+    if logits.ndim > 1:
+        logits = np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1])
+        labels = labels.reshape(-1)
+    kept = labels != ignore_index
+    logits, labels = logits[kept], labels[kept]
+    if not len(labels):
+        return NO_ROWS
+    return observed(logits, labels)
+
+
+def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> RowTerms:
+    import torch
+
+    if labels.is_floating_point() or labels.is_complex():
+        raise DataError("labels_not_integers", f"labels must be class indices, got {labels.dtype}")
+    with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
+        _check_shapes(tuple(logits.shape), tuple(labels.shape))
+        scores = logits.detach()
+        if scores.ndim == 1 or scores.shape[1:] == (1,):
+            scores = scores.reshape(-1, 1)
+            scores = torch.cat([torch.zeros_like(scores), scores], dim=1)
+        scores = scores.movedim(1, -1).reshape(-1, scores.shape[1])
+        truth = labels.to(scores.device, torch.int64).reshape(-1)
+        kept = truth != ignore_index
+        if not bool(kept.all()):
+            scores, truth = scores[kept], truth[kept]
+        if not len(truth):
+            return NO_ROWS
+        return _on_device(scores.to(torch.promote_types(scores.dtype, torch.float32)), truth)
+
+
+def _on_device(scores: Tensor, truth: Tensor) -> RowTerms:
+    import torch
+
+    classes = scores.shape[1]
+    outside = (truth < 0) | (truth >= classes)
+    count = int(outside.sum())
+    if count:
+        first, rule = int(outside.int().argmax()), f"labels must lie in 0..{classes - 1}"
+        raise DataError("label_out_of_range", rule, rows=count, first=first)
+    largest, top = scores.max(dim=1)
+    check_rows(largest.cpu().numpy())
+    true = scores.gather(1, truth[:, None])[:, 0]
+    check_labelled(true.cpu().numpy())
+    odds = largest - scores.scatter(1, top[:, None], -torch.inf).logsumexp(dim=1)
+    nll = largest - true + torch.nn.functional.softplus(-odds)
+    return RowTerms(*(one.cpu().numpy() for one in (odds, top == truth, nll)))
+
+
+def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
+    is_of_one = len(logits) == 1 or logits[1:] == (1,)
+    is_of_many = len(logits) > 1 and logits[1] > 1
+    if not (is_of_one or is_of_many) or labels != (logits[0], *logits[2:]):
+        raise DataError(
+            "bad_shape",
+            "logits must be (n, k) or (n, k, d1, ...) of k > 1 classes, or (n,) or (n, 1), and "
+            f"labels (n,) or (n, d1, ...), got {logits} and {labels}",
+        )

@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import logging
 import os
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import platformdirs
 
@@ -73,3 +75,37 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def locked(path: Path) -> IO[bytes] | None:
+    """Lock a file and return it open, or None if a living process has locked it.
+
+    The lock ends when the file is closed. Raise FileNotFoundError if there is none, or no longer.
+    """
+    file = path.open("rb+")
+    try:
+        _lock(file)
+    except OSError:
+        file.close()
+        return None
+    try:
+        is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        file.close()
+        raise
+    if is_there:
+        return file
+    file.close()
+    return None
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[bytes]) -> None:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(file: IO[bytes]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from service.access.permissions import Principal
 from service.datasets.formats.bodies import check_size
 from service.datasets.service import Added, Datasets, Keeping, find
-from service.datasets.spool import Landing, landing
+from service.datasets.spool import SpooledBody, spooled_body
 from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid, NotFound, TooLarge
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key, parts_prefix
@@ -84,7 +84,7 @@ class PartUploads:
         assert opened is not None  # noqa: S101 - it has no bytes that could be there already
         return opened
 
-    def put(self, principal: Principal, id: str, number: int, arrived: Landing) -> Part:
+    def put(self, principal: Principal, id: str, number: int, arrived: SpooledBody) -> Part:
         """Take a part; sending a part again replaces it."""
         arrived.flush()
         part = Part(id, number, arrived.bytes, arrived.sha256)
@@ -155,7 +155,7 @@ class PartUploads:
             return Added(dataset, is_new=False)
         try:
             self._check_arrived(dataset, promised, parts)
-            with landing(folder) as whole:
+            with spooled_body(folder) as whole:
                 for piece in self._joined(dataset, promised):
                     whole.write(piece)
                 if sha256 is not None and sha256 != whole.sha256:

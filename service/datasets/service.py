@@ -14,7 +14,7 @@ from calibrators.errors import CalibrationError, FitCancelled
 from service.access.permissions import Principal
 from service.datasets import formats
 from service.datasets.formats import Format
-from service.datasets.spool import Landing
+from service.datasets.spool import SpooledBody
 from service.errors import (
     BlobCorrupt,
     BlobMissing,
@@ -64,7 +64,7 @@ class Datasets:
     def add(
         self,
         principal: Principal,
-        arrived: Landing,
+        arrived: SpooledBody,
         content_type: str | None,
         kind: Kind | None,
         keeping: Keeping,
@@ -111,7 +111,7 @@ class Datasets:
             )
 
     def facts(
-        self, arrived: Landing, content_type: str | None, kind: Kind | None
+        self, arrived: SpooledBody, content_type: str | None, kind: Kind | None
     ) -> dict[str, Any]:
         """What there is to say of bytes that were checked to be a dataset."""
         format = formats.format_of(content_type, arrived.head())

@@ -20,7 +20,7 @@ HEAD = 512
 PREFIX = "upload-"
 
 
-class Landing:
+class SpooledBody:
     """A file that takes bytes as they arrive, and hashes them."""
 
     def __init__(self, folder: Path) -> None:
@@ -44,25 +44,25 @@ class Landing:
 
     @property
     def sha256(self) -> str:
-        """The hash of what has arrived."""
+        """Return the hash of what has arrived."""
         return self._digest.hexdigest()
 
     def flush(self) -> None:
-        """See that all bytes are on disk."""
+        """Write all bytes to the disk."""
         with _room():
             self._file.flush()
 
     def head(self) -> bytes:
-        """The first bytes."""
+        """Return the first bytes."""
         self.flush()
         with self.path.open("rb") as file:
             return file.read(HEAD)
 
 
 def remove_left_behind(folder: Path) -> int:
-    """Remove the landings of processes that were killed; how many there were.
+    """Remove the bodies of processes that were killed; return how many there were.
 
-    A landing is locked while its process lives, so those of others that share the folder stay.
+    A body is locked while its process lives, so those of others that share the folder stay.
     """
     removed = 0
     for path in folder.glob(f"{PREFIX}*"):
@@ -89,7 +89,7 @@ def _new_file(folder: Path) -> IO[bytes]:
 
 @contextmanager
 def _room() -> Iterator[None]:
-    """Say it if the disk is full."""
+    """Raise NoSpace if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -99,9 +99,9 @@ def _room() -> Iterator[None]:
 
 
 @contextmanager
-def landing(folder: Path) -> Iterator[Landing]:
-    """A landing that is removed at the end."""
-    made = Landing(folder)
+def spooled_body(folder: Path) -> Iterator[SpooledBody]:
+    """Open the file of a body, and remove it at the end."""
+    made = SpooledBody(folder)
     try:
         yield made
     finally:
@@ -111,13 +111,13 @@ def landing(folder: Path) -> Iterator[Landing]:
 BLOCK = 1 << 18
 
 
-async def land(request: Request, landing: Landing, run: Runner) -> None:
+async def spool(request: Request, body: SpooledBody, run: Runner) -> None:
     """Write a request's body to disk in blocks, off the event loop, whatever its size."""
     pending = bytearray()
     async for piece in request.stream():
         pending += piece
         if len(pending) >= BLOCK:
-            await run(landing.write, bytes(pending))
+            await run(body.write, bytes(pending))
             pending.clear()
     if pending:
-        await run(landing.write, bytes(pending))
+        await run(body.write, bytes(pending))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from calibrators.registry import DEFAULT_METHOD
 from service.concurrency.thread_pools import Runner
-from service.datasets.spool import Landing, land
+from service.datasets.spool import SpooledBody, spool
 from service.errors import Invalid, Malformed
 from service.fits.schemas import FitIn
 from service.fits.service import FitOrder, FitRequest, MethodOrder
@@ -37,7 +37,7 @@ class SentFit:
     arrays_type: str | None
 
 
-async def read_fit(request: Request, arrived: Landing, name: str, run: Runner) -> SentFit:
+async def read_fit(request: Request, arrived: SpooledBody, name: str, run: Runner) -> SentFit:
     """What is asked, checked before arrays are taken; these are in ``arrived`` then.
 
     ``run`` is where bodies are parsed and orders checked: a caller chooses how long that takes.
@@ -45,7 +45,7 @@ async def read_fit(request: Request, arrived: Landing, name: str, run: Runner) -
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != JSON:
         asked = await run(lambda: _request(_checked(_from_query(request), "query"), name))
-        await land(request, arrived, run)
+        await spool(request, arrived, run)
         return SentFit(replace(asked, dataset=arrived.sha256), content_type)
     for field in request.query_params:
         if field not in OF_THE_ARRAYS:

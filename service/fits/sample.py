@@ -11,7 +11,7 @@ import numpy as np
 from calibrators.sample import TITLE, sample
 from service.access.permissions import Principal
 from service.datasets.service import Datasets, Keeping
-from service.datasets.spool import landing
+from service.datasets.spool import spooled_body
 from service.fits import service as fits
 from service.fits.service import FitOrder, FitRequest, MethodOrder, Queue
 from service.storage.database import Database
@@ -35,7 +35,7 @@ def order_sample(
     """Order fits on one part of the sample, judged on the other."""
 
     def add(part: Literal["cal", "test"]) -> str:
-        with landing(uploads) as arrived:
+        with spooled_body(uploads) as arrived:
             arrived.write(_npz(part))
             return datasets.add(principal, arrived, NPZ, None, keeping).dataset.id
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import JSON, Column, Table, Text, and_, cast, func, select, tuple_
 
-from service.runs.step_repository import LONGEST_MERGE, is_decided
+from service.runs.repository import LONGEST_MERGE, is_decided
 from service.storage.records import Dataset, Fit, FitStatus, Part, Version
 from service.storage.repository import Repository, now
 from service.storage.run_tables import run_sessions, run_statistics, run_steps, runs

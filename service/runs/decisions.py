@@ -21,15 +21,14 @@ from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrators.adafocal.statistics import WIDTHS
 from calibrators.metrics import BinTable
 from service.errors import Unavailable
-from service.runs.service import Head, State, head_of
-from service.runs.step_repository import AT_ONCE, SessionKey, Standing
+from service.runs.repository import AT_ONCE, Head, SessionKey, Standing, State
 from service.storage.database import AWAY, Database
 from service.storage.records import RunSession
 from service.storage.store import Store
 
 # steps that one call decides: its caller must not wait long
 MOST_AT_ONCE = 50
-# more ranks than these keep their bytes until a worker's upkeep releases them
+# more ranks than these keep their bytes until a worker's housekeeping releases them
 RELEASED_AT_ONCE = 4 * AT_ONCE
 TURN_SECONDS = 30.0
 
@@ -191,7 +190,7 @@ def _decide_next(database: Database, key: SessionKey) -> bool:
 def _pending(store: Store, key: SessionKey) -> _Pending:
     session = store.runs.session_numbered(*key)
     assert session is not None  # noqa: S101 - sessions are never deleted
-    head = head_of(store, session)
+    head = store.run_steps.head(session)
     step = head.step + 1
     return _Pending(
         session,
@@ -207,7 +206,7 @@ def _write(
 ) -> bool:
     """Write a decision unless its ranks or its session have changed; return whether it was."""
     store.runs.lock(key.run)
-    if head_of(store, pending.session).step != pending.head.step:
+    if store.run_steps.head(pending.session).step != pending.head.step:
         return False
     ranks = store.run_steps.ranks(pending.session, merge.step)
     if set(ranks) != merge.ranks:

@@ -1,28 +1,57 @@
-"""SQL on training runs and their sessions."""
+"""SQL on training runs, their sessions and steps: what ranks posted, and what was decided."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
-from sqlalchemy import case, func, insert, select, tuple_, update
+from sqlalchemy import and_, case, func, insert, or_, select, tuple_, update
+from sqlalchemy.sql import ColumnElement
 
-from service.storage.records import Run, RunSession
+from service.storage.records import Run, RunSession, RunStatistics, RunStep
 from service.storage.repository import After, Repository, new_id, now
-from service.storage.run_tables import SESSION, run_sessions, runs
+from service.storage.run_tables import SESSION, run_sessions, run_statistics, run_steps, runs
+
+State = dict[str, Any] | None
 
 NEWEST = (run_sessions.c.begun_at.desc(), run_sessions.c.number.desc())
+POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
+LONGEST_MERGE = 86_400  # seconds
+AT_ONCE = 16  # statistics, of up to 500 kB each, that are read or deleted together
+
+
+class SessionKey(NamedTuple):
+    """A session by its run's id and its number."""
+
+    run: str
+    number: int
+
+
+class Head(NamedTuple):
+    """Where a session is: its last decided step, or its base (then ``decided`` is None)."""
+
+    step: int
+    state: State
+    decided: RunStep | None
+
+
+class Standing(NamedTuple):
+    """How many ranks have posted for a step, and for how many seconds the first has waited."""
+
+    ranks: int
+    seconds: float
 
 
 class Runs(Repository):
     """Runs of a workspace, and their sessions by number."""
 
     def named(self, workspace: str, name: str) -> Run | None:
-        """The run of this name."""
+        """Return the run of this name."""
         mine = (runs.c.workspace == workspace) & (runs.c.name == name)
         return self._one(Run, select(runs).where(mine))
 
     def add(self, workspace: str, name: str, **facts: Any) -> Run | None:
-        """A new run; None if somebody else was faster."""
+        """Add a run; return None if somebody else was faster."""
         values = {
             "id": new_id("run"),
             "workspace": workspace,
@@ -34,13 +63,13 @@ class Runs(Repository):
         return self._unless_there(Run, insert(runs).values(values).returning(*runs.c))
 
     def lock(self, id: str) -> Run:
-        """The run as it is; nobody else writes to it before the transaction ends."""
+        """Lock a run: nobody else writes to it before the transaction ends."""
         found = self._one(Run, select(runs).where(runs.c.id == id).with_for_update())
         assert found is not None  # noqa: S101 - runs are never deleted
         return found
 
     def page(self, workspace: str, limit: int, after: After | None, *, archived: bool) -> list[Run]:
-        """A page of runs, newest activity first."""
+        """Return a page of runs, newest activity first."""
         shown = runs.c.archived_at.is_not(None) if archived else runs.c.archived_at.is_(None)
         chosen = select(runs).where(runs.c.workspace == workspace, shown)
         if after is not None:
@@ -64,13 +93,13 @@ class Runs(Repository):
         self._changed(update(runs).where(runs.c.id == id).values(updated_at=now()))
 
     def counts(self) -> dict[str, int]:
-        """How many runs there are that are not archived, by kind."""
+        """Return how many runs there are that are not archived, by kind."""
         chosen = select(runs.c.kind, func.count()).where(runs.c.archived_at.is_(None))
         rows = self.session.execute(chosen.group_by(runs.c.kind)).all()
         return {row[0]: row[1] for row in rows}
 
     def add_session(self, run: str, begun: float | None, **facts: Any) -> RunSession:
-        """The next session of a run that is locked; none began later than now."""
+        """Add the next session of a run that is locked; none began later than now."""
         number = self.session_count(run)
         begun_at = now() if begun is None else case((begun < now(), begun), else_=now())
         times = {"begun_at": begun_at, "created_at": now()}
@@ -84,27 +113,178 @@ class Runs(Repository):
         last = select(func.max(run_sessions.c.number)).where(run_sessions.c.run == run)
         return self.session.scalar(last) or 0
 
+    def session_named(self, run: str, id: str) -> RunSession | None:
+        """Return a session by its caller's id."""
+        mine = (run_sessions.c.run == run) & (run_sessions.c.id == id)
+        return self._one(RunSession, select(*SESSION).where(mine))
+
+    def session_numbered(self, run: str, number: int) -> RunSession | None:
+        """Return a session by its number."""
+        mine = (run_sessions.c.run == run) & (run_sessions.c.number == number)
+        return self._one(RunSession, select(*SESSION).where(mine))
+
+    def session_at(self, run: str, step: int) -> RunSession | None:
+        """Return the session that a step of the line is of, or that begins with it."""
+        mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
+        return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
+
+    def sessions(self, run: str, limit: int) -> list[RunSession]:
+        """Return the newest sessions of a run, newest first."""
+        chosen = select(*SESSION).where(run_sessions.c.run == run)
+        return self._all(RunSession, chosen.order_by(*NEWEST).limit(limit))
+
+
+class RunSteps(Repository):
+    """Statistics and steps of runs; whoever writes has locked the run."""
+
+    def post(self, session: RunSession, step: int, rank: int, **facts: Any) -> RunStatistics:
+        """Record what a rank sent."""
+        values = {"run": session.run, "session": session.number, "step": step, "rank": rank}
+        made = self._one(
+            RunStatistics,
+            insert(run_statistics).values(**values, posted_at=now(), **facts).returning(*POSTED),
+        )
+        assert made is not None  # noqa: S101
+        return made
+
+    def posted(self, session: RunSession, step: int, rank: int) -> RunStatistics | None:
+        """Return that a rank has sent statistics for a step, if it has."""
+        mine = _of_step(session, step) & (run_statistics.c.rank == rank)
+        return self._one(RunStatistics, select(*POSTED).where(mine))
+
+    def ranks(self, session: RunSession, step: int) -> list[int]:
+        """Return which ranks have sent statistics for a step, in order; by an index alone."""
+        chosen = select(run_statistics.c.rank).where(_of_step(session, step))
+        return list(self.session.scalars(chosen.order_by(run_statistics.c.rank)))
+
+    def standing(self, session: RunSession, step: int) -> Standing:
+        """Return how far a step is that is not decided."""
+        waited = func.coalesce(now() - func.min(run_statistics.c.posted_at), 0.0)
+        chosen = select(func.count(), waited).where(_of_step(session, step))
+        ranks, seconds = self.session.execute(chosen).one()
+        return Standing(ranks, seconds)
+
+    def contents(self, session: RunSession, step: int, ranks: Collection[int]) -> list[bytes]:
+        """Return the bytes that ranks have sent for a step, of those that still have them."""
+        content = run_statistics.c.statistics
+        mine = _of_step(session, step) & run_statistics.c.rank.in_(ranks)
+        return list(self.session.scalars(select(content).where(mine, content.is_not(None))))
+
+    def claimed(self, session: RunSession, step: int) -> dict[str, Any] | None:
+        """Return the state that a trainer says it has after a step that is not decided."""
+        chosen = select(run_statistics.c.claimed).where(_of_step(session, step))
+        return self.session.scalar(chosen.order_by(run_statistics.c.rank).limit(1))
+
+    def unreleased(self, limit: int) -> list[tuple[SessionKey, int]]:
+        """Return decided steps whose statistics are still kept."""
+        place = (run_statistics.c.run, run_statistics.c.session, run_statistics.c.step)
+        kept = run_statistics.c.statistics.is_not(None)
+        chosen = select(*place).distinct().where(kept, is_decided())
+        rows = self.session.execute(chosen.limit(limit))
+        return [(SessionKey(run, number), step) for run, number, step in rows]
+
+    def release(self, key: SessionKey, step: int, limit: int = AT_ONCE) -> int:
+        """Delete the bytes of so many ranks of a decided step; return how many had any."""
+        mine = and_(
+            run_statistics.c.run == key.run,
+            run_statistics.c.session == key.number,
+            run_statistics.c.step == step,
+        )
+        kept = select(run_statistics.c.rank).where(mine, run_statistics.c.statistics.is_not(None))
+        ranks = list(self.session.scalars(kept.limit(limit)))
+        given = update(run_statistics).where(mine, run_statistics.c.rank.in_(ranks))
+        return self._changed(given.values(statistics=None, claimed=None))
+
+    def add(self, session: RunSession, step: int, **facts: Any) -> RunStep:
+        """Write that a step is decided."""
+        values = {"run": session.run, "session": session.number, "step": step}
+        made = self._one(
+            RunStep,
+            insert(run_steps).values(**values, decided_at=now(), **facts).returning(*run_steps.c),
+        )
+        assert made is not None  # noqa: S101
+        return made
+
+    def get(self, session: RunSession, step: int) -> RunStep | None:
+        """Return a step of a session, if it is decided."""
+        mine = _of(run_steps, session) & (run_steps.c.step == step)
+        return self._one(RunStep, select(run_steps).where(mine))
+
+    def last(self, session: RunSession) -> RunStep | None:
+        """Return the last step of a session that is decided."""
+        chosen = select(run_steps).where(_of(run_steps, session))
+        return self._one(RunStep, chosen.order_by(run_steps.c.step.desc()).limit(1))
+
+    def head(self, session: RunSession) -> Head:
+        """Return where a session is."""
+        last = self.last(session)
+        if last is None:
+            return Head(session.base_step, self.base_state(session), None)
+        return Head(last.step, last.state, last)
+
     def base_state(self, session: RunSession) -> dict[str, Any] | None:
         """Return the state that a session goes on from."""
         mine = (run_sessions.c.run == session.run) & (run_sessions.c.number == session.number)
         return self.session.scalar(select(run_sessions.c.base_state).where(mine))
 
-    def session_named(self, run: str, id: str) -> RunSession | None:
-        """A session by its caller's id."""
-        mine = (run_sessions.c.run == run) & (run_sessions.c.id == id)
-        return self._one(RunSession, select(*SESSION).where(mine))
+    def last_numbers(self, keys: Collection[SessionKey]) -> dict[SessionKey, int]:
+        """Return the numbers of the last decided steps of those sessions that have any."""
+        place = (run_steps.c.run, run_steps.c.session)
+        chosen = select(*place, func.max(run_steps.c.step)).where(tuple_(*place).in_(keys))
+        rows = self.session.execute(chosen.group_by(*place))
+        return {SessionKey(run, number): step for run, number, step in rows}
 
-    def session_numbered(self, run: str, number: int) -> RunSession | None:
-        """A session by its number."""
-        mine = (run_sessions.c.run == run) & (run_sessions.c.number == number)
-        return self._one(RunSession, select(*SESSION).where(mine))
+    def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
+        """Return sessions whose next step can be decided: complete, or waited for long enough."""
+        place = (run_statistics.c.run, run_statistics.c.session)
+        its_session = and_(
+            run_sessions.c.run == run_statistics.c.run,
+            run_sessions.c.number == run_statistics.c.session,
+        )
+        head = (
+            select(func.coalesce(func.max(run_steps.c.step), run_sessions.c.base_step))
+            .where(run_steps.c.run == run_sessions.c.run)
+            .where(run_steps.c.session == run_sessions.c.number)
+            .scalar_subquery()
+        )
+        chosen = (
+            select(*place)
+            .join(run_sessions, its_session)
+            .where(run_statistics.c.statistics.is_not(None), run_statistics.c.step == head + 1)
+            .group_by(*place, run_sessions.c.run, run_sessions.c.number)
+            .having(
+                or_(
+                    func.count() >= run_sessions.c.world_size,
+                    run_sessions.c.decides == "trainer",
+                    func.min(run_statistics.c.posted_at) + run_sessions.c.merge_timeout <= now(),
+                )
+            )
+        )
+        if keys is not None:
+            chosen = chosen.where(tuple_(*place).in_(keys))
+        return [SessionKey(*row) for row in self.session.execute(chosen.limit(limit))]
 
-    def session_at(self, run: str, step: int) -> RunSession | None:
-        """The session that a step of the line is of, or that begins with it."""
-        mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
-        return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
+    def waiting(self) -> int:
+        """Return how many statistics wait for others of their step, or for the step before."""
+        waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
+        return self.session.scalar(select(func.count()).where(waits)) or 0
 
-    def sessions(self, run: str, limit: int) -> list[RunSession]:
-        """The newest sessions of a run, newest first."""
-        chosen = select(*SESSION).where(run_sessions.c.run == run)
-        return self._all(RunSession, chosen.order_by(*NEWEST).limit(limit))
+
+def is_decided() -> ColumnElement[bool]:
+    """Return whether the step of a row of statistics is decided."""
+    its_step = and_(
+        run_steps.c.run == run_statistics.c.run,
+        run_steps.c.session == run_statistics.c.session,
+        run_steps.c.step == run_statistics.c.step,
+    )
+    return select(run_steps.c.step).where(its_step).correlate(run_statistics).exists()
+
+
+def _of(table: Any, session: RunSession) -> ColumnElement[bool]:
+    mine: ColumnElement[bool] = (table.c.run == session.run) & (table.c.session == session.number)
+    return mine
+
+
+def _of_step(session: RunSession, step: int) -> ColumnElement[bool]:
+    """Match the statistics of a step."""
+    return _of(run_statistics, session) & (run_statistics.c.step == step)

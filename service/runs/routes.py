@@ -26,8 +26,10 @@ from service.http.paging import (
     written,
 )
 from service.http.strict_route import StrictRoute
-from service.runs import decisions, statistics
+from service.runs import decisions
 from service.runs import service as runs
+from service.runs.history_repository import Shown
+from service.runs.repository import SessionKey
 from service.runs.schemas import (
     MOST_STEPS,
     SESSION_PATTERN,
@@ -43,7 +45,7 @@ from service.runs.schemas import (
     StepDecisionOut,
     decision_of,
 )
-from service.runs.step_repository import SessionKey, Shown
+from service.runs.sessions import Opening, open_session
 from service.storage import records
 from service.storage.store import Store
 
@@ -76,7 +78,7 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     A run that is there goes on from its last decided step, or from `state` or `from_step` (then the
     steps after it are done again). The same `session` again is the same session.
     """
-    asked = runs.Opening(
+    asked = Opening(
         **{name: getattr(body, name) for name in OpenRunIn.model_fields}
         | {
             "settings": None if body.settings is None else body.settings.read(),
@@ -84,7 +86,7 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
         }
     )
     with joined.database.write() as store:
-        opened = runs.open_run(store, caller, asked)
+        opened = open_session(store, caller, asked)
     with joined.database.read() as store:
         last = runs.last_step(store, opened.run, opened.head)
     response.status_code = 201 if opened.is_new else 200
@@ -144,21 +146,21 @@ async def post_statistics(
     order. A rank that comes after the decision is `late`: it is noted, and not merged.
     """
 
-    def recorded() -> statistics.Recorded:
-        sent = statistics.Sent(
+    def recorded() -> runs.Recorded:
+        sent = runs.Sent(
             body.session,
             step,
             body.rank,
             BinStatistics.from_bytes(_decoded(body.statistics)),
             None if body.state is None else body.state.read(),
         )
-        return statistics.record(joined.database, caller, run, sent)
+        return runs.record(joined.database, caller, run, sent)
 
     executors, workspace = joined.executors, caller.workspace
     made = await executors.query.run(workspace, recorded)
     if made.is_due:
         await executors.merge.run(workspace, decisions.decide, joined.database, made.key)
-    posted = await executors.query.run(workspace, statistics.outcome, joined.database, made)
+    posted = await executors.query.run(workspace, runs.outcome, joined.database, made)
     return decision_of(step, body.session, *posted)
 
 
@@ -203,7 +205,7 @@ def run_history(
     with joined.database.read() as store:
         found = runs.run_named(store, caller, run)
         chosen = None if session is None else runs.session_of(store, found, session)
-        steps = store.run_steps.page(found.id, limit + 1, max(known, default=None), chosen)
+        steps = store.run_history.page(found.id, limit + 1, max(known, default=None), chosen)
     shown = min(limit, affordable(map(_numbers, steps), MOST_NUMBERS))
     return written(paged(steps[: shown + 1], shown, RunStepOut.of, lambda one: one.step.step))
 
@@ -238,18 +240,18 @@ def _state(
         run = runs.run_named(store, caller, name)
         found = runs.session_of(store, run, session)
         key = SessionKey(run.id, found.number)
-        answer = RunStateOut.of(name, found, runs.head_of(store, found))
+        answer = RunStateOut.of(name, found, store.run_steps.head(found))
         return key, answer, bool(store.run_steps.due([key], 1))
 
 
 def _shown(store: Store, run: records.Run) -> RunOut:
-    head = runs.head_of(store, runs.session_of(store, run, None))
+    head = store.run_steps.head(runs.session_of(store, run, None))
     return RunOut.of(run, head, runs.last_step(store, run, head))
 
 
 def _detailed(store: Store, run: records.Run) -> RunDetailOut:
     sessions = store.runs.sessions(run.id, SHOWN_SESSIONS)
-    head = runs.head_of(store, sessions[0])
+    head = store.run_steps.head(sessions[0])
     shown = [RunSessionOut.of(one) for one in sessions]
     return RunDetailOut.of(run, head, runs.last_step(store, run, head), sessions=shown)
 

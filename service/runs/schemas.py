@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field, create_model
 
 from calibrators.adafocal import AdaFocalState, Settings
 from service.http.schemas import RequestBody, TagMap, when
-from service.runs.service import Head, Opened
-from service.runs.step_repository import LONGEST_MERGE, Shown
+from service.runs.history_repository import Shown
+from service.runs.repository import LONGEST_MERGE, Head
+from service.runs.sessions import Opened
 from service.storage import records
 
 SESSION_PATTERN = "^[A-Za-z0-9._-]{1,100}$"

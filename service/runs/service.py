@@ -1,61 +1,72 @@
-"""Training runs: opened, resumed, listed and labelled."""
+"""Training runs: found, labelled, and the statistics that ranks post for their steps."""
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import asdict, dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from calibrators.adafocal import AdaFocalState, Settings
+from calibrators.adafocal import AdaFocalState, BinStatistics
+from calibrators.adafocal.statistics import MOST_NUMBER, MOST_ROWS
 from service.access.permissions import Principal
-from service.errors import Conflict, Invalid, NotFound
-from service.names import NAME, check_name
+from service.errors import Conflict, Invalid, NotFound, TooLarge
+from service.names import NAME
 from service.registry.service import check_notes
-from service.storage.records import Decider, Run, RunKind, RunSession, RunStep
+from service.runs.decisions import is_due
+from service.runs.repository import Head, SessionKey
+from service.storage.database import Database
+from service.storage.records import Run, RunSession, RunStatistics, RunStep
 from service.storage.store import Store
 
-State = dict[str, Any] | None
-
-MOST_SESSIONS = 1000  # of a run
+# steps whose statistics are kept while one before them is missing
+MOST_AHEAD = 10_000
 
 
 @dataclass(frozen=True)
-class Opening:
-    """What a training job asks for when it begins or goes on."""
+class Sent:
+    """What a rank sends after a validation pass."""
 
-    name: str
-    kind: RunKind
-    settings: Settings | None
-    world_size: int
-    decides: Decider
-    merge_timeout: float
-    session: str | None
-    state: AdaFocalState | None
-    from_step: int | None
-    tags: dict[str, str]
-    description: str
-    begun: float | None = None
-
-
-class Head(NamedTuple):
-    """Where a session is: its last decided step, or its base (then ``decided`` is None)."""
-
+    session: str
     step: int
-    state: State
+    rank: int
+    statistics: BinStatistics
+    state: AdaFocalState | None
+    content: bytes = field(init=False)
+    sha256: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Pack and hash, which is not for a transaction; the hash is of what is said."""
+        state = None if self.state is None else self.state.to_dict()
+        said = self.statistics.fingerprint() + json.dumps(state, sort_keys=True)
+        object.__setattr__(self, "content", self.statistics.to_bytes())
+        object.__setattr__(self, "sha256", hashlib.sha256(said.encode()).hexdigest())
+
+
+class Posted(NamedTuple):
+    """How a step stands after a post."""
+
+    ranks: list[int]
+    late: bool
     decided: RunStep | None
 
 
-class Opened(NamedTuple):
-    """A session of a run, and where it goes on."""
+class Recorded(NamedTuple):
+    """Statistics that were recorded, and whether the next step of their session can be decided."""
 
-    run: Run
     session: RunSession
-    head: Head
-    is_new: bool
+    step: int
+    late: bool
+    is_due: bool
+
+    @property
+    def key(self) -> SessionKey:
+        """Return the session that they belong to."""
+        return SessionKey(self.session.run, self.session.number)
 
 
 def run_named(store: Store, principal: Principal, name: str) -> Run:
-    """The caller's run of this name."""
+    """Return the caller's run of this name."""
     found = store.runs.named(principal.workspace, name) if NAME.fullmatch(name) else None
     if found is None:
         raise NotFound("no_such_run", f"there is no run {name[:64]!r}")
@@ -63,7 +74,7 @@ def run_named(store: Store, principal: Principal, name: str) -> Run:
 
 
 def session_of(store: Store, run: Run, id: str | None) -> RunSession:
-    """A session of a run by its caller's id, by default the newest."""
+    """Return a session of a run by its caller's id, by default the newest."""
     if id is None:
         return store.runs.sessions(run.id, 1)[0]
     found = store.runs.session_named(run.id, id)
@@ -72,49 +83,9 @@ def session_of(store: Store, run: Run, id: str | None) -> RunSession:
     return found
 
 
-def head_of(store: Store, session: RunSession) -> Head:
-    """Where a session is."""
-    last = store.run_steps.last(session)
-    if last is None:
-        return Head(session.base_step, store.runs.base_state(session), None)
-    return Head(last.step, last.state, last)
-
-
 def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
-    """The last decided step of a session, or of the steps that it goes on from."""
-    return head.decided or store.run_steps.last_on_line(run.id, head.step)
-
-
-def open_run(store: Store, principal: Principal, asked: Opening) -> Opened:
-    """A session of a run: new, or the one of this id; the run is made if it is not there."""
-    check_name(asked.name, "a run")
-    check_notes(asked.tags, asked.description, "a run")
-    if asked.kind == "monitor" and asked.settings is not None:
-        raise Invalid("bad_settings", "settings are AdaFocal's: a run of kind 'monitor' has none")
-    run, is_new = _found_or_made(store, principal, asked)
-    _check_same(run, asked)
-    known = None if asked.session is None else store.runs.session_named(run.id, asked.session)
-    if known is not None:
-        _check_same_session(run, known, asked)
-        return Opened(run, known, head_of(store, known), is_new)
-    if run.archived_at is not None:
-        raise Conflict("run_archived", f"the run {run.name!r} is archived: it takes no sessions")
-    _check_count(store, run)
-    step, state = _base(store, run, asked)
-    session = store.runs.add_session(
-        run.id,
-        asked.begun,
-        id=asked.session or f"session-{secrets.token_hex(8)}",
-        base_step=step,
-        base_state=state,
-        world_size=asked.world_size,
-        decides=asked.decides,
-        merge_timeout=asked.merge_timeout,
-        created_by=principal.actor,
-    )
-    if not is_new:
-        run = _noted(store, run, asked)
-    return Opened(run, session, Head(step, state, None), is_new)
+    """Return the last decided step of a session, or of the steps that it goes on from."""
+    return head.decided or store.run_history.last_on_line(run.id, head.step)
 
 
 def annotate(
@@ -138,93 +109,116 @@ def annotate(
     return store.runs.archive(run.id) if archived else run
 
 
-def _found_or_made(store: Store, principal: Principal, asked: Opening) -> tuple[Run, bool]:
-    """The run, locked, and whether it is new."""
-    found = store.runs.named(principal.workspace, asked.name)
-    if found is None:
-        settings = None
-        if asked.kind == "adafocal":
-            settings = asdict(asked.settings or Settings())
-        made = store.runs.add(
-            principal.workspace,
-            asked.name,
-            kind=asked.kind,
-            settings=settings,
-            tags=asked.tags,
-            description=asked.description,
-            created_by=principal.actor,
-        )
-        if made is not None:
-            return store.runs.lock(made.id), True
-        found = run_named(store, principal, asked.name)  # somebody else was faster
-    return store.runs.lock(found.id), False
+def record(database: Database, principal: Principal, name: str, sent: Sent) -> Recorded:
+    """Record a rank's statistics.
+
+    Only what the rank itself has posted is read under the write lock: there may be thousands of
+    others.
+    """
+    with database.write() as store:
+        run = store.runs.lock(run_named(store, principal, name).id)
+        session = session_of(store, run, sent.session)
+        _check(run, session, sent)
+        head = store.run_steps.head(session)
+        known = store.run_steps.posted(session, sent.step, sent.rank)
+        mine = _recorded(store, run, session, head, sent, known)
+    with database.read() as store:
+        step = store.run_steps.head(session).step + 1
+        standing = store.run_steps.standing(session, step)
+    return Recorded(session, sent.step, mine.late, is_due(session, standing))
 
 
-def _check_same(run: Run, asked: Opening) -> None:
-    """Raise if a run cannot be gone on with as is asked."""
-    if run.kind != asked.kind:
-        raise Conflict(
-            "run_differs", f"the run {run.name!r} is of kind {run.kind!r}, not {asked.kind!r}"
-        )
-    if run.settings is None or asked.settings is None:
-        return
-    wanted = asdict(asked.settings)
-    others = [name for name, value in run.settings.items() if wanted[name] != value]
-    if others:
-        told = ", ".join(f"{name} {run.settings[name]!r}, not {wanted[name]!r}" for name in others)
-        raise Conflict("run_differs", f"the run {run.name!r} has {told}", settings=others)
+def outcome(database: Database, recorded: Recorded) -> Posted:
+    """Return how a step stands after a post."""
+    session, step = recorded.session, recorded.step
+    with database.read() as store:
+        ranks = store.run_steps.ranks(session, step)
+        return Posted(ranks, recorded.late, store.run_steps.get(session, step))
 
 
-def _check_count(store: Store, run: Run) -> None:
-    """Raise Conflict if a run has as many sessions as it may."""
-    if store.runs.session_count(run.id) >= MOST_SESSIONS:
-        raise Conflict(
-            "too_many_sessions",
-            f"the run {run.name!r} has {MOST_SESSIONS:,} sessions, and no more are taken: go on "
-            "under another name, with a state",
-            limit=MOST_SESSIONS,
-        )
-
-
-def _check_same_session(run: Run, session: RunSession, asked: Opening) -> None:
-    for name in ("world_size", "decides"):
-        was, wanted = getattr(session, name), getattr(asked, name)
-        if was != wanted:
-            raise Conflict(
-                "session_differs",
-                f"the session {session.id!r} of {run.name!r} has {name} {was!r}, not {wanted!r}",
-            )
-
-
-def _base(store: Store, run: Run, asked: Opening) -> tuple[int, State]:
-    """The step that a session goes on from, and the state after it."""
-    if asked.state is not None:
-        if asked.from_step is not None:
-            raise Invalid("bad_step", "from_step and state are both given: give one of them")
-        check_state(run, asked.state)
-        return asked.state.step, asked.state.to_dict()
-    step = asked.from_step
-    if step is None:
-        newest = store.runs.sessions(run.id, 1)
-        if newest:
-            head = head_of(store, newest[0])
-            return head.step, head.state
-        step = 0
-    if run.settings is None:
-        return step, None
-    if step == 0:
-        return 0, AdaFocalState.begin(Settings(**run.settings)).to_dict()
-    session = store.runs.session_at(run.id, step)
-    if session is not None and session.base_step == step:
-        return step, store.runs.base_state(session)
-    found = None if session is None else store.run_steps.get(session, step)
-    if found is None:
+def _recorded(
+    store: Store,
+    run: Run,
+    session: RunSession,
+    head: Head,
+    sent: Sent,
+    known: RunStatistics | None,
+) -> RunStatistics:
+    """Record what a rank sent, unless it is known; one that comes after the decision is late."""
+    if sent.step > head.step + MOST_AHEAD:
         raise Invalid(
             "bad_step",
-            f"from_step must be 0 or a step of {run.name!r} that is decided, got {step}: "
-            "without a state there is nothing to go on from",
+            f"the session {session.id!r} is at step {head.step}, and statistics wait at most "
+            f"{MOST_AHEAD} steps ahead, got step {sent.step}",
         )
-    return step, found.state
+    if known is not None:
+        if known.sha256 != sent.sha256:
+            raise Conflict(
+                "statistics_differ",
+                f"rank {sent.rank} has sent other statistics for step {sent.step} of the session "
+                f"{session.id!r}",
+            )
+        return known
+    is_late = sent.step <= head.step
+    store.runs.touch(run.id)
+    return store.run_steps.post(
+        session,
+        sent.step,
+        sent.rank,
+        sha256=sent.sha256,
+        statistics=None if is_late else sent.content,
+        claimed=None if sent.state is None else sent.state.to_dict(),
+        late=is_late,
+    )
+
+
+def _check(run: Run, session: RunSession, sent: Sent) -> None:
+    if sent.step <= session.base_step:
+        raise Invalid(
+            "bad_step",
+            f"the session {session.id!r} goes on from step {session.base_step}: "
+            f"a step must be greater, got {sent.step}",
+        )
+    by_trainer = session.decides == "trainer"
+    if by_trainer and sent.rank != 0:
+        raise Invalid(
+            "bad_rank", f"rank must be 0 where the trainer decides and merges, got {sent.rank}"
+        )
+    if sent.rank >= session.world_size:
+        raise Invalid(
+            "bad_rank", f"rank must be less than world_size {session.world_size}, got {sent.rank}"
+        )
+    if not by_trainer:
+        _check_share(session, sent.statistics)
+    _check_claim(run, sent, needed=by_trainer and run.settings is not None)
+
+
+def _check_share(session: RunSession, statistics: BinStatistics) -> None:
+    """Raise unless all can be merged, whatever the other ranks send."""
+    share = f"statistics of one of {session.world_size} ranks hold at most"
+    most = MOST_ROWS // session.world_size
+    if statistics.rows > most:
+        raise TooLarge("too_many_rows", f"{share} {most} rows, got {statistics.rows}")
+    most = MOST_NUMBER // session.world_size
+    if statistics.nll_sum > most:
+        raise TooLarge(
+            "too_many_rows", f"{share} a sum of nll of {most} * 2^-24, got {statistics.nll_sum}"
+        )
+
+
+def _check_claim(run: Run, sent: Sent, *, needed: bool) -> None:
+    """Raise unless a trainer that decides, and nobody else, sends its state."""
+    if sent.state is None:
+        if needed:
+            raise Invalid("bad_state", "state is missing: the trainer decides, and must say what")
+        return
+    check_state(run, sent.state)
+    if not needed:
+        raise Invalid("bad_state", "state must be null: the service decides in this session")
+    if sent.state.step != sent.step:
+        raise Invalid(
+            "bad_state", f"state must be that after step {sent.step}, got step {sent.state.step}"
+        )
 
 
 def check_state(run: Run, state: AdaFocalState) -> None:
@@ -233,12 +227,3 @@ def check_state(run: Run, state: AdaFocalState) -> None:
         raise Invalid("bad_state", f"state must be null: {run.name!r} is a monitor and has none")
     if asdict(state.settings) != run.settings:
         raise Invalid("bad_state", f"state has other settings than the run {run.name!r}")
-
-
-def _noted(store: Store, run: Run, asked: Opening) -> Run:
-    """Tags of a job that goes on are added to the run's; a description takes its place."""
-    store.runs.touch(run.id)
-    tags = {**run.tags, **asked.tags}
-    description = asked.description or run.description
-    check_notes(tags, description, "a run")
-    return store.runs.change(run.id, tags=tags, description=description)

@@ -10,7 +10,7 @@ import structlog
 from service.concurrency.long_poll import Watcher
 from service.errors import ServiceError
 from service.runs.decisions import decide
-from service.runs.step_repository import SessionKey
+from service.runs.repository import SessionKey
 from service.storage.database import AWAY, Database
 
 MERGE_THREADS = 3

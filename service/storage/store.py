@@ -13,8 +13,8 @@ from service.maintenance.inventory_repository import Inventory
 from service.maintenance.periodic_tasks import Chores
 from service.registry.aliases.repository import Aliases
 from service.registry.repository import Calibrators
-from service.runs.repository import Runs
-from service.runs.step_repository import RunSteps
+from service.runs.history_repository import RunHistory
+from service.runs.repository import Runs, RunSteps
 from service.web.queries import Overview
 
 
@@ -34,5 +34,6 @@ class Store:
         self.chores = Chores(session)
         self.runs = Runs(session)
         self.run_steps = RunSteps(session)
+        self.run_history = RunHistory(session)
         self.overview = Overview(session)
         self.inventory = Inventory(session)

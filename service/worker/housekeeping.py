@@ -41,7 +41,7 @@ class Pace:
     patience: float = 60.0  # how long a database may be away while an ending is written
 
 
-class Upkeep:
+class Housekeeping:
     """The heartbeat of a worker, and what it sees to on the way."""
 
     def __init__(

@@ -30,7 +30,7 @@ from service.settings import DAY, Settings
 from service.storage.blobs import log_damage
 from service.storage.database import Database, connection_arguments
 from service.storage.records import Fit
-from service.worker.housekeeping import Pace, Upkeep
+from service.worker.housekeeping import Housekeeping, Pace
 from service.worker.identity import new_worker_id
 from service.worker.lost_workers import postpone
 from service.worker.monitor import RunningFit
@@ -38,7 +38,7 @@ from service.worker.retry import PASSING, PatientBlobs, patiently
 from service.worker.startup import limit_memory, prepare_database
 from service.worker.supervisor import SLOT, SUPERVISOR, note_fit
 
-# while the database is away DBOS warns ten times a second; the upkeep says it once a heartbeat
+# while the database is away DBOS warns ten times a second; housekeeping does once a heartbeat
 QUIET = "ERROR"
 LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 4.0
@@ -124,7 +124,7 @@ class Worker:
         self._database = Database(settings.database)
         self._blobs = PatientBlobs(settings.blobs, seconds=pace.patience, on_damage=log_damage)
         self._queue = DbosQueue(self._database)
-        self._upkeep = Upkeep(
+        self._housekeeping = Housekeeping(
             self._database,
             self._blobs,
             self._queue,
@@ -139,7 +139,7 @@ class Worker:
     def start(self) -> None:
         """Take fits from now on."""
         patiently(lambda: prepare_database(self._database), self._pace.patience)
-        patiently(self._upkeep.start, self._pace.patience)
+        patiently(self._housekeeping.start, self._pace.patience)
         _warm_up(self._device)
         if self._leaving.is_set():
             return
@@ -177,9 +177,9 @@ class Worker:
     def stop(self) -> None:
         """Take no more fits, and give those at hand to other workers."""
         self._leaving.set()
-        self._upkeep.stop()
+        self._housekeeping.stop()
         DBOS.destroy()
-        self._upkeep.hand_back()
+        self._housekeeping.hand_back()
         self._queue.close()
 
     def _work(self, id: str) -> None:

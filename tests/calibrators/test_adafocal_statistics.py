@@ -7,11 +7,18 @@ import numpy as np
 import pytest
 from helpers.samples import draw, sample
 
-from calibrators.adafocal import BinStatistics, serialization
-from calibrators.adafocal.binning import PLACES, CountedRows, ExactRows
-from calibrators.adafocal.log_odds_cells import CELLS, cell_of, odds_at
-from calibrators.adafocal.serialization import MAGIC, SUMS
-from calibrators.adafocal.statistics import EXACT_ROWS, MOST_NLL, MOST_ROWS
+from calibrators.adafocal import BinStatistics
+from calibrators.adafocal.binning import CELLS, PLACES, CountedRows, ExactRows, cell_of, odds_at
+from calibrators.adafocal.statistics import (
+    EXACT_ROWS,
+    MAGIC,
+    MOST_NLL,
+    MOST_ROWS,
+    ROWS,
+    SUMS,
+    plain_bytes,
+    planes,
+)
 from calibrators.errors import DataError
 from calibrators.metrics import accuracy, ada_ece, ece, equal_mass, nll
 from calibrators.numerics.softmax import softmax
@@ -250,7 +257,7 @@ def test_the_sums_of_a_row():
 def test_sums_that_contradict_the_rows_are_refused(changes):
     with pytest.raises(DataError, match="contradict"):
         BinStatistics(SURE, sums(**changes))
-    hostile = MAGIC + zlib.compress(serialization.plain(SURE, sums(**changes)))
+    hostile = MAGIC + zlib.compress(plain_bytes(SURE, sums(**changes)))
     with pytest.raises(DataError, match="contradict"):
         BinStatistics.from_bytes(hostile)
 
@@ -278,7 +285,7 @@ def test_rows_out_of_order_or_off_the_scale_are_refused():
     with pytest.raises(DataError, match="outside the scale"):
         ExactRows(np.array([2 * PLACES], dtype=np.uint32))
     steps = np.array([2 * PLACES, 2**32 - 2 * PLACES], dtype="<u4")  # their sum is 0 in 32 bits
-    raw = serialization.ROWS + serialization._planes(sums()) + serialization._planes(steps)
+    raw = ROWS + planes(sums()) + planes(steps)
     with pytest.raises(DataError, match="outside the scale"):
         BinStatistics.from_bytes(MAGIC + zlib.compress(raw))
 

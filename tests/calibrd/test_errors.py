@@ -53,7 +53,7 @@ LIBRARY = (
 )
 LIBRARY_ERRORS = ("ArchiveError", "DataError", "ParameterError")
 CODES_WITHOUT_A_LITERAL = {
-    "nan": 422,  # a table in calibrators/data.py
+    "nan": 422,  # a table in calibrators/arrays.py
     "infinite": 422,
     "no_finite_logit": 422,
     "request_header_fields_too_large": 431,  # the phrase of the status

@@ -16,8 +16,7 @@ from helpers.training_passes import away, has_line, line_of, passes, stepped
 import calibrd
 from calibrators.adafocal import AdaFocalState
 from calibrd.training import AdaFocal, Monitor
-from calibrd.training.reporting.messages import Pass
-from calibrd.training.reporting.outbox import Drawer
+from calibrd.training.reporting.outbox import Pass, SessionFolder
 
 Kind = type[AdaFocal | Monitor]
 
@@ -77,13 +76,13 @@ def test_a_long_queue_is_not_waited_for(
     with away(line), AdaFocal(line.url, run="backlog", budget=0.2) as job:
         stepped(job, *batches[:10])
     caplog.clear()
-    read = Drawer.read
+    read = SessionFolder.read
 
-    def slow(drawer: Drawer, file: Path) -> Pass | None:
+    def slow(folder: SessionFolder, file: Path) -> Pass | None:
         time.sleep(0.3)
-        return read(drawer, file)
+        return read(folder, file)
 
-    monkeypatch.setattr(Drawer, "read", slow)
+    monkeypatch.setattr(SessionFolder, "read", slow)
     begun = time.monotonic()
     with AdaFocal(line.url, run="backlog", budget=2.0) as again:
         assert again.state == job.state

@@ -19,37 +19,37 @@ import calibrd
 from calibrators.adafocal import BinStatistics
 from calibrd.training import AdaFocal, Monitor
 from calibrd.training.reporting import reporter, sessions
-from calibrd.training.reporting.messages import Pass, Plan, Start
-from calibrd.training.reporting.outbox import LOCK, Journal
+from calibrd.training.reporting.outbox import LOCK, Outbox, Pass, Plan, Start
+from calibrd.training.reporting.outbox_recovery import has_unsent, unsent_sessions
 
 
 def monitored(session: str, begun: float = 0.0) -> Plan:
     return Plan("run", "monitor", None, 0, 1, "trainer", session, Start(), begun=begun)
 
 
-def leave(journal: Journal, plan: Plan, *numbers: int) -> Path:
-    """What a process leaves that ends with these passes unsent; where."""
-    drawer = journal.open(plan)
+def leave(outbox: Outbox, plan: Plan, *numbers: int) -> Path:
+    """Write what a process leaves that ends with these passes unsent; return where."""
+    folder = outbox.create(plan)
     for number in numbers:
-        drawer.keep(Pass(number, BinStatistics.empty().to_bytes()))
-    drawer.release()
-    return drawer.folder
+        folder.write(Pass(number, BinStatistics.empty().to_bytes()))
+    folder.release()
+    return folder.path
 
 
 def test_a_folder_that_is_being_removed_hides_no_other(tmp_path: Path) -> None:
     """Its process, which has sent all, has just removed the lock."""
-    journal = Journal(tmp_path / "run")
-    removed = leave(journal, monitored("a"), 1)
+    outbox = Outbox(tmp_path / "run")
+    removed = leave(outbox, monitored("a"), 1)
     (removed / LOCK).unlink()
-    leave(journal, monitored("b", begun=2.0), 1)
-    leave(journal, monitored("c", begun=1.0), 1, 2)
-    found = journal.leftovers()
+    leave(outbox, monitored("b", begun=2.0), 1)
+    leave(outbox, monitored("c", begun=1.0), 1, 2)
+    found = unsent_sessions(outbox)
     assert [plan.session for plan, _ in found] == ["c", "b"]
-    assert [len(drawer.files()) for _, drawer in found] == [2, 1]
+    assert [len(folder.files()) for _, folder in found] == [2, 1]
     assert not (removed / LOCK).exists()
-    assert journal.leftovers() == [], "they are held"
-    for _, drawer in found:
-        drawer.release()
+    assert unsent_sessions(outbox) == [], "they are held"
+    for _, folder in found:
+        folder.release()
 
 
 def test_what_is_sent_late_does_not_wind_the_run_back(
@@ -112,7 +112,7 @@ def test_what_follows_a_lost_step_is_decided(
         stepped(job, *given[:3])
         if sent:
             wait_until(lambda: line.count("POST", "/3/stats"))
-            job._link._budget = 1.0  # type: ignore[union-attr]
+            job._reporter._budget = 1.0  # type: ignore[union-attr]
     line.before = lambda asked: None
     (plan,) = tmp_path.rglob("session.json")
     if lost == "pass":
@@ -232,7 +232,7 @@ def test_a_session_may_be_removed_while_it_is_looked_at(tmp_path: Path) -> None:
     other = threading.Thread(target=come_and_go)
     other.start()
     try:
-        assert not any(Journal(tmp_path).has_unsent() for _ in range(2000))
+        assert not any(has_unsent(Outbox(tmp_path)) for _ in range(2000))
     finally:
         ended.set()
         other.join()

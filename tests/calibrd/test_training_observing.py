@@ -9,8 +9,8 @@ from helpers.training_passes import drawn
 
 from calibrators import DataError
 from calibrators.adafocal import BinStatistics
-from calibrd.training import row_statistics
-from calibrd.training.row_statistics import Tally, reduced, statistics_of
+from calibrd.training import observer
+from calibrd.training.observer import RunningStatistics, reduced, statistics_of
 
 
 def check_near(found: BinStatistics, wanted: BinStatistics) -> None:
@@ -72,9 +72,9 @@ def test_impossible_classes_and_sure_rows_are_legal() -> None:
 
 
 def test_a_tally_is_the_sum_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_statistics, "AT_ONCE", 64)
+    monkeypatch.setattr(observer, "AT_ONCE", 64)
     logits, labels = drawn()
-    tally, total = Tally(), BinStatistics.empty()
+    tally, total = RunningStatistics(), BinStatistics.empty()
     assert tally.total() == total
     for start in range(0, len(labels), 25):
         batch = reduced(logits[start : start + 25], labels[start : start + 25])

@@ -150,7 +150,7 @@ def test_a_rank_without_an_answer_goes_on_and_adopts_the_state_later(
         stepped(slow, second)  # completes step 1
         assert slow.state != quick.state
         joined = threading.Thread(target=stepped, args=(quick, third))
-        quick._link._budget = 5.0  # type: ignore[union-attr]
+        quick._reporter._budget = 5.0  # type: ignore[union-attr]
         joined.start()
         stepped(slow, fourth)
         joined.join()

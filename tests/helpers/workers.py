@@ -10,7 +10,7 @@ from pathlib import Path
 from helpers.fit_fixtures import Place
 from helpers.live_service import wait_until
 from service.storage.records import Fit, FitStatus
-from service.worker.housekeeping import Pace, Upkeep
+from service.worker.housekeeping import Housekeeping, Pace
 
 # as in service, but quicker to take a worker for dead
 WORKER = """
@@ -72,9 +72,9 @@ class Crew:
         return self.place.settings.data_dir
 
 
-def upkeep(place: Place, worker: str, silence: float, **pace: float) -> Upkeep:
-    """The upkeep of a worker that takes no fits."""
-    return Upkeep(
+def housekeeping(place: Place, worker: str, silence: float, **pace: float) -> Housekeeping:
+    """The housekeeping of a worker that takes no fits."""
+    return Housekeeping(
         place.database,
         place.blobs,
         place.queue,

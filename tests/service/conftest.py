@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from helpers.backends import Backend, Embedded
+from helpers.backends import Backend, Embedded, environment
+from helpers.backups import Kept, backed_up
+from helpers.fit_fixtures import Place
 from helpers.live_service import Local, Running, in_process, running
 
+from service.access import keys
+from service.access.permissions import Scope
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that are marked so over both ways to store things."""
+    is_marked = metafunc.definition.get_closest_marker("both_backends") is not None
+    if is_marked and "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", ["embedded", "fleet"], indirect=True, scope="session")
+
 
 @pytest.fixture(scope="session")
-def backend() -> Backend:
-    """How things are stored; the tests of the folder ``storage`` run over both ways."""
-    return Embedded()
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """How things are stored: SQLite with a folder, or PostgreSQL with S3 (``fleet``)."""
+    if getattr(request, "param", "embedded") == "embedded":
+        return Embedded()
+    found: Backend = request.getfixturevalue("shared_fleet")
+    return found
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def service(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service without keys and with one worker, for all tests that only add to it."""
-    with running(tmp_path_factory.mktemp("service")) as started:
+    settings = backend.settings(tmp_path_factory.mktemp("service"))
+    with running(settings["data_dir"], **environment(settings)) as started:
         yield started
 
 
@@ -36,3 +53,37 @@ def local(backend: Backend, tmp_path: Path) -> Iterator[Local]:
     """The app in process, without keys and without workers: fits wait."""
     with in_process(**backend.settings(tmp_path)) as made:
         yield made
+
+
+@pytest.fixture
+def place(backend: Backend, tmp_path: Path) -> Iterator[Place]:
+    """A workspace of its own, with a queue that nobody works at."""
+    made = Place(**backend.settings(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def shared_app(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """The app in process, for tests that each have a workspace in it."""
+    with in_process(**backend.settings(tmp_path_factory.mktemp("shared"))) as made:
+        yield made
+
+
+@pytest.fixture
+def tenant(shared_app: Local) -> Iterator[httpx.Client]:
+    """A client that has a workspace for itself."""
+    parts = shared_app.app.state.parts
+    with parts.database.write() as store:
+        workspace = keys.workspace_named(store, f"ws-{uuid.uuid4().hex}", make=True).id
+        made = keys.create(store, workspace, name="tests", scopes=[Scope.ADMIN])
+    parts.keys.refresh()
+    headers = {"Authorization": f"Bearer {made.token}"}
+    with httpx.Client(base_url=shared_app.base_url, timeout=60, headers=headers) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """A backup, for tests that change neither it nor what it was made of."""
+    return backed_up(tmp_path_factory.mktemp("kept"))

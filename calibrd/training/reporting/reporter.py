@@ -7,18 +7,16 @@ import multiprocessing.util
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
+from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrd.client import AsyncClient, Client
-from calibrd.training.distributed import Ranks
-from calibrd.training.reporting.executor import Errand, Errands, Late
-from calibrd.training.reporting.messages import Kind, Pass, Plan, Start, new_session
-from calibrd.training.reporting.outbox import Journal
-from calibrd.training.reporting.outbox_recovery import Left, Leftovers, left_of
+from calibrd.training.reporting.outbox import Outbox, Pass, Plan, Start, new_session
+from calibrd.training.reporting.outbox_recovery import OutboxReplay, Recovered, recover
 from calibrd.training.reporting.sender import Sender
-from calibrd.training.reporting.sessions import Session
+from calibrd.training.reporting.sessions import BackgroundExecutor, Session
 from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
@@ -26,7 +24,7 @@ _log = logging.getLogger("calibrd")
 Service = Client | AsyncClient | Connection | str | None
 
 
-class Link:
+class Reporter:
     """Hands passes over to two threads: one writes them to disk, the other sends them.
 
     No call waits longer than ``budget`` seconds, whatever disk and network do.
@@ -35,29 +33,22 @@ class Link:
     def __init__(
         self,
         connection: Connection,
-        run: str,
-        kind: Kind,
-        settings: Settings | None,
-        ranks: Ranks,
+        plan: Plan,
         *,
         budget: float,
-        session: str | None,
         folder: str | Path | None,
     ) -> None:
-        self._connection = connection
         self._budget = budget
-        self._given = session
-        self._plan = Plan(
-            run, kind, settings, ranks.rank, ranks.size, ranks.decides, session or "", None
-        )
-        self._journal = Journal.of(connection, run, folder)
+        self._given = plan.session
+        self._plan = plan
+        self._outbox = Outbox.of(connection, plan.run, folder)
         self._session: Session
-        self._leftovers: Leftovers
+        self._replay: OutboxReplay
         self._count = 0
         self._number = 0
         self._begun = 0.0
         self._warned = False
-        self._disk = Errands("calibrd-journal")
+        self._disk = BackgroundExecutor("calibrd-outbox")
         self._sender = Sender(connection, self._disk)
         self.is_closed = False
         self._dropped = weakref.finalize(self, self._sender.end)
@@ -68,17 +59,17 @@ class Link:
         )
 
     def begin(self, first: Start, *, fresh: bool) -> Start:
-        """Where to begin: where the run is by the service, or by this machine, or ``first``.
+        """Return where to begin: where the run is by the service, this machine, or ``first``.
 
-        Raises what the service refuses.
+        Raise what the service refuses.
         """
         until = time.monotonic() + self._budget
         try:
-            left = self._look_at_disk(until)
+            recovered = self._recover(until)
             if self._plan.decides == "service":
-                start = self._begin_joined(first if fresh else None, left, until) or first
+                start = self._begin_joined(first if fresh else None, recovered, until) or first
             else:
-                start = self._begin_alone(first, left, until, fresh=fresh)
+                start = self._begin_alone(first, recovered, until, fresh=fresh)
         except BaseException:
             self._drop()
             raise
@@ -126,13 +117,13 @@ class Link:
         if self.is_closed:
             return
         until = time.monotonic() + self._budget
-        self._leftovers.are_read.wait(self._budget)
+        self._replay.is_read.wait(self._budget)
         self._drop()
         if not self._sender.join(until) or self._sender.left:
             _log.warning(
                 "%s: not all is sent; the next process of this run sends what is in %s",
                 self._plan.run,
-                self._journal.folder,
+                self._outbox.path,
             )
 
     def _drop(self) -> None:
@@ -141,19 +132,21 @@ class Link:
         self._dropped.detach()
         self._sender.end()
 
-    def _begin_alone(self, first: Start, left: Left, until: float, *, fresh: bool) -> Start:
+    def _begin_alone(
+        self, first: Start, recovered: Recovered, until: float, *, fresh: bool
+    ) -> Start:
         start, how = first, "begins at"
         if not fresh:
-            look = self._sender.look(self._plan.run, until, asks_when=left.has_unsent)
-            if look.refusal is not None:
-                left.release()
-                raise look.refusal
-            here = _going_on(left.going_on(look), self._plan)
+            query = self._sender.query(self._plan.run, until, asks_when=recovered.has_unsent)
+            if query.refusal is not None:
+                recovered.release()
+                raise query.refusal
+            here = _going_on(recovered.going_on(query), self._plan)
             if here is not None:
                 start, how = here, "goes on as this machine left it, from"
             else:
-                start = _going_on(look.start, self._plan) or first
-        self._leftovers = Leftovers(left.sessions, self._sender, self._disk)
+                start = _going_on(query.start, self._plan) or first
+        self._replay = OutboxReplay(recovered.sessions, self._sender, self._disk)
         session = self._begin_session(start)
         if not self._is_open(session, until):
             _log.warning(
@@ -169,8 +162,10 @@ class Link:
             _log.info("%s: training %s step %d", self._plan.run, how, start.step)
         return start
 
-    def _begin_joined(self, start: Start | None, left: Left, until: float) -> Start | None:
-        self._leftovers = Leftovers(left.sessions, self._sender, self._disk)
+    def _begin_joined(
+        self, start: Start | None, recovered: Recovered, until: float
+    ) -> Start | None:
+        self._replay = OutboxReplay(recovered.sessions, self._sender, self._disk)
         session = self._begin_session(start)
         if self._is_open(session, until) and session.opened is not None:
             return Start(session.opened.step, session.opened.state)
@@ -218,17 +213,17 @@ class Link:
             self._begin_session(before, is_late=True)
         session = self._session
         self._number += 1
-        journal, known = self._journal, before.state if after is not None else None
+        outbox, known = self._outbox, before.state if after is not None else None
         one = Pass(self._number, statistics.to_bytes(), after, known)
-        # asked for before it can be sent, so that it is written before it is forgotten
-        kept = self._disk.ask(lambda: session.keep(one, journal))
+        # submitted before it can be sent, so that it is written before it is deleted
+        written = self._disk.submit(lambda: session.write(one, outbox))
         self._sender.add(session, one, until if wants else None)
-        self._warn_of_disk(kept, until)
+        self._warn_of_disk(written, until)
         return session
 
-    def _warn_of_disk(self, errand: Errand[None], until: float) -> None:
+    def _warn_of_disk(self, written: Future[None], until: float) -> None:
         try:
-            errand.result(until)
+            written.result(_seconds_to(until))
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             if self._warned:
                 return
@@ -236,24 +231,25 @@ class Link:
             _log.warning(
                 "%s: cannot write to %s (%s): what is not sent is lost when this process ends",
                 self._plan.run,
-                self._journal.folder,
-                f"not in {self._budget:g} s" if isinstance(error, Late) else error,
+                self._outbox.path,
+                error if written.done() else f"not in {self._budget:g} s",
             )
 
-    def _look_at_disk(self, until: float) -> Left:
-        run, journal = self._plan.run, self._journal
+    def _recover(self, until: float) -> Recovered:
+        run, outbox = self._plan.run, self._outbox
+        reading = self._disk.submit(lambda: recover(run, outbox))
         try:
-            left = self._disk.ask(lambda: left_of(run, journal)).result(until)
+            recovered = reading.result(_seconds_to(until))
         except Exception as error:  # noqa: BLE001 - whatever it is, training begins
-            told = "it takes too long" if isinstance(error, Late) else error
-            _log.warning("cannot read %s: %s", journal.folder, told)
-            return Left()
-        self._begun = left.begun
-        return left
+            reason = error if reading.done() else "it takes too long"
+            _log.warning("cannot read %s: %s", outbox.path, reason)
+            return Recovered()
+        self._begun = recovered.begun
+        return recovered
 
 
 def connection_of(client: Service) -> Connection | None:
-    """How a client reaches the service, or a URL is reached; None if there is none."""
+    """Return how a client reaches the service, or a URL is reached; None if there is none."""
     if client is None or isinstance(client, Connection):
         return client
     if isinstance(client, str):
@@ -264,14 +260,18 @@ def connection_of(client: Service) -> Connection | None:
 
 
 def _going_on(start: Start | None, plan: Plan) -> Start | None:
-    """Where a run of this plan can go on; if it cannot, the service says what is wrong."""
+    """Return where a run of this plan can go on; if not, the service says what is wrong."""
     if start is None or plan.settings is None:
         return start and Start(start.step)
     is_same = start.state is not None and start.state.settings == plan.settings
     return start if is_same else None
 
 
-def _close(link: weakref.ref[Link]) -> None:
-    found = link()
+def _seconds_to(until: float) -> float:
+    return max(0.0, until - time.monotonic())
+
+
+def _close(reporter: weakref.ref[Reporter]) -> None:
+    found = reporter()
     if found is not None:
         found.close()

@@ -25,9 +25,15 @@ from calibrd.errors import (
 )
 from calibrd.maps.refresh import begin_anew_after_fork
 from calibrd.run_models import RunSession
-from calibrd.training.reporting.executor import Errands
-from calibrd.training.reporting.messages import Pass, Plan
-from calibrd.training.reporting.sessions import Look, Session, in_a_line, is_refusal, opened_by
+from calibrd.training.reporting.outbox import Pass, Plan
+from calibrd.training.reporting.sessions import (
+    BackgroundExecutor,
+    RunQuery,
+    Session,
+    in_a_line,
+    is_refusal,
+    opened_by,
+)
 from calibrd.transport.connection import FIRST_PAUSE, Connection
 
 _log = logging.getLogger("calibrd")
@@ -40,13 +46,13 @@ POLL_SECONDS = 1.0
 class Sender:
     """Sends sessions in the order in which they began, for as long as it takes."""
 
-    def __init__(self, connection: Connection, disk: Errands) -> None:
+    def __init__(self, connection: Connection, disk: BackgroundExecutor) -> None:
         timeout = min(connection.timeout, ANSWER_SECONDS)
         self._connection = replace(connection, patience=0.0, timeout=timeout)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._sessions: list[Session] = []
-        self._looks: deque[Look] = deque()
+        self._queries: deque[RunQuery] = deque()
         self._client: Client | None = None
         self._trouble = ""
         self._was_reached = False
@@ -63,7 +69,7 @@ class Sender:
         self._inbox.put(lambda: self._sessions.append(session))
 
     def leave(self, session: Session) -> None:
-        """Nothing more will come for a session."""
+        """Expect nothing more for a session."""
 
         def left() -> None:
             session.is_past = True
@@ -81,20 +87,20 @@ class Sender:
 
         self._inbox.put(added)
 
-    def look(self, run: str, until: float, *, asks_when: bool) -> Look:
+    def query(self, run: str, until: float, *, asks_when: bool) -> RunQuery:
         """Ask where a run is, again and again until then, and wait for it."""
-        look = Look(run, until, asks_when)
-        self._inbox.put(lambda: self._looks.append(look))
-        self.wait(lambda: look.is_done, until)
-        return look
+        query = RunQuery(run, until, asks_when)
+        self._inbox.put(lambda: self._queries.append(query))
+        self.wait(lambda: query.is_done, until)
+        return query
 
     def wait(self, what: Callable[[], bool], until: float) -> bool:
-        """Until something is so, at most until then."""
+        """Wait until something is so, at most until then."""
         with self._changed:
             return self._changed.wait_for(what, max(0.0, until - time.monotonic()))
 
     def give_up(self, session: Session) -> bool:
-        """Say that nobody waits for a session to be opened; whether it is."""
+        """Stop waiting for a session to be opened; return whether it is."""
         with self._changed:
             session.is_late = session.opened is None
             return not session.is_late
@@ -107,26 +113,26 @@ class Sender:
         self._inbox.put(None)
 
     def join(self, until: float) -> bool:
-        """Whether it has ended, waited for until then."""
+        """Wait until then for its end; return whether it has ended."""
         return self._ended.wait(max(0.0, until - time.monotonic()))
 
     @property
     def trouble(self) -> str:
-        """Why the service cannot be reached, if it cannot."""
+        """Return why the service cannot be reached, if it cannot."""
         return self._trouble
 
     def after_fork(self) -> None:
         """Leave all to the process that this one was forked from."""
         for session in self._sessions:
-            if session.drawer is not None:
-                session.drawer.release()
+            if session.folder is not None:
+                session.folder.release()
 
     # on its thread
 
     def _run(self) -> None:
         pause, is_ending = FIRST_PAUSE, False
         while not is_ending:
-            has_work = bool(self._looks) or any(one.has_work for one in self._sessions)
+            has_work = bool(self._queries) or any(one.has_work for one in self._sessions)
             is_ending = self._take(pause if has_work else None)
             try:
                 is_stuck = self._work()
@@ -137,14 +143,14 @@ class Sender:
         self._finish()
 
     def _longest_pause(self) -> float:
-        """While somebody waits for an answer there is no time to lose."""
-        if self._looks:
+        """Return how long to wait between tries; less while somebody waits for an answer."""
+        if self._queries:
             return FIRST_PAUSE
         is_wanted = any(one.is_wanted for one in self._sessions)
         return POLL_SECONDS if is_wanted else LONGEST_PAUSE
 
     def _take(self, seconds: float | None) -> bool:
-        """Take what has come, waited for so long; whether it is the end."""
+        """Take what has come, waited for so long; return whether it is the end."""
         jitter = random.uniform(0.75, 1.25)  # noqa: S311 - no secret
         with contextlib.suppress(queue.Empty):
             message = self._inbox.get(timeout=None if seconds is None else seconds * jitter)
@@ -155,11 +161,11 @@ class Sender:
         return False
 
     def _work(self) -> bool:
-        """Do all that can be done; raises what keeps it from being done now.
+        """Do all that can be done; raise what keeps it from being done now.
 
-        Whether there are sessions of the past that must be tried again.
+        Return whether there are sessions of the past that must be tried again.
         """
-        self._answer_looks()
+        self._answer_queries()
         stuck = False
         for session in list(self._sessions):
             try:
@@ -241,16 +247,16 @@ class Sender:
             if told.step > known:
                 self._tell(session, told.state)
 
-    def _answer_looks(self) -> None:
-        while self._looks:
-            look = self._looks[0]
-            if time.monotonic() < look.until:
-                look.ask(self._reached())
+    def _answer_queries(self) -> None:
+        while self._queries:
+            query = self._queries[0]
+            if time.monotonic() < query.until:
+                query.ask(self._reached())
                 self._heard()
             with self._changed:
-                look.is_done = True
+                query.is_done = True
                 self._changed.notify_all()
-            self._looks.popleft()
+            self._queries.popleft()
 
     def _reached(self) -> Client:
         if self._client is None:
@@ -276,7 +282,7 @@ class Sender:
         self._trouble = in_a_line(error)
 
     def _begin_again(self, session: Session, error: Refused) -> None:
-        """The service has lost the session, as by a restored backup: go on with another."""
+        """Go on with another session: the service has lost this one, as by a restored backup."""
         plan = session.plan
         if session.opened is None or not session.waiting or plan.decides == "service":
             self._refused(session, error)
@@ -298,7 +304,7 @@ class Sender:
             self._changed.notify_all()
         # who makes it is told by an exception
         if not is_known and not session.is_awaited:
-            place = "memory" if session.drawer is None else session.drawer.folder
+            place = "memory" if session.folder is None else session.folder.path
             told = in_a_line(error)
             _log.warning("%s: refused, kept in %s: %s", session.plan.run, place, told)
 
@@ -308,8 +314,8 @@ class Sender:
         self.left = sum(len(session.waiting) for session in self._sessions)
         if self._client is not None:
             self._client.close()
-        self._disk.ask(self._ended.set)
-        self._disk.end()
+        self._disk.submit(self._ended.set)
+        self._disk.shutdown()
 
 
 def _named(plan: Plan) -> tuple[str, str]:

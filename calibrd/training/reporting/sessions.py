@@ -1,25 +1,66 @@
-"""A session as this process knows it, and what it asks the service."""
+"""A session as this process knows it, what it asks the service, and the thread of its disk."""
 
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
 from calibrd.errors import CalibrdError, NoSuchRun, NotCalibrd, Refused, ServerTrouble, TooSlow
 from calibrd.run_models import RunSession
-from calibrd.training.reporting.executor import Errands
-from calibrd.training.reporting.messages import Pass, Plan, Start, new_session
-from calibrd.training.reporting.outbox import Drawer, Journal
+from calibrd.training.reporting.outbox import (
+    Outbox,
+    Pass,
+    Plan,
+    SessionFolder,
+    Start,
+    new_session,
+)
 
 OLD_SECONDS = 30.0
 
+T = TypeVar("T")
+Tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
+
+class BackgroundExecutor:
+    """Single-threaded background executor that does not keep the interpreter from exiting."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: Tasks = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True).start()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Call a function after those submitted before."""
+        future: Future[T] = Future()
+        self._tasks.put((future, function))
+        return future
+
+    def shutdown(self) -> None:
+        """End after what was submitted; safe to call from the garbage collector."""
+        self._tasks.put(None)
+
+
+def _work(tasks: Tasks) -> None:
+    while (task := tasks.get()) is not None:
+        future, function = task
+        try:
+            future.set_result(function())
+        except Exception as error:  # noqa: BLE001 - raised by the future's result()
+            future.set_exception(error)
+        del task, future, function  # so that what they hold can be freed
+
 
 @dataclass
-class Look:
+class RunQuery:
     """Where is a run? ``start`` is None if it is new; not ``is_known`` if nobody has answered.
 
     ``begun`` is when its session began, if ``asks_when``.
@@ -59,11 +100,16 @@ class Session:
     """
 
     def __init__(
-        self, plan: Plan, disk: Errands, drawer: Drawer | None = None, *, is_left: bool = False
+        self,
+        plan: Plan,
+        disk: BackgroundExecutor,
+        folder: SessionFolder | None = None,
+        *,
+        is_left: bool = False,
     ) -> None:
         self.plan = plan
         self._disk = disk
-        self.drawer = drawer
+        self.folder = folder
         self.is_left = is_left
         self.is_past = False  # nothing more will come for it
         self.is_stuck = False
@@ -81,7 +127,7 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to send or to wait for that has not been refused."""
+        """Return whether there is something to send or to wait for that was not refused."""
         return not self.is_resting and (self.opened is None or bool(self.waiting) or self.is_wanted)
 
     @property
@@ -95,29 +141,29 @@ class Session:
         return self.is_left or time.time() - self.plan.begun > OLD_SECONDS
 
     def has_sent(self, one: Pass) -> None:
-        """The service has a pass."""
+        """Note that the service has a pass."""
         self.waiting.popleft()
         self._has = one.number
 
-        def forget() -> None:
-            if self.drawer is not None:
-                self.drawer.forget(one)
+        def delete() -> None:
+            if self.folder is not None:
+                self.folder.delete(one)
 
-        self._disk.ask(forget)
+        self._disk.submit(delete)
 
     def has_opened(self, opened: RunSession) -> None:
-        """The service has it, and says where it is."""
+        """Note that the service has opened it, and where it is."""
         self.opened = opened
         if opened.begun_at is not None:  # by the service's clock
             self.replan(replace(self.plan, begun=opened.begun_at.timestamp()))
         self._has = opened.step - (self.base or 0)
 
     def lacks_one_before(self, one: Pass) -> bool:
-        """Whether the service would wait for ever for one that was lost before this."""
+        """Return whether the service would wait for ever for one that was lost before this."""
         return self.plan.decides == "trainer" and one.number > self._has + 1
 
     def lacks_some(self, step: int) -> bool:
-        """Whether a step that waits does so because the service has lost those before."""
+        """Return whether a step waits because the service has lost those before."""
         first = self.plan.start and self.plan.start.step
         return self.plan.decides == "trainer" and step - 1 != first
 
@@ -131,44 +177,44 @@ class Session:
         self.replan(replace(plan, begun=plan.begun + 0.001))
 
     def replan(self, plan: Plan) -> None:
-        """It is opened in another way from now on, also by a later process."""
+        """Open it in another way from now on, also by a later process."""
         self.plan = plan
 
-        def note() -> None:
-            if self.drawer is not None:
-                self.drawer.note(self.plan, None if self.is_past else self._last)
+        def write() -> None:
+            if self.folder is not None:
+                self.folder.write_plan(self.plan, None if self.is_past else self._last)
 
-        self._disk.ask(note)
+        self._disk.submit(write)
 
-    def keep(self, one: Pass, journal: Journal) -> None:
-        """Write a pass; called on the thread of the disk, OSError if it is not possible."""
-        if self.drawer is None:
-            self.drawer = journal.open(self.plan)
-        self._open_again().keep(one)
+    def write(self, one: Pass, outbox: Outbox) -> None:
+        """Write a pass, on the thread of the disk; raise OSError if it is not possible."""
+        if self.folder is None:
+            self.folder = outbox.create(self.plan)
+        self._existing_folder().write(one)
         if self.plan.decides == "trainer":
             self._last = Start((self.base or 0) + one.number, one.state)
-            journal.note_last(self._last, self.plan.begun)
+            outbox.write_last(self._last, self.plan.begun)
 
-    def _open_again(self) -> Drawer:
-        """Its folder, made anew if somebody has deleted it."""
-        assert self.drawer is not None  # noqa: S101 - both who call have seen to it
-        if not self.drawer.is_there:
-            self.drawer.release()
-            self.drawer = Drawer.open(self.drawer.folder, self.plan)
-        return self.drawer
+    def _existing_folder(self) -> SessionFolder:
+        """Return its folder, made anew if somebody has deleted it."""
+        assert self.folder is not None  # noqa: S101 - checked by both callers
+        if not self.folder.exists:
+            self.folder.release()
+            self.folder = SessionFolder.create(self.folder.path, self.plan)
+        return self.folder
 
     def put_away(self) -> None:
-        """This process sends no more of it: what is left, a later one sends."""
-        self._disk.ask(self._put_away)
+        """Send no more of it from this process: what is left, a later one sends."""
+        self._disk.submit(self._put_away)
 
     def _put_away(self) -> None:
-        if self.drawer is None:
+        if self.folder is None:
             return
         with contextlib.suppress(OSError):
             for one in self.waiting:
-                self._open_again().keep(one)
-        self.drawer.remove()
-        self.drawer.release()
+                self._existing_folder().write(one)
+        self.folder.remove_if_empty()
+        self.folder.release()
 
     @property
     def is_wanted(self) -> bool:
@@ -178,20 +224,20 @@ class Session:
         return time.monotonic() < self.wanted_until
 
     def is_decided(self, number: int) -> bool:
-        """Whether the service has decided a pass."""
+        """Return whether the service has decided a pass."""
         if self.base is None or self.decided is None:
             return False
         return self.decided.step >= self.base + number
 
     def goes_on_from(self, step: int, state: AdaFocalState | None) -> bool:
-        """Whether this is where it goes on, if that is for the trainer to say."""
+        """Return whether this is where it goes on, if that is for the trainer to say."""
         if self.plan.decides == "service" or self.is_left:
             return True
         return self.plan.start == Start(step, state)
 
 
 def opened_by(client: Client, plan: Plan, *, is_old: bool) -> RunSession:
-    """The session of a plan, opened; only of one that is old is said when it began."""
+    """Open the session of a plan; only of an old one is said when it began."""
     start = plan.start or Start()
     needs_step = plan.start is not None and start.state is None
     return client.open_run(
@@ -208,10 +254,10 @@ def opened_by(client: Client, plan: Plan, *, is_old: bool) -> RunSession:
 
 
 def is_refusal(error: CalibrdError) -> bool:
-    """Whether the next try would end in the same way."""
+    """Return whether the next try would end in the same way."""
     return isinstance(error, Refused) and not isinstance(error, ServerTrouble | TooSlow)
 
 
 def in_a_line(error: Exception) -> str:
-    """What happened, without the hint on a line of its own."""
+    """Return the message without the hint on a line of its own."""
     return str(error).partition("\n")[0]

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import CalibrationSet, DataError
+from calibrators.arrays import row_maxima
 from calibrators.comparison.judged_rows import fingerprint, fingerprint_of
-from calibrators.data import Kind, as_logits, check_probabilities, row_maxima, two_columns
+from calibrators.data import Kind, as_logits, check_probabilities, two_columns
 from calibrators.rounding import GridFinder
 from service.datasets.formats import segments
 from service.datasets.formats.bodies import (

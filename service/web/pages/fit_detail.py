@@ -22,7 +22,7 @@ router = pages()
 
 
 @router.api_route("/jobs/{id}", methods=["GET", "HEAD"], dependencies=needs(Scope.FIT))
-def job_page(request: Request, joined: Joined, caller: Caller, id: str) -> Response:
+def fit_page(request: Request, joined: Joined, caller: Caller, id: str) -> Response:
     """One fit; while it goes on, its script follows it to what it makes."""
     with joined.database.read() as store:
         fit = fits.find(store, caller, id)
@@ -39,7 +39,7 @@ def job_page(request: Request, joined: Joined, caller: Caller, id: str) -> Respo
         "result": result_path(fit),
         "advice": ADVICE.get(fit.error["code"], "") if fit.error else "",
     }
-    return page(request, "job.html", values)
+    return page(request, "fit.html", values)
 
 
 def result_path(fit: Fit) -> str:

@@ -49,7 +49,7 @@ class Job:
 
 
 @router.api_route("/jobs", methods=["GET", "HEAD"], dependencies=needs(Scope.FIT))
-def jobs_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor = None) -> Response:
+def fits_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor = None) -> Response:
     """Fits, newest first."""
     after = time_place(cursor or None)
     with joined.database.read() as store:
@@ -57,7 +57,7 @@ def jobs_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor =
         found = store.fits.page(caller.workspace, shown + 1, after)
     listed = paged(found, shown, Job.of, lambda fit: (fit.created_at, fit.id))
     values = {"jobs": listed.items, "next": listed.next, "is_first_page": after is None}
-    return page(request, "jobs.html", values)
+    return page(request, "fits.html", values)
 
 
 @router.post("/jobs/{id}/cancel", dependencies=needs(Scope.FIT))

@@ -112,7 +112,7 @@ def _page(
     if is_asked and served is not None:
         values |= _answered(served, form)
     status = HTTPStatus.UNPROCESSABLE_ENTITY if values["trouble"] else HTTPStatus.OK
-    return page(request, "trying.html", values, status=status)
+    return page(request, "try_map.html", values, status=status)
 
 
 def _answered(served: Served, form: Form) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from sqlalchemy import Engine, event, make_url, text
 from service.errors import Unavailable
 from service.storage.database import AWAY, Database, connection_arguments
 
+pytestmark = pytest.mark.both_backends
+
 REFUSING = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE EXCEPTION 'No space left on device' USING ERRCODE = 'disk_full'; END $$

@@ -14,6 +14,8 @@ from helpers.fit_fixtures import Place
 from service.errors import NoSpace
 from service.storage.blobs import CHUNK, Blobs
 
+pytestmark = pytest.mark.both_backends
+
 
 def test_a_blob_of_several_pieces_comes_back_whole(place: Place, tmp_path: Path) -> None:
     content = np.random.default_rng(0).bytes(2 * CHUNK + 1)

@@ -28,6 +28,8 @@ from service.storage.tables import chores
 from service.storage.upgrade import MIGRATIONS, alembic_config, check_current, upgrade
 from service.worker.startup import prepare_database
 
+pytestmark = pytest.mark.both_backends
+
 FIRST = "0001"
 BEFORE_REPAIR = "0005"
 WORKSPACE = "ws_00000000000000000000"

@@ -15,7 +15,7 @@ from service.access import keys
 from service.access.permissions import Scope
 from service.fits.queue import DbosQueue
 from service.storage.tables import web_sessions
-from service.worker.housekeeping import Pace, Upkeep
+from service.worker.housekeeping import Housekeeping, Pace
 
 CROSS_SITE = {"Sec-Fetch-Site": "cross-site"}
 NAVIGATION = {**HTML, **CROSS_SITE, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -126,7 +126,7 @@ def test_a_session_expires_and_is_cleared_away(admin: Local, tmp_path: Path) -> 
         store.session.execute(update(web_sessions).values(expires_at=1.0))
     assert admin.get("/v1/runs").status_code == 401
     assert isinstance(parts.queue, DbosQueue)
-    upkeep = Upkeep(
+    housekeeping = Housekeeping(
         parts.database,
         parts.blobs,
         parts.queue,
@@ -137,7 +137,7 @@ def test_a_session_expires_and_is_cleared_away(admin: Local, tmp_path: Path) -> 
         device="cpu",
         at_work=set,
     )
-    upkeep.keep_house()
+    housekeeping.keep_house()
     with parts.database.read() as store:
         assert store.session.scalar(select(func.count()).select_from(web_sessions)) == 0
 

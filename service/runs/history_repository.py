@@ -1,0 +1,113 @@
+"""SQL on the history of runs: the line of steps that count, across sessions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from sqlalchemy import Integer, and_, column, func, select, values
+from sqlalchemy.sql import ColumnElement
+
+from service.runs.repository import NEWEST
+from service.storage.records import RunSession, RunStep
+from service.storage.repository import Repository
+from service.storage.run_tables import SESSION, run_sessions, run_steps
+
+
+class Stretch(NamedTuple):
+    """The steps of a session that are on the line of its run, from ``first`` to ``last``."""
+
+    session: int
+    first: int
+    last: int
+
+
+class Shown(NamedTuple):
+    """A step with the session that it belongs to."""
+
+    step: RunStep
+    session: RunSession
+
+
+class RunHistory(Repository):
+    """The decided steps of runs."""
+
+    def page(
+        self, run: str, limit: int, after: int | None, session: RunSession | None
+    ) -> list[Shown]:
+        """Return a page of the steps of a session, or of the run's line, oldest first."""
+        if session is not None:
+            chosen = select(run_steps).where(_of(session))
+            chosen = chosen.where(run_steps.c.step > (after or 0))
+            found = self._all(RunStep, chosen.order_by(run_steps.c.step).limit(limit))
+            return [Shown(one, session) for one in found]
+        cut = _cut(self._line(run), after or 0, limit)
+        if not cut:
+            return []
+        its_sessions = self._numbered(run, [one.session for one in cut])
+        shown = (
+            values(*(column(one, Integer) for one in Stretch._fields), name="shown").data(cut).cte()
+        )
+        within = and_(
+            run_steps.c.run == run,
+            run_steps.c.session == shown.c.session,
+            run_steps.c.step.between(shown.c.first, shown.c.last),
+        )
+        # sorted here: to sort in SQL, SQLite would read all steps of the run
+        steps = self._all(RunStep, select(*run_steps.c).select_from(shown).join(run_steps, within))
+        steps.sort(key=lambda one: one.step)
+        return [Shown(one, its_sessions[one.session]) for one in steps]
+
+    def last_on_line(self, run: str, until: int) -> RunStep | None:
+        """Return the last decided step of a run's line, of those up to a step."""
+        for one in reversed(self._line(run)):
+            if one.first <= until:
+                step = min(one.last, until)
+                mine = (run_steps.c.run == run) & (run_steps.c.session == one.session)
+                return self._one(RunStep, select(run_steps).where(mine, run_steps.c.step == step))
+        return None
+
+    def _line(self, run: str) -> list[Stretch]:
+        """Return the line of a run, oldest step first, at the cost of a look at each session.
+
+        A session counts up to the smallest base of those that began later, where its steps were
+        done again; its own steps are numbered from its base without gaps.
+        """
+        base = run_sessions.c.base_step
+        last = (
+            select(func.max(run_steps.c.step))
+            .where(run_steps.c.run == run_sessions.c.run)
+            .where(run_steps.c.session == run_sessions.c.number)
+            .scalar_subquery()
+        )
+        chosen = select(run_sessions.c.number, base, last).where(run_sessions.c.run == run)
+        found: list[Stretch] = []
+        end = math.inf
+        for number, before, its_last in self.session.execute(chosen.order_by(*NEWEST)):
+            if its_last is not None and before < end:
+                found.append(Stretch(number, before + 1, int(min(its_last, end))))
+            end = min(end, before)
+        return found[::-1]
+
+    def _numbered(self, run: str, numbers: Collection[int]) -> dict[int, RunSession]:
+        mine = (run_sessions.c.run == run) & run_sessions.c.number.in_(numbers)
+        found = self._all(RunSession, select(*SESSION).where(mine))
+        return {one.number: one for one in found}
+
+
+def _of(session: RunSession) -> ColumnElement[bool]:
+    """Match the steps of a session."""
+    return (run_steps.c.run == session.run) & (run_steps.c.session == session.number)
+
+
+def _cut(line: Iterable[Stretch], after: int, limit: int) -> list[Stretch]:
+    """Return the first ``limit`` steps of a line that come after one."""
+    found: list[Stretch] = []
+    for one in line:
+        first = max(one.first, after + 1)
+        last = min(one.last, first + limit - 1)
+        if limit and first <= last:
+            found.append(Stretch(one.session, first, last))
+            limit -= last - first + 1
+    return found

@@ -1,0 +1,96 @@
+"""Fits on data that no method can learn from end well, and the doctor finds nothing amiss."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.backends import Backend
+from helpers.fit_fixtures import Hooks, Place
+from sqlalchemy import update
+
+from calibrators import CalibrationWarning, all_methods
+from service.fits.execution import begin, conclude, run
+from service.maintenance.doctor import Doctor
+from service.maintenance.doctor_messages import Finding
+from service.storage.records import FitStatus, Version
+from service.storage.tables import versions
+
+pytestmark = pytest.mark.both_backends
+
+METHODS = sorted(all_methods())
+SCALES = itertools.count(1)  # so that no two datasets are the same
+rng = np.random.default_rng(0)
+LOGITS = rng.normal(size=(300, 4)) * 2
+DATA: dict[str, tuple[Any, Any]] = {
+    "constant logits": (np.full((300, 4), 3.0), rng.integers(4, size=300)),
+    "one class only": (LOGITS, np.full(300, 2)),
+    "all right": (LOGITS, LOGITS.argmax(axis=1)),
+    "all wrong": (LOGITS, LOGITS.argmin(axis=1)),
+    "three rows": (LOGITS[:3], LOGITS[:3].argmax(axis=1)),
+}
+FALLING_BACK = set(METHODS) - {"auto", "identity", "segmented", "temperature"}
+
+
+@pytest.fixture(scope="module")
+def place(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(**backend.settings(tmp_path_factory.mktemp("hopeless")))
+    yield made
+    made.close()
+
+
+def findings(place: Place) -> list[Finding]:
+    looking = Doctor(place.database, place.blobs, place.queue.waiting, orphan_seconds=3600)
+    return list(looking.findings())
+
+
+def fitted(place: Place, case: str, *methods: str) -> tuple[FitStatus, list[Version]]:
+    """The versions that a worker makes of data."""
+    logits, labels = DATA[case]
+    groups = np.resize(["app", "web"], len(labels))
+    data = place.dataset(logits=logits * next(SCALES), labels=labels, groups=groups)
+    fit = place.order(data, *((name, {}) for name in methods))
+    job = begin(place.database, fit.id, worker="w1", device="cpu")
+    assert job is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=120)
+    assert ending is not None
+    done = conclude(place.database, job.fit, ending)
+    assert done is not None
+    with place.database.read() as store:
+        found = [store.calibrators.version(place.calibrator.id, one) for one in done.versions]
+    return done.status, [one for one in found if one is not None]
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_the_doctor_finds_nothing(place: Place, case: str) -> None:
+    status, made = fitted(place, case, *METHODS)
+    if case == "three rows":
+        assert (status, made) == (FitStatus.FAILED, [])
+    else:
+        assert status is FitStatus.SUCCEEDED
+        assert [one.method for one in made] == METHODS
+    if case in ("constant logits", "all right", "all wrong"):
+        assert {one.method for one in made if "fallback" in one.fit_info} == FALLING_BACK
+        for one in made:
+            codes = [warning["code"] for warning in one.fit_info["warnings"]]
+            assert ("fell_back" in codes) == (one.method in FALLING_BACK)
+    assert findings(place) == []
+
+
+def test_only_what_fell_back_may_be_of_another_method(place: Place) -> None:
+    _, (mine,) = fitted(place, "all right", "smart")
+    assert findings(place) == []
+    with place.database.write() as store:
+        changed = update(versions).where(versions.c.id == mine.id).values(method="vector")
+        store.session.execute(changed)
+    (found,) = findings(place)
+    assert (found.code, found.subject) == ("row_differs", f"version digits@{mine.number}")
+    with place.database.write() as store:
+        again = update(versions).where(versions.c.id == mine.id).values(method="smart")
+        store.session.execute(again)

@@ -1,0 +1,244 @@
+"""Deciding steps of many ranks: nobody waits for the merge, and races end in one decision."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.backends import Embedded
+from helpers.fit_fixtures import Place
+from helpers.run_posts import post
+from sqlalchemy import event, func, select
+
+from calibrators.adafocal import BinStatistics
+from calibrators.adafocal.statistics import EXACT_ROWS
+from service.access.permissions import Principal, Scope
+from service.runs.decisions import (
+    RELEASED_AT_ONCE,
+    advance,
+    decide_due,
+    release_merged,
+)
+from service.runs.repository import AT_ONCE, SessionKey
+from service.runs.service import Sent
+from service.runs.sessions import Opening, open_session
+from service.storage.database import Database
+from service.storage.records import RunSession, RunStep
+from service.storage.run_tables import run_statistics, run_steps
+
+pytestmark = pytest.mark.both_backends
+
+MANY_RANKS = 1700
+# it was 14 s before; on an idle machine it is a few milliseconds
+LONGEST_WAIT = 3.0
+
+
+def rows(count: int) -> BinStatistics:
+    """Statistics of so many rows."""
+    return BinStatistics.from_confidences(np.full(count, 0.9), np.ones(count, dtype=bool))
+
+
+def caller(place: Place) -> Principal:
+    return Principal(place.workspace, "tests", frozenset({Scope.FIT}))
+
+
+def opened(place: Place, ranks: int, merge_timeout: float = 3600.0) -> RunSession:
+    """A monitor's session in which the service decides."""
+    asked = Opening(
+        "job", "monitor", None, ranks, "service", merge_timeout, "a", None, None, {}, ""
+    )
+    with place.database.write() as store:
+        return open_session(store, caller(place), asked).session
+
+
+def record(database: Database, session: RunSession, ranks: range, content: bytes) -> None:
+    """Write what ranks have sent for step 1, without deciding anything."""
+    for first in ranks[::AT_ONCE]:
+        with database.write() as store:
+            for rank in ranks[first - ranks[0] : first - ranks[0] + AT_ONCE]:
+                facts = {"sha256": "0" * 64, "claimed": None, "late": False}
+                store.run_steps.post(session, 1, rank, statistics=content, **facts)
+
+
+def decided(place: Place, session: RunSession, step: int = 1) -> RunStep:
+    with place.database.read() as store:
+        found = store.run_steps.get(session, step)
+    assert found is not None
+    return found
+
+
+class Writer:
+    """Somebody else who writes to the database all the time, and how long each write waited."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.waits: list[float] = []
+        self.errors: list[Exception] = []
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            began = time.monotonic()
+            try:
+                with self._database.write() as store:
+                    store.chores.set_note("other", "x")
+            except Exception as error:  # noqa: BLE001 - the test tells
+                self.errors.append(error)
+            self.waits.append(time.monotonic() - began)
+
+
+def test_merging_many_ranks_keeps_no_writer_waiting(tmp_path: Path) -> None:
+    place = Place(**Embedded().settings(tmp_path))
+    session = opened(place, MANY_RANKS)
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.0, 1.0, EXACT_ROWS)
+    largest = BinStatistics.from_confidences(confidence, rng.uniform(size=EXACT_ROWS) < confidence)
+    record(place.database, session, range(1, MANY_RANKS), largest.to_bytes())
+    with Writer(place.database) as other:
+        answer = post(place.database, caller(place), "job", Sent("a", 1, 0, largest, None))
+        release_merged(place.database)
+    assert other.errors == []
+    assert max(other.waits) < LONGEST_WAIT
+    assert answer.decided is not None
+    assert answer.decided.ranks == list(range(MANY_RANKS))
+    assert answer.decided.metrics["rows"] == MANY_RANKS * EXACT_ROWS
+    assert kept(place) == 0
+    place.close()
+
+
+def kept(place: Place) -> int:
+    """How many statistics still have their bytes."""
+    with place.database.read() as store:
+        chosen = select(func.count()).where(run_statistics.c.statistics.is_not(None))
+        return store.session.scalar(chosen) or 0
+
+
+def test_bytes_of_a_large_step_are_released_a_few_at_a_time(place: Place) -> None:
+    ranks = RELEASED_AT_ONCE + AT_ONCE + 1
+    session = opened(place, ranks)
+    record(place.database, session, range(1, ranks), rows(3).to_bytes())
+    post(place.database, caller(place), "job", Sent("a", 1, 0, rows(3), None))
+    assert kept(place) == ranks
+    with place.database.read() as store:
+        assert store.run_steps.waiting() == 0
+        assert store.run_steps.due(None, 10) == []
+    assert release_merged(place.database) == 1
+    assert kept(place) == 0
+    assert release_merged(place.database) == 0
+
+
+def test_of_many_deciders_one_writes(place: Place) -> None:
+    ranks, deciders = 40, 6
+    session = opened(place, ranks)
+    record(place.database, session, range(ranks), rows(5).to_bytes())
+    key = SessionKey(session.run, session.number)
+    together = threading.Barrier(deciders)
+
+    def run(_: int) -> None:
+        together.wait()
+        advance(place.database, key)
+
+    with ThreadPoolExecutor(deciders) as many:
+        list(many.map(run, range(deciders)))
+    with place.database.read() as store:
+        assert store.session.scalar(select(func.count()).select_from(run_steps)) == 1
+    assert decided(place, session).metrics["rows"] == 5 * ranks
+    assert decide_due(place.database) == 0
+
+
+@contextmanager
+def while_merging(database: Database, happens: Any) -> Iterator[list[int]]:
+    """Let something happen, in another thread, when the first statistics were read."""
+    times: list[int] = []
+
+    def look(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        columns = statement.partition("FROM")[0]
+        if columns.startswith("SELECT") and "run_statistics.statistics" in columns and not times:
+            times.append(1)
+            thread = threading.Thread(target=happens)
+            thread.start()
+            thread.join()
+
+    event.listen(database.engine, "after_cursor_execute", look)
+    try:
+        yield times
+    finally:
+        event.remove(database.engine, "after_cursor_execute", look)
+
+
+def test_a_rank_that_comes_while_others_are_merged_is_merged(place: Place) -> None:
+    session = opened(place, 30, merge_timeout=0.0)
+    record(place.database, session, range(20), rows(1).to_bytes())
+
+    def come() -> None:
+        record(place.database, session, range(25, 26), rows(1000).to_bytes())
+
+    with while_merging(place.database, come) as times:
+        advance(place.database, SessionKey(session.run, session.number))
+    assert times
+    found = decided(place, session)
+    assert (found.ranks, found.partial) == ([*range(20), 25], True)
+    assert found.metrics["rows"] == 1020
+
+
+def test_a_step_that_another_decides_meanwhile_is_decided_once(place: Place) -> None:
+    session = opened(place, 20)
+    record(place.database, session, range(20), rows(2).to_bytes())
+    key = SessionKey(session.run, session.number)
+    with while_merging(place.database, lambda: advance(place.database, key)) as times:
+        advance(place.database, key)
+    assert times
+    assert decided(place, session).metrics["rows"] == 40
+
+
+def test_a_rank_is_late_or_merged_and_never_half(place: Place) -> None:
+    ranks, steps = 24, 4
+    session = opened(place, ranks, merge_timeout=0.0)
+    key = SessionKey(session.run, session.number)
+    done = threading.Event()
+
+    def decide_on_and_on() -> None:
+        while not done.is_set():
+            advance(place.database, key)
+
+    def train(rank: int) -> dict[int, bool]:
+        answers = {}
+        for step in range(1, steps + 1):
+            sent = Sent("a", step, rank, rows(rank + 1), None)
+            answers[step] = post(place.database, caller(place), "job", sent).late
+        return answers
+
+    deciders = [threading.Thread(target=decide_on_and_on) for _ in range(2)]
+    for thread in deciders:
+        thread.start()
+    try:
+        with ThreadPoolExecutor(6) as many:
+            late = list(many.map(train, range(ranks)))
+    finally:
+        done.set()
+        for thread in deciders:
+            thread.join()
+    advance(place.database, key)
+    for step in range(1, steps + 1):
+        found = decided(place, session, step)
+        in_time = [rank for rank in range(ranks) if not late[rank][step]]
+        assert found.ranks == in_time
+        assert found.metrics["rows"] == sum(rank + 1 for rank in in_time)
+        assert found.partial == (len(in_time) < ranks)
+    assert kept(place) == 0

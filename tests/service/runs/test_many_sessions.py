@@ -1,0 +1,159 @@
+"""What a call on a run costs does not grow with the sessions and steps that the run has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers.backends import Embedded
+from helpers.training_clients import SETTINGS, open_run, post, seen, state_of
+from sqlalchemy import event, insert
+
+from calibrators.adafocal import AdaFocalState
+from service.access import keys
+from service.access.permissions import Principal, Scope
+from service.runs import sessions
+from service.runs.sessions import Opened, Opening, open_session
+from service.settings import Settings
+from service.storage.database import Database
+from service.storage.run_tables import run_sessions, run_steps
+
+pytestmark = pytest.mark.both_backends
+
+
+def opening(session: str, **facts: object) -> Opening:
+    known = {"state": None, "from_step": None, "tags": {}, "description": ""}
+    return Opening("job", "adafocal", SETTINGS, 1, "trainer", 60.0, session, **{**known, **facts})
+
+
+def begin(database: Database, session: str, **facts: object) -> Opened:
+    with database.write() as store:
+        workspace = keys.workspace_named(store, "tests", make=True).id
+        caller = Principal(workspace, "tests", frozenset(Scope))
+        return open_session(store, caller, opening(session, **facts))
+
+
+def add_sessions(
+    database: Database, run: str, first: int, count: int, *, rising: bool = False
+) -> None:
+    """Add sessions as an older release would have taken them.
+
+    All begin at the beginning; if ``rising``, each has one step and goes on from the one before.
+    """
+    facts = {
+        "run": run,
+        "base_state": AdaFocalState.begin(SETTINGS).to_dict(),
+        "world_size": 1,
+        "decides": "trainer",
+        "merge_timeout": 60.0,
+        "created_by": "tests",
+    }
+    rows = [
+        {
+            **facts,
+            "number": n,
+            "id": f"old-{n}",
+            "base_step": n - first if rising else 0,
+            "begun_at": 1e11 + n,
+            "created_at": float(n),
+        }
+        for n in range(first, first + count)
+    ]
+    with database.write() as store:
+        store.session.execute(insert(run_sessions), rows)
+    for n in range(first, first + count) if rising else ():
+        add_steps(database, run, n, [n - first + 1])
+
+
+def add_steps(database: Database, run: str, session: int, steps: Iterable[int]) -> None:
+    facts = {"run": run, "session": session, "state": None, "ranks": [0], "partial": False}
+    seen_in_it = {"metrics": {}, "switched": [], "decided_at": 1.0}
+    with database.write() as store:
+        rows = [{**facts, **seen_in_it, "step": step} for step in steps]
+        store.session.execute(insert(run_steps), rows)
+
+
+def operations(database: Database, call: Callable[[], object]) -> int:
+    """Return how many operations of SQLite's virtual machine a call takes."""
+    count = 0
+
+    def tick() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    def watch(connection: object, *_: object) -> None:
+        connection.set_progress_handler(tick, 1)
+
+    event.listen(database.engine, "checkout", watch)
+    try:
+        call()
+    finally:
+        event.remove(database.engine, "checkout", watch)
+    return count
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Database]:
+    database = Database(Settings(**Embedded().settings(tmp_path)).database)
+    yield database
+    database.close()
+
+
+@pytest.mark.parametrize("facts", [{}, {"from_step": 0}], ids=["newest", "from a step"])
+def test_opening_a_session_costs_the_same_however_many_there_are(
+    embedded: Database, monkeypatch: pytest.MonkeyPatch, facts: dict[str, object]
+) -> None:
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 10_000)
+    run = begin(embedded, "a").run.id
+    few = operations(embedded, lambda: begin(embedded, "b", **facts))
+    add_sessions(embedded, run, 3, 3000)
+    many = operations(embedded, lambda: begin(embedded, "c", **facts))
+    assert many < 2 * few
+
+
+def test_a_run_takes_a_limited_number_of_sessions(
+    tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 2)
+    open_run(tenant, "job", session="a")
+    open_run(tenant, "job", session="b")
+    refused = tenant.post("/v1/runs", json={"name": "job", "kind": "adafocal", "session": "c"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "too_many_sessions")
+    assert refused.json()["limit"] == 2
+    assert open_run(tenant, "job", session="b")["session"]["number"] == 2
+    post(tenant, "job", "b", 1, seen(1), state=AdaFocalState.begin(SETTINGS).update(seen(1)))
+    assert state_of(tenant, "job")["step"] == 1
+
+
+def test_the_history_costs_little_for_each_session(embedded: Database) -> None:
+    """Every step is of a session of its own: none is compared with all other sessions."""
+    run = begin(embedded, "a").run.id
+    add_sessions(embedded, run, 2, 600, rising=True)
+    with embedded.read() as store:
+        newest = store.runs.sessions(run, 1)[0]
+        shown = store.run_history.page(run, 50, 100, None)
+        last = store.run_history.last_on_line(run, newest.base_step)
+    assert [one.step.step for one in shown] == list(range(101, 151))
+    assert last is not None
+    assert last.step == newest.base_step == 599
+
+    def look() -> None:
+        with embedded.read() as store:
+            store.run_history.page(run, 50, None, None)
+            store.run_history.last_on_line(run, 600)
+
+    assert operations(embedded, look) < 600 * 100
+
+
+def test_a_page_of_the_history_reads_no_more_steps_than_it_shows(embedded: Database) -> None:
+    run = begin(embedded, "a").run.id
+    add_steps(embedded, run, 1, range(1, 3001))
+
+    def look() -> None:
+        with embedded.read() as store:
+            assert len(store.run_history.page(run, 50, 1000, None)) == 50
+
+    assert operations(embedded, look) < 10_000

@@ -1,0 +1,95 @@
+"""Maps in memory: bounded, never stale, never a corrupt one."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import raw_blobs as stored
+from helpers.live_service import in_process
+from helpers.registration import temperature_registration
+
+pytestmark = pytest.mark.both_backends
+
+
+def register(client, name: str, temperature: float) -> None:
+    body = temperature_registration(temperature)
+    assert client.post(f"/v1/calibrators/{name}/versions", json=body).status_code == 201
+
+
+def promote(client, name: str, version: int):
+    body = {"version": version, "force": True, "reason": "test"}
+    return client.put(f"/v1/calibrators/{name}/aliases/production", json=body)
+
+
+def served(client, name: str, ref: str = "production"):
+    return client.get(f"/v1/calibrators/{name}@{ref}/predict?logits=3,1,0")
+
+
+def key_of(client, name: str, version: int) -> str:
+    facts = client.get(f"/v1/calibrators/{name}/versions/{version}").json()
+    return stored.only_key(client.app.state.parts.blobs, facts["map_sha256"])
+
+
+def test_cache_is_bounded_and_what_gave_way_comes_back(backend, tmp_path):
+    with in_process(**backend.settings(tmp_path), map_cache_bytes=10_000) as client:
+        for name in ("a", "b", "c"):
+            register(client, name, 2.0)
+            promote(client, name, 1)
+            assert served(client, name).status_code == 200
+        assert len(client.app.state.parts.maps) == 2
+        assert served(client, "a").status_code == 200
+        register(client, "a", 5.0)
+        promote(client, "a", 2)
+        assert served(client, "a").json()["version"] == 2
+
+
+def test_corrupt_map_is_never_served_and_the_old_one_goes_on(local):
+    register(local, "c", 1.0)
+    register(local, "c", 2.0)
+    promote(local, "c", 1)
+    before = served(local, "c").json()
+    blobs, key = local.app.state.parts.blobs, key_of(local, "c", 2)
+    content = stored.content(blobs, key)
+    stored.overwrite(blobs, key, content[:-1] + bytes([content[-1] ^ 1]))
+    assert promote(local, "c", 2).status_code == 200
+    assert served(local, "c").json() == before
+    direct = served(local, "c", "2")
+    assert direct.status_code == 500
+    assert direct.json()["code"] == "blob_corrupt"
+    stored.overwrite(blobs, key, content)
+    local.app.state.parts.maps.refresh()
+    assert served(local, "c").json()["version"] == 2
+
+
+def test_missing_map_is_told(local):
+    register(local, "c", 1.0)
+    stored.remove(local.app.state.parts.blobs, key_of(local, "c", 1))
+    answer = served(local, "c", "1")
+    assert (answer.status_code, answer.json()["code"]) == (500, "blob_missing")
+
+
+def test_fingerprints(local):
+    body = temperature_registration(2.0, model="cnn-7")
+    local.post("/v1/calibrators/c/versions", json=body)
+    same = local.get("/v1/calibrators/c@1/predict?logits=3,1,0", headers={"Calibrd-Model": "cnn-7"})
+    assert same.status_code == 200
+    other = {"Calibrd-Model": "cnn-8"}
+    refused = local.get("/v1/calibrators/c@1/predict?logits=3,1,0", headers=other)
+    assert (refused.status_code, refused.json()["code"]) == (409, "model_mismatch")
+    assert "cnn-7" in refused.json()["detail"]
+    warned = local.get("/v1/calibrators/c@1/predict?logits=3,1,0&fingerprint=warn", headers=other)
+    assert warned.status_code == 200
+    assert "model_mismatch" in warned.headers["calibrd-warning"]
+
+
+def test_a_version_is_held_once_under_all_its_names(local):
+    register(local, "c", 2.0)
+    promote(local, "c", 1)
+    maps = local.app.state.parts.maps
+    before = len(maps)
+    for ref in ("1", "production"):
+        assert served(local, "c", ref).status_code == 200
+    held = maps.bytes
+    for ref in ("01", "001", "0001", "0"):
+        refused = served(local, "c", ref)
+        assert (refused.status_code, refused.json()["code"]) == (404, "no_such_version")
+    assert (len(maps), maps.bytes) == (before + 1, held)

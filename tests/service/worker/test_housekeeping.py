@@ -1,0 +1,282 @@
+"""What workers do for each other, and what stands on the queue: without worker processes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+from helpers.fit_fixtures import Place
+from helpers.live_service import by_the_clock, wait_until, within
+from helpers.run_posts import post
+from helpers.workers import housekeeping
+from sqlalchemy import TableClause, column, select, table, update
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from calibrators.adafocal import BinStatistics
+from service.access.permissions import Principal, Scope
+from service.errors import NoSpace
+from service.fits.execution import Ending, Job, Stop, begin, conclude
+from service.runs.service import Sent
+from service.runs.sessions import Opening, open_session
+from service.storage.blobs import Blobs
+from service.storage.records import Fit, FitStatus
+from service.worker.monitor import RunningFit
+from service.worker.retry import patiently
+
+pytestmark = pytest.mark.both_backends
+
+
+def test_three_lost_workers_are_enough(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    alive = housekeeping(place, "alive", silence=0.4)
+    for attempt in range(1, 4):
+        with place.database.write() as store:
+            store.workers.beat(f"dead-{attempt}", queues=["fit.cpu"], device="cpu")
+            assert store.fits.start(fit.id, worker=f"dead-{attempt}", device="cpu") is not None
+        deadline = time.monotonic() + 10
+        while place.fit(fit.id).status is FitStatus.RUNNING:
+            assert time.monotonic() < deadline
+            alive.beat()
+            time.sleep(0.02)
+        assert place.fit(fit.id).status is (FitStatus.FAILED if attempt == 3 else FitStatus.QUEUED)
+    found = place.fit(fit.id)
+    assert found.error is not None
+    assert found.error["code"] == "worker_lost"
+    assert "3 times" in found.error["message"]
+    with place.database.read() as store:
+        assert [worker.id for worker in store.workers.alive(60)] == ["alive"]
+
+
+@by_the_clock
+def test_a_worker_that_was_silent_itself_judges_nobody(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    first = housekeeping(place, "first", silence=0.2)
+    with place.database.write() as store:
+        store.workers.beat("second", queues=["fit.cpu"], device="cpu")
+        store.fits.start(fit.id, worker="second", device="cpu")
+    first.beat()
+    time.sleep(0.5)  # as if the database had been away for both
+    first.beat()
+    assert place.fit(fit.id).worker == "second"
+
+
+class SlowBlobs(Blobs):
+    """A store that takes its time to delete."""
+
+    def delete(self, key: str) -> None:
+        time.sleep(1.0)
+        super().delete(key)
+
+
+@by_the_clock
+def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
+    place.blobs = SlowBlobs(place.settings.blobs)
+    spent = place.dataset(delete_after_fit=True)
+    fit = place.order(spent, ("temperature", {}))
+    with place.database.write() as store:
+        store.fits.cancel(fit.id)
+    busy = housekeeping(place, "busy", silence=0.5, heartbeat=0.1, housekeeping=0.1)
+    busy.start()
+    beats = 0
+    try:
+        deadline = time.monotonic() + 10
+        while place.has_bytes_of(spent):
+            with place.database.read() as store:
+                beats += [one.id for one in store.workers.alive(0.4)] == ["busy"]
+                assert store.workers.silent(0.5) == []
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        busy.stop()
+    assert beats > 10
+
+
+def begun(place: Place) -> Job:
+    """A fit that a worker has taken."""
+    order = place.order(place.dataset(), ("temperature", {}))
+    job = begin(place.database, order.id, worker="w", device="cpu")
+    assert job is not None
+    return job
+
+
+def hooks(place: Place, job: Job, time_limit: float = 60.0) -> RunningFit:
+    return RunningFit(
+        place.database, job, every=0.02, leaving=threading.Event(), time_limit=time_limit
+    )
+
+
+@pytest.mark.parametrize("why", ["cancel", "time limit"])
+def test_a_fit_that_is_too_busy_to_stop_is_ended_within_two_seconds(place: Place, why: str) -> None:
+    def ended_after() -> float:
+        job = begun(place)
+        with hooks(place, job, 60.0 if why == "cancel" else 0.0) as running:
+            told = time.monotonic()
+            if why == "cancel":
+                with place.database.write() as store:
+                    store.fits.cancel(job.fit.id)
+            done = place.wait(job.fit)
+            # it hears of what it has written a little later
+            wait_until(lambda: running.stop() is Stop.ABANDON, pause=0.01)
+            took = time.monotonic() - told
+        assert done.status is (FitStatus.CANCELLED if why == "cancel" else FitStatus.FAILED)
+        assert (done.error or {}).get("code") == (None if why == "cancel" else "time_limit")
+        assert conclude(place.database, job.fit, Ending(FitStatus.SUCCEEDED)) is None
+        assert place.fit(job.fit.id) == done
+        return took
+
+    within(2, ended_after)
+
+
+def test_a_fit_hears_of_its_cancellation_after_an_error(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = begun(place)
+    fit = job.fit
+    caplog.set_level(logging.WARNING)
+    with hooks(place, job) as running:
+        running.progress({"loss": object()})  # which is no JSON
+        time.sleep(0.3)
+        assert place.fit(fit.id).progress is None
+        running.progress({"step": 1})
+        with place.database.write() as store:
+            store.fits.cancel(fit.id)
+        deadline = time.monotonic() + 5
+        while running.stop() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert running.stop() is Stop.CANCEL
+    assert place.fit(fit.id).progress == {"step": 1}
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_a_fit_that_its_worker_does_not_know_waits_again(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    with place.database.write() as store:
+        store.fits.start(fit.id, worker="forgetful", device="cpu")
+    housekeeping(place, "forgetful", silence=60).beat()
+    assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, 1)
+
+
+def workflows(place: Place) -> TableClause:
+    """DBOS's own table of the queue's entries."""
+    names = ("workflow_uuid", "status", "executor_id")
+    schema = None if place.database.is_sqlite else "dbos"
+    return table("workflow_status", *map(column, names), schema=schema)
+
+
+def entries(place: Place) -> list[tuple[str, str]]:
+    """The entries of the queue as DBOS keeps them: id and status."""
+    found = workflows(place).c
+    with place.database.read() as store:
+        rows = store.session.execute(select(found.workflow_uuid, found.status))
+        return [(id, status) for id, status in rows]
+
+
+def take(place: Place, fit: Fit, worker: str) -> None:
+    """Leave the entry of a fit as a worker does that took it and died before the fit started."""
+    all = workflows(place)
+    taken = update(all).where(all.c.workflow_uuid == fit.id)
+    with place.database.write() as store:
+        store.session.execute(taken.values(status="PENDING", executor_id=worker))
+
+
+def test_an_entry_taken_by_a_worker_that_died_at_once_is_put_back(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    take(place, fit, "dead")
+    with place.database.write() as store:
+        store.workers.beat("dead", queues=["fit.cpu"], device="cpu")
+    alive = housekeeping(place, "alive", silence=0.3)
+    deadline = time.monotonic() + 10
+    while entries(place) == [(fit.id, "PENDING")]:
+        assert time.monotonic() < deadline
+        alive.beat()
+        time.sleep(0.02)
+    ((id, status),) = entries(place)
+    assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
+    assert place.fit(fit.id).attempt == 0
+
+
+def test_an_entry_that_its_worker_forgot_is_put_back_by_the_second_housekeeping(
+    place: Place,
+) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    take(place, fit, "forgetful")
+    forgetful = housekeeping(place, "forgetful", silence=60)
+    forgetful.keep_house()
+    assert entries(place) == [(fit.id, "PENDING")]
+    forgetful.keep_house()
+    ((id, status),) = entries(place)
+    assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_worker_that_woke_took_a_fit_and_died_unknown_is_taken_over_from(
+    place: Place, has_begun: bool
+) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    take(place, fit, "unknown")
+    if has_begun:
+        with place.database.write() as store:
+            store.fits.start(fit.id, worker="unknown", device="cpu")
+    alive = housekeeping(place, "alive", silence=60)
+    alive.keep_house()
+    assert entries(place) == [(fit.id, "PENDING")]
+    alive.keep_house()
+    ((id, status),) = entries(place)
+    assert (id.partition(".")[0], status) == (fit.id, "DELAYED" if has_begun else "ENQUEUED")
+    assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, has_begun)
+
+
+def test_ordering_is_all_or_nothing(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
+        place.queue.enqueue_again(store, fit)
+        store.keys.add_workspace("default")
+    assert entries(place) == [(fit.id, "ENQUEUED")]
+
+
+def test_patience_ends() -> None:
+    tried = []
+
+    def away() -> None:
+        tried.append(1)
+        raise OperationalError("SELECT 1", {}, ConnectionError())
+
+    with pytest.raises(OperationalError):
+        patiently(away, 0.5)
+    assert len(tried) == 3
+
+
+def test_patience_waits_for_room() -> None:
+    answers = iter([NoSpace("no_space", "full"), NoSpace("no_space", "full"), None])
+
+    def write() -> str:
+        if error := next(answers):
+            raise error
+        return "written"
+
+    assert patiently(write, 10) == "written"
+
+
+def test_a_worker_decides_steps_of_runs_that_have_waited_long_enough(place: Place) -> None:
+    asked = Opening("job", "monitor", None, 2, "service", 0.1, "a", None, None, {}, "")
+    statistics = BinStatistics.from_confidences([0.9], [True])
+    caller = Principal(place.workspace, "tests", frozenset({Scope.FIT}))
+    with place.database.write() as store:
+        opened = open_session(store, caller, asked)
+    post(place.database, caller, "job", Sent("a", 1, 1, statistics, None))
+    alive = housekeeping(place, "alive", silence=10.0, merging=0.05)
+    alive.start()
+    try:
+        deadline = time.monotonic() + 10
+        found = None
+        while found is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            with place.database.read() as store:
+                found = store.run_steps.last(opened.session)
+    finally:
+        alive.stop()
+    assert (found.step, found.ranks, found.partial) == (1, [1], True)

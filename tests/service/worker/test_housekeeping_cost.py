@@ -1,0 +1,104 @@
+"""Housekeeping holds no write lock while it looks for what to delete, and looks by index."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.fit_fixtures import Place
+from sqlalchemy import event
+
+from service.datasets.repository import Datasets
+from service.fits.repository import Fits
+from service.storage.records import Dataset, FitStatus
+from service.storage.repository import new_id
+from service.worker.housekeeping import Housekeeping, Pace
+
+pytestmark = pytest.mark.both_backends
+
+
+def housekeeping(place: Place) -> Housekeeping:
+    return Housekeeping(
+        place.database,
+        place.blobs,
+        place.queue,
+        place.settings,
+        Pace(),
+        worker="tests",
+        queues=[],
+        device="cpu",
+        at_work=set,
+    )
+
+
+def test_others_write_while_it_looks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bool] = []
+
+    def spent_datasets(_: Fits) -> list[Dataset]:
+        with place.database.write() as store:
+            store.keys.add_workspace("meanwhile")
+        looked.append(True)
+        return []
+
+    monkeypatch.setattr(Fits, "spent_datasets", spent_datasets)
+    housekeeping(place).keep_house()
+    assert looked
+
+
+def test_a_spent_dataset_is_deleted_and_one_in_use_is_not(place: Place) -> None:
+    spent, judge, used, unused = (place.dataset(delete_after_fit=True) for _ in range(4))
+    done = place.order(spent, ("temperature", {}), evaluation=judge)
+    place.order(used, ("temperature", {}))
+    with place.database.write() as store:
+        assert store.fits.cancel(done.id) is not None
+    housekeeping(place).keep_house()
+    with place.database.read() as store:
+        found = store.datasets.page(place.workspace, 10, None)
+    assert {one.id for one in found} == {used.id, unused.id}
+    assert place.fit(done.id).status is FitStatus.CANCELLED
+
+
+def test_fits_of_a_dataset_are_found_by_index(place: Place) -> None:
+    if not place.database.is_sqlite:
+        pytest.skip("a small table is scanned by PostgreSQL whatever its indexes")
+    asked: list[tuple[str, tuple[object, ...]]] = []
+    event.listen(
+        place.database.engine,
+        "before_cursor_execute",
+        lambda _c, _cursor, statement, parameters, *_: asked.append((statement, parameters)),
+    )
+    with place.database.read() as store:
+        store.fits.spent_datasets()
+        store.datasets.expired()
+        store.datasets.is_in_use("ds_1")
+    statements = [one for one in asked if one[0].startswith("SELECT")]
+    assert len(statements) == 3
+    with place.database.engine.connect() as connection:
+        for statement, parameters in statements:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            assert not [step for *_, step in plan if step.startswith("SCAN fits")], statement
+
+
+def add_expired(place: Place, workspace: str, count: int) -> list[str]:
+    ids = [new_id("ds") for _ in range(count)]
+    for id in ids:
+        with place.database.write() as store:
+            made = store.datasets.add(
+                workspace, id, kind="logits", delete_after_fit=False, keep_seconds=-1.0
+            )
+            assert made is not None
+    return ids
+
+
+def test_workspaces_take_turns_and_nothing_is_left(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.database.write() as store:
+        other = store.keys.add_workspace("other").id
+    many, few = add_expired(place, place.workspace, 120), add_expired(place, other, 2)
+    with place.database.read() as store:
+        first = [one.id for one in store.datasets.expired(5)]
+    assert first == [many[0], few[0], many[1], few[1], many[2]]
+    assert Datasets.expired.__defaults__ is not None
+    monkeypatch.setattr(Datasets.expired, "__defaults__", (50,))
+    housekeeping(place).keep_house()
+    with place.database.read() as store:
+        assert store.datasets.expired() == []

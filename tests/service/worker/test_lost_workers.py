@@ -1,0 +1,60 @@
+"""A workspace whose fits lose workers waits before its next fit; others do not."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.fit_fixtures import Place
+from helpers.workers import housekeeping
+from sqlalchemy import column, select, table, update
+
+from service.storage.records import Fit, FitStatus
+from service.storage.tables import fits
+from service.worker.lost_workers import FIRST_PAUSE, postpone, seconds_to_wait
+
+pytestmark = pytest.mark.both_backends
+
+
+def lose(place: Place, fit: Fit) -> None:
+    """Start a fit on a worker that is gone, and let another notice."""
+    with place.database.write() as store:
+        assert store.fits.start(fit.id, worker="alive", device="cpu") is not None
+    housekeeping(place, "alive", silence=60).beat()
+    assert place.fit(fit.id).status is not FitStatus.RUNNING
+
+
+def to_wait(place: Place, workspace: str | None = None) -> float:
+    with place.database.read() as store:
+        return seconds_to_wait(store, workspace or place.workspace)
+
+
+def delayed(place: Place) -> list[str]:
+    with place.database.read() as store:
+        schema = None if place.database.is_sqlite else "dbos"
+        columns = (column("workflow_uuid"), column("status"))
+        entries = table("workflow_status", *columns, schema=schema)
+        chosen = select(entries.c.workflow_uuid).where(entries.c.status == "DELAYED")
+        return [id.partition(".")[0] for id in store.session.scalars(chosen)]
+
+
+def test_a_fit_that_lost_its_worker_waits_longer_each_time(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    assert to_wait(place) == 0
+    for losses in range(3):
+        lose(place, fit)
+        pause = FIRST_PAUSE * 2**losses
+        assert pause - 2 < to_wait(place) <= pause
+    assert place.fit(fit.id).status is FitStatus.FAILED
+    assert delayed(place).count(fit.id) == 2
+
+
+def test_other_fits_of_the_workspace_wait_as_well_and_those_of_others_do_not(place: Place) -> None:
+    first, second = (place.order(place.dataset(), ("temperature", {})) for _ in range(2))
+    assert not postpone(place.database, place.queue, second.id)
+    lose(place, first)
+    assert to_wait(place, "ws_other") == 0
+    assert postpone(place.database, place.queue, second.id)
+    assert second.id in delayed(place)
+    assert place.fit(second.id).status is FitStatus.QUEUED
+    with place.database.write() as store:
+        store.session.execute(update(fits).values(lost_at=fits.c.lost_at - FIRST_PAUSE))
+    assert not postpone(place.database, place.queue, second.id)
