@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http.json_body import check_cost
 from service.serving.apply_map import JSON_BYTES, Prediction, check_answer
@@ -42,7 +42,7 @@ class InferRequest:
 
     id: str | None
     values: NDArray[Any]
-    groups: NDArray[Any] | Groups | None
+    segments: NDArray[Any] | Segments | None
     binary: bool
     model: str | None
     only_warn: bool
@@ -85,7 +85,7 @@ def decode(
             f"the JSON has {length} bytes, at most {limits.json} are read: send binary tensors",
         )
     document = _parse(memoryview(body)[:length])
-    values, groups = read_inputs(document, memoryview(body)[length:], served)
+    values, segments = read_inputs(document, memoryview(body)[length:], served)
     parameters = fields.parameters(document, "parameters")
     binary = _wants_binary(document, parameters)
     number = 4 if values.dtype in (np.float32, np.float16) else 8
@@ -95,7 +95,7 @@ def decode(
     return InferRequest(
         fields.optional(document, "id", str),
         values,
-        groups,
+        segments,
         binary,
         fields.optional(parameters, "parameters.model", str),
         _only_warns(parameters),
