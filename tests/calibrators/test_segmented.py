@@ -22,7 +22,7 @@ from calibrators import (
 )
 from calibrators.errors import BoundarySolution
 from calibrators.fitting.context import FitContext
-from calibrators.methods._shrinkage import FINE, Rounds, Segment, Solution, shrink, split_up
+from calibrators.methods._shrinkage import FINE, Rounds, SegmentSample, Solution, shrink, split_up
 from calibrators.methods.auto import Auto
 from calibrators.methods.segmented import Segmented, SegmentedMap
 from calibrators.methods.smart import Smart
@@ -99,7 +99,7 @@ def test_equal_segments_keep_to_the_base_to_the_bit() -> None:
     np.testing.assert_array_equal(given, alone.apply(data.logits))
 
 
-def segments_of(sizes: Sizes, tau: float, seed: int) -> tuple[list[Segment], list[Any]]:
+def segments_of(sizes: Sizes, tau: float, seed: int) -> tuple[list[SegmentSample], list[Any]]:
     """The segments after temperature scaling, and the NLL of each as a function of log T."""
     data, _ = drawn(sizes, tau, seed)
     assert data.segments is not None
@@ -191,10 +191,10 @@ def test_tau_has_the_largest_evidence(rows: int, truth: float) -> None:
 def test_a_label_that_the_base_calls_impossible_changes_nothing() -> None:
     data = draw(200, 3, dtype=np.float64)
     logits = np.vstack([data.logits, [[0.0, -np.inf, 1.0]]])
-    with_it = Segment(logits, np.append(data.labels, 1)).solve(4.0, 1.0, FINE)
-    without = Segment(np.array(data.logits), data.labels).solve(4.0, 1.0, FINE)
+    with_it = SegmentSample(logits, np.append(data.labels, 1)).solve(4.0, 1.0, FINE)
+    without = SegmentSample(np.array(data.logits), data.labels).solve(4.0, 1.0, FINE)
     assert with_it == without
-    only = Segment(logits[-1:], np.array([1]))
+    only = SegmentSample(logits[-1:], np.array([1]))
     assert only.solve(0.0, 1.0, FINE).beta == only.solve(4.0, 1.0, FINE).beta == 1
 
 

@@ -143,7 +143,7 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
         (both(name="logits"), b"", 400, "one named 'segments'; inputs[1] is named 'logits'"),
         ({"inputs": both()["inputs"][1:]}, b"", 400, "must have a tensor named 'logits'"),
         ({"inputs": both()["inputs"] * 2}, b"", 400, "inputs[2] is named 'logits'"),
-        (both(name="segments"), b"", 400, "inputs[1] is named 'segments'"),
+        (both(name="groups"), b"", 400, "inputs[1] is named 'groups'"),
         (both(datatype="FP32", data=[1.5]), b"", 400, "inputs[1].datatype must be one of BYTES"),
         (both(data=[1]), b"", 400, "inputs[1].data of BYTES must hold texts only"),
         (both(datatype="INT8", data=["app"]), b"", 400, "must hold whole numbers only"),
