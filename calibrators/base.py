@@ -39,7 +39,7 @@ from calibrators.metrics.estimates import check_level
 from calibrators.numerics.parallel import Floats, scratch_bytes
 from calibrators.numerics.softmax import scaled_logits, softmax
 from calibrators.rounding import Zeros
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 
 if TYPE_CHECKING:
     from calibrators.export.onnx import Builder
@@ -54,7 +54,7 @@ class CalibrationMap(ABC):
     ``k`` classes and the ``kind`` of input it was fitted on; other input is refused. ``fit_info``
     is plain JSON: how the fit went, with its warnings. ``keeps_class`` says whether the predicted
     class always keeps the largest probability; of a class of maps it is None if that depends on the
-    map. ``has_segments`` says whether it takes groups, ``has_interval`` whether it has a credible
+    map. ``has_segments`` says whether it takes them, ``has_interval`` whether it has a credible
     band. ``floor``, ``rounding``, ``ratio`` and ``kept`` say what zeros among probabilities stand
     for (see calibrators.rounding.Zeros): a row alone cannot show it.
     """
@@ -95,19 +95,19 @@ class CalibrationMap(ABC):
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
-    def apply(self, values: ArrayLike, groups: ArrayLike | Groups | None = None) -> Floats:
+    def apply(self, values: ArrayLike, segments: ArrayLike | Segments | None = None) -> Floats:
         """Calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
 
         float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
-        answers (n, 2). ``groups`` (n,) name the segment of each row, for a map that has segments.
+        answers (n, 2). ``segments`` (n,) name the segment of each row, for a map that has them.
         """
-        return self.apply_logits(self._logits_of(values), groups)
+        return self.apply_logits(self._logits_of(values), segments)
 
-    def apply_logits(self, logits: Floats, groups: ArrayLike | Groups | None = None) -> Floats:
+    def apply_logits(self, logits: Floats, segments: ArrayLike | Segments | None = None) -> Floats:
         """Calibrated probabilities (n, k) of what ``read`` gave."""
-        if groups is None:
+        if segments is None:
             return self._apply(logits)
-        named = Groups.of(groups, rows=len(logits), most=None)
+        named = Segments.of(segments, rows=len(logits), most=None)
         scales = self._segment_scales(named, logits.dtype)
         return self._softmax(self._transform(logits), scales)
 
@@ -115,12 +115,12 @@ class CalibrationMap(ABC):
         """Calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
         return self._apply(self._logits_of_set(data))
 
-    def transform(self, values: ArrayLike, groups: ArrayLike | None = None) -> Floats:
+    def transform(self, values: ArrayLike, segments: ArrayLike | None = None) -> Floats:
         """Calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
         logits = self._logits_of(values)
-        if groups is None:
+        if segments is None:
             return self._transform(logits)
-        scales = self._segment_scales(Groups.of(groups, rows=len(logits), most=None))
+        scales = self._segment_scales(Segments.of(segments, rows=len(logits), most=None))
         return scaled_logits(self._transform(logits), scales)
 
     def interval(self, values: ArrayLike, level: float = 0.9) -> tuple[Floats, Floats]:
@@ -162,7 +162,7 @@ class CalibrationMap(ABC):
 
     def segment_scales(self, names: ArrayLike) -> Floats:
         """Return what calibrated logits are multiplied by in each of some segments, (n,)."""
-        return self._segment_scales(Groups.of(names, most=None))
+        return self._segment_scales(Segments.of(names, most=None))
 
     def with_info(self, **info: Any) -> Self:
         """The same map with more in its ``fit_info``."""
@@ -181,7 +181,7 @@ class CalibrationMap(ABC):
                 names.append(name)
         return frozenset(name for name in names if isinstance(name, str))
 
-    def unknown_note(self, groups: Groups) -> str | None:
+    def unknown_note(self, segments: Segments) -> str | None:
         """What to say of rows of segments that this map does not know, in ASCII; None if none."""
         return None
 
@@ -242,11 +242,11 @@ class CalibrationMap(ABC):
         except DataError as error:
             raise MapError(error.rows or 0, error.first or 0) from error
 
-    def _segment_scales(self, groups: Groups, dtype: DTypeLike = np.float64) -> Floats:
+    def _segment_scales(self, segments: Segments, dtype: DTypeLike = np.float64) -> Floats:
         """What the calibrated logits of each row are multiplied by in its segment, (n,)."""
         raise DataError(
             "no_segments",
-            f"this map of the method {self.method!r} has no segments: leave groups out, or fit "
+            f"this map of the method {self.method!r} has no segments: send none, or fit "
             "the method 'segmented'",
         )
 
@@ -305,7 +305,7 @@ class Calibrator(ABC):
     summary: ClassVar[str]
     reference: ClassVar[str]
     cost: ClassVar[str]
-    needs_groups: ClassVar[bool] = False
+    needs_segments: ClassVar[bool] = False
     copies: ClassVar[float] = 0.25
     numbers_a_row: ClassVar[float] = 4.0
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -314,9 +314,9 @@ class Calibrator(ABC):
         check_fields(self)
 
     @property
-    def method_needing_groups(self) -> str | None:
+    def method_needing_segments(self) -> str | None:
         """The method for which a fit with these parameters needs the segment of each row."""
-        return self.name if self.needs_groups else None
+        return self.name if self.needs_segments else None
 
     def memory_bytes(self, n: int, k: int) -> int:
         """Estimate the memory that a fit on n rows of k classes takes at its peak.
@@ -353,11 +353,11 @@ class Calibrator(ABC):
                 f"fit takes a CalibrationSet, got {type(data).__name__}: "
                 "make one with CalibrationSet(logits, labels)",
             )
-        if self.method_needing_groups and data.groups is None:
+        if self.method_needing_segments and data.segments is None:
             raise FitError(
-                "no_groups",
-                f"the method {self.method_needing_groups!r} needs the segment of each row: "
-                "make the set with CalibrationSet(logits, labels, groups)",
+                "missing_segments",
+                f"the method {self.method_needing_segments!r} needs the segment of each row: "
+                "make the set with CalibrationSet(logits, labels, segments)",
             )
         fitted = replace(self._fit(data, context), **data.zeros._asdict())
         info: dict[str, Any] = {"rows": data.n, "warnings": context.warnings}

@@ -22,7 +22,7 @@ from calibrators.cut_lists import find_cut
 from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
 from calibrators.numerics.parallel import Floats
 from calibrators.rounding import Zeros, step_of
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 
 Kind = Literal["logits", "probabilities"]
 
@@ -83,7 +83,7 @@ class CalibrationSet:
     column, (n,) or (n, 1): the logit of class 1, stored as the two columns ``[0, logit]``. Use
     :meth:`from_probabilities` for probabilities; which of the two it is, is never guessed. ``-inf``
     logits are legal except on a label. The logits given are shared, not copied, and never modified.
-    ``groups`` (n,), if given, name the segment each row belongs to.
+    ``segments`` (n,), if given, name the segment each row belongs to.
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
     >>> data.n, data.k, data.kind
@@ -97,16 +97,16 @@ class CalibrationSet:
     labels: Labels
     row_max: Floats = field(init=False, repr=False)
     kind: Kind = field(default="logits", init=False)
-    groups: Groups | None = field(default=None, init=False)
+    segments: Segments | None = field(default=None, init=False)
     zeros: Zeros = field(default=EXACT, init=False, repr=False)
     clipped: Clipped | None = field(default=None, init=False, repr=False)
     source: Source | None = field(default=None, init=False, repr=False)
 
     def __init__(
-        self, logits: ArrayLike, labels: ArrayLike, groups: ArrayLike | Groups | None = None
+        self, logits: ArrayLike, labels: ArrayLike, segments: ArrayLike | Segments | None = None
     ) -> None:
         given = as_floats(logits, "logits")
-        self._check_in(as_logits(given), labels, groups, "logits")
+        self._check_in(as_logits(given), labels, segments, "logits")
         warn_if_probabilities(given, stacklevel=3)
 
     @classmethod
@@ -114,7 +114,7 @@ class CalibrationSet:
         cls,
         probabilities: ArrayLike,
         labels: ArrayLike,
-        groups: ArrayLike | Groups | None = None,
+        segments: ArrayLike | Segments | None = None,
         *,
         rounding: float | None = None,
         warn: bool = True,
@@ -142,7 +142,7 @@ class CalibrationSet:
         off, checked = _check_probabilities(array, labels, step)
         zeros = find_cut(Zeros.of(array, step), array, checked)
         logits, clipped = _filled_logs(array, zeros, off)
-        made._check_in(logits, checked, groups, "probabilities", clipped)
+        made._check_in(logits, checked, segments, "probabilities", clipped)
         object.__setattr__(made, "source", Source(array))
         if warn:
             warn_if_clipped(clipped, stacklevel=3)
@@ -152,7 +152,7 @@ class CalibrationSet:
         self,
         logits: Floats,
         labels: ArrayLike,
-        groups: ArrayLike | Groups | None,
+        segments: ArrayLike | Segments | None,
         kind: Kind,
         clipped: Clipped | None = None,
     ) -> None:
@@ -160,8 +160,8 @@ class CalibrationSet:
         maxima = row_maxima(logits)
         check_rows(maxima)
         check_labelled(logits[np.arange(len(checked)), checked])
-        segments = None if groups is None else Groups.of(groups, rows=len(logits))
-        self._set(logits, checked, maxima, kind, segments)
+        named = None if segments is None else Segments.of(segments, rows=len(logits))
+        self._set(logits, checked, maxima, kind, named)
         if clipped is not None:
             object.__setattr__(self, "zeros", clipped.zeros)
             if clipped.raised or clipped.normalised:
@@ -173,7 +173,7 @@ class CalibrationSet:
         labels: Labels,
         row_max: Floats,
         kind: Kind,
-        groups: Groups | None,
+        segments: Segments | None,
         zeros: Zeros = EXACT,
     ) -> None:
         for name, array in (("logits", logits), ("labels", labels), ("row_max", row_max)):
@@ -181,7 +181,7 @@ class CalibrationSet:
             view.flags.writeable = False
             object.__setattr__(self, name, view)
         object.__setattr__(self, "kind", kind)
-        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "segments", segments)
         object.__setattr__(self, "zeros", zeros)
         object.__setattr__(self, "clipped", None)
         object.__setattr__(self, "source", None)
@@ -201,10 +201,10 @@ class CalibrationSet:
         """How far the logit of each row's label is below the row's largest (n,)."""
         return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
 
-    def with_groups(self, groups: ArrayLike) -> CalibrationSet:
+    def with_segments(self, segments: ArrayLike) -> CalibrationSet:
         """The same rows, each in the segment that is named for it."""
         made = CalibrationSet.__new__(CalibrationSet)
-        named = Groups.of(groups, rows=self.n)
+        named = Segments.of(segments, rows=self.n)
         made._set(self.logits, self.labels, self.row_max, self.kind, named, self.zeros)
         object.__setattr__(made, "clipped", self.clipped)
         object.__setattr__(made, "source", self.source)
@@ -216,9 +216,9 @@ class CalibrationSet:
         if labels.ndim != 1 or not labels.size:
             raise DataError("empty", "rows must choose at least one row, and be one list of them")
         taken = CalibrationSet.__new__(CalibrationSet)
-        groups = None if self.groups is None else self.groups.take(rows)
+        segments = None if self.segments is None else self.segments.take(rows)
         row_max = self.row_max[rows]
-        taken._set(self.logits[rows], labels, row_max, self.kind, groups, self.zeros)
+        taken._set(self.logits[rows], labels, row_max, self.kind, segments, self.zeros)
         if self.source is not None:
             chosen = np.arange(self.n)[rows]
             object.__setattr__(taken, "source", self.source.take(chosen))

@@ -12,21 +12,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from calibrators.errors import DataError
 
-MOST_GROUPS = 1000
+MOST_SEGMENTS = 1000
 LONGEST_NAME = 200
 BLOCK_BYTES = 1 << 20
 BLOCK_CELLS = 1 << 12
 SHOWN_NAME = 60
 NO_VALUES = ("NAType", "NaTType")  # of pandas, which is not loaded for it
-NAME_RULE = f"the name of a group must be 1 to {LONGEST_NAME} printable characters, not all spaces"
+NAME_RULE = f"a segment's name must be 1 to {LONGEST_NAME} printable characters, not all spaces"
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class Segments:
     """The segment of every row: its place in ``names``, which are in order and all in use.
 
-    >>> groups = Groups.of(["web", "app", "web"])
-    >>> groups.names, groups.codes.tolist()
+    >>> segments = Segments.of(["web", "app", "web"])
+    >>> segments.names, segments.codes.tolist()
     (('app', 'web'), [1, 0, 1])
     """
 
@@ -35,16 +35,20 @@ class Groups:
 
     @classmethod
     def of(
-        cls, values: ArrayLike | Groups, *, rows: int | None = None, most: int | None = MOST_GROUPS
-    ) -> Groups:
-        """Checked groups (n,) from names, or from integers, whose names are their digits.
+        cls,
+        values: ArrayLike | Segments,
+        *,
+        rows: int | None = None,
+        most: int | None = MOST_SEGMENTS,
+    ) -> Segments:
+        """Checked segments (n,) from names, or from integers, whose names are their digits.
 
         ``most`` is how many names there may be; to apply a map there may be any number.
         """
-        array = values.codes if isinstance(values, Groups) else _as_column(values)
+        array = values.codes if isinstance(values, Segments) else _as_column(values)
         if rows is not None:
             check_length(len(array), rows)
-        if isinstance(values, Groups):
+        if isinstance(values, Segments):
             return values
         if array.dtype.kind == "O":
             names, codes = _numbered_cells(array.tolist(), most)
@@ -55,7 +59,7 @@ class Groups:
         return cls._made(names, codes)
 
     @classmethod
-    def _made(cls, names: tuple[str, ...], codes: NDArray[np.intp]) -> Groups:
+    def _made(cls, names: tuple[str, ...], codes: NDArray[np.intp]) -> Segments:
         fixed = codes.astype(np.int64, copy=False)
         fixed.flags.writeable = False
         return cls(names, fixed)
@@ -73,20 +77,20 @@ class Groups:
         """The rows of one segment."""
         return np.flatnonzero(self.codes == place)
 
-    def take(self, rows: NDArray[np.intp]) -> Groups:
-        """The groups of the chosen rows; segments without any of them are gone."""
+    def take(self, rows: NDArray[np.intp]) -> Segments:
+        """The segments of the chosen rows; segments without any of them are gone."""
         used, codes = np.unique(self.codes[rows], return_inverse=True)
-        return Groups._made(tuple(self.names[place] for place in used), codes)
+        return Segments._made(tuple(self.names[place] for place in used), codes)
 
 
-class GroupCoder:
-    """Groups of many rows, given block by block: each name is kept once, each row as a number.
+class SegmentCoder:
+    """Segments of many rows, given block by block: each name is kept once, each row as a number.
 
-    >>> coder = GroupCoder()
+    >>> coder = SegmentCoder()
     >>> coder.add(np.array(["web", "app"]))
     >>> coder.add(np.array(["web"]))
-    >>> groups = coder.groups()
-    >>> groups.names, groups.codes.tolist()
+    >>> segments = coder.segments()
+    >>> segments.names, segments.codes.tolist()
     (('app', 'web'), [1, 0, 1])
     """
 
@@ -104,8 +108,8 @@ class GroupCoder:
         """Number the names of the next rows."""
         self._codes.extend(map(self._number, names))
 
-    def groups(self) -> Groups:
-        """Return the groups of all rows; raise a DataError if a name breaks the rules."""
+    def segments(self) -> Segments:
+        """Return the segments of all rows; raise a DataError if a name breaks the rules."""
         names = sorted(self._numbers)
         places = np.empty(len(names), np.int64)
         places[[self._numbers[name] for name in names]] = np.arange(len(names))
@@ -114,32 +118,32 @@ class GroupCoder:
         self._refuse([name for name in self._numbers if "\0" in name])
         for place, name in enumerate(names):
             _check_name(name, place, codes)
-        return Groups._made(tuple(names), codes)
+        return Segments._made(tuple(names), codes)
 
     def _refuse(self, names: list[str]) -> None:
-        """Raise if there are names that no group may have; the rows of all of them count."""
+        """Raise if there are names that no segment may have; the rows of all of them count."""
         if names:
             broken = np.isin(
                 np.frombuffer(self._codes, np.intc), [self._numbers[name] for name in names]
             )
             rows, first = int(broken.sum()), int(broken.argmax())
-            raise DataError("bad_group_name", name_rule(names[0]), rows=rows, first=first)
+            raise DataError("bad_segment_name", name_rule(names[0]), rows=rows, first=first)
 
     def _number(self, name: str) -> int:
         found = self._numbers.get(name)
         if found is None:
             found = self._numbers[name] = len(self._numbers)
-            _check_count(len(self._numbers), MOST_GROUPS)
+            _check_count(len(self._numbers), MOST_SEGMENTS)
         return found
 
 
-def check_length(groups: int, rows: int) -> None:
-    """Raise unless there are as many groups as rows."""
-    if groups != rows:
-        raise DataError("groups_length", f"there are {rows} rows but groups have {groups}")
+def check_length(segments: int, rows: int) -> None:
+    """Raise unless there are as many segments as rows."""
+    if segments != rows:
+        raise DataError("segments_length", f"there are {rows} rows but segments have {segments}")
 
 
-def check_cells(cells: Sequence[Any], name: str = "groups") -> type[str] | type[int]:
+def check_cells(cells: Sequence[Any], name: str = "segments") -> type[str] | type[int]:
     """Raise unless all cells are text, or all are integers; which of the two they are.
 
     >>> check_cells(["web", "app"]), check_cells([3, 12])
@@ -162,7 +166,7 @@ def check_cells(cells: Sequence[Any], name: str = "groups") -> type[str] | type[
     else:
         wrong = np.array([type(one) not in (texts or whole) for one in cells], dtype=bool)
     raise DataError(
-        "bad_groups",
+        "bad_segments",
         rule,
         rows=int(wrong.sum()),
         first=int(wrong.argmax()),
@@ -182,18 +186,18 @@ def _as_column(values: ArrayLike) -> NDArray[Any]:
         # numpy would make text of a list with anything beside text in it
         array = np.asanyarray(values, None if hasattr(values, "__array__") else object)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError("bad_groups", f"groups cannot be read as an array: {error}") from error
+        raise DataError("bad_segments", f"segments cannot be read as an array: {error}") from error
     if np.ma.is_masked(array):
-        raise DataError("masked", "groups must not be masked: drop those rows first")
+        raise DataError("masked", "segments must not be masked: drop those rows first")
     array = np.asarray(array)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise DataError("bad_groups", f"groups must have shape (n,), got {array.shape}")
+        raise DataError("bad_segments", f"segments must have shape (n,), got {array.shape}")
     if array.dtype.kind == "T":
         return array.astype(object)
     if array.dtype.kind not in "OUiu":
-        raise DataError("bad_groups", f"groups must be text or integers, got {array.dtype}")
+        raise DataError("bad_segments", f"segments must be text or integers, got {array.dtype}")
     return array
 
 
@@ -237,19 +241,19 @@ def _numbered(array: NDArray[Any], most: int | None) -> tuple[tuple[str, ...], N
 def _check_count(found: int, most: int | None) -> None:
     if most is not None and found > most:
         raise DataError(
-            "too_many_groups",
-            f"groups must name at most {most} segments, got at least {found}: "
+            "too_many_segments",
+            f"there may be at most {most} segments, got at least {found}: "
             "is this a column of identifiers?",
         )
 
 
 def is_name(name: str) -> bool:
-    """Return whether a group name is valid."""
+    """Return whether a segment name is valid."""
     return bool(name.strip()) and name.isprintable() and len(name) <= LONGEST_NAME
 
 
 def name_rule(name: str) -> str:
-    """What the name of a group must be, and this one that is not so, with all of it visible.
+    """What the name of a segment must be, and this one that is not so, with all of it visible.
 
     >>> name_rule("web\\n").partition(", got ")[2]
     "'web\\\\n'"
@@ -263,7 +267,7 @@ def _check_name(name: str, place: int, codes: NDArray[np.int64]) -> None:
         return
     broken = codes == place
     raise DataError(
-        "bad_group_name",
+        "bad_segment_name",
         name_rule(name),
         rows=int(broken.sum()),
         first=int(broken.argmax()),

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from calibrators import CalibrationMap, DataError
 from calibrators.methods.segmented import SegmentedMap
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from calibrd.io.arrays import as_array
-from calibrd.io.calibration_sets import as_groups
-from calibrd.io.dataset_files import groups_among
+from calibrd.io.calibration_sets import as_segments
+from calibrd.io.dataset_files import segments_among
 from calibrd.io.parquet_files import errors_of, named_once
 from calibrd.io.row_blocks import (
     check_ending,
@@ -58,8 +58,8 @@ class BatchApply:
 
     That is what Ray Data's ``map_batches(..., batch_format="numpy")`` gives and takes. ``columns``
     is one column of rows, or several of numbers: by default ``logits``, or ``probabilities`` for a
-    map that takes those. ``groups`` is the column with the segment of each row, for a map that has
-    segments. The answer is ``output``, or with ``one_column_each`` the columns
+    map that takes those. ``segments`` is the column with the segment of each row, for a map that
+    has segments. The answer is ``output``, or with ``one_column_each`` the columns
     ``probabilities_0`` and so on; with ``predictions``, the columns ``prediction`` and
     ``confidence`` come along. No column that is there is replaced.
     """
@@ -70,7 +70,7 @@ class BatchApply:
     dtype: Literal["float32", "float64"] | None = None
     predictions: bool = False
     one_column_each: bool = False
-    groups: str | None = None
+    segments: str | None = None
 
     def __post_init__(self) -> None:
         if self.columns is not None and not isinstance(self.columns, str):
@@ -88,15 +88,15 @@ class BatchApply:
             values = as_array(batch[columns], columns)
         else:
             values = np.column_stack([as_array(batch[one], one) for one in columns])
-        names = None if self.groups is None else as_groups(batch[self.groups])
+        names = None if self.segments is None else as_segments(batch[self.segments])
         added = self.added(self.probabilities(values, names))
         refuse_taken(added, batch)
         return {**batch, **added}
 
-    def probabilities(self, values: Array, groups: Array | None = None) -> Array:
+    def probabilities(self, values: Array, segments: Array | None = None) -> Array:
         """Those of some rows."""
         given = values if self.dtype is None else values.astype(self.dtype)
-        return self.fitted.apply(given, groups)
+        return self.fitted.apply(given, segments)
 
     def added(self, found: Array) -> dict[str, Array]:
         """The columns that are added for these probabilities."""
@@ -125,7 +125,7 @@ def apply_file(
     predictions: bool = False,
     one_column_each: bool = False,
     drop_inputs: bool = False,
-    groups: str | None = None,
+    segments: str | None = None,
     force: bool = False,
     progress: bool = True,
 ) -> Applied:
@@ -137,9 +137,9 @@ def apply_file(
     ``drop_inputs`` the numbers that were read are left out; from one form to another, and in an
     npy, there are the probabilities alone. The other options are those of BatchApply; an npy and an
     npz take no ``predictions`` and no ``one_column_each``, and an npy has no name for ``output``.
-    A map that has segments takes them from ``groups``, by default the array or column ``groups`` or
-    ``group`` if there is one. The target appears when it is whole, and replaces another only with
-    ``force``.
+    A map that has segments takes them from the array or column that ``segments`` names, by default
+    ``segments`` or ``segment`` if there is one. The target appears when it is whole, and replaces
+    another only with ``force``.
     """
     start, end = Path(source), Path(target)
     steady = steady_map(fitted)  # a file is of one version
@@ -158,11 +158,11 @@ def apply_file(
     chosen = [columns] if isinstance(columns, str) else columns
     done = classes = in_segments = 0
 
-    def segments(names: Sequence[str]) -> str | None:
-        is_used = groups is not None or steady.has_segments
-        return groups_among(start, names, groups) if is_used else None
+    def find_segments(names: Sequence[str]) -> str | None:
+        is_used = segments is not None or steady.has_segments
+        return segments_among(start, names, segments) if is_used else None
 
-    with open_source(start, steady.kind, chosen, segments) as opened:
+    with open_source(start, steady.kind, chosen, find_segments) as opened:
         if not opened.rows:
             raise DataError("empty", f"{start} holds no rows")
         kept = opened.kept(end, drop_inputs=drop_inputs)
@@ -173,9 +173,9 @@ def apply_file(
         ):
             for block in opened.blocks:
                 with errors_of(start, done):
-                    found = apply.probabilities(block.values, block.groups)
-                if isinstance(steady, SegmentedMap) and block.groups is not None:
-                    in_segments += steady.known_rows(Groups.of(block.groups, most=None))
+                    found = apply.probabilities(block.values, block.segments)
+                if isinstance(steady, SegmentedMap) and block.segments is not None:
+                    in_segments += steady.known_rows(Segments.of(block.segments, most=None))
                 added = apply.added(found)
                 refuse_taken(added, kept)
                 write(block, added)

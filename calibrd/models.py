@@ -28,7 +28,7 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Logits or probabilities with labels, as the service has them; ``groups`` are segments."""
+    """Logits or probabilities with labels, as the service has them, in so many ``segments``."""
 
     id: Id
     status: str
@@ -40,7 +40,7 @@ class Dataset:
     delete_after_fit: bool
     expires_at: datetime | None
     created_at: datetime | None
-    groups: int | None = None
+    segments: int | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Comparison:
 class Method:
     """A method that the service can fit, with a JSON schema of its parameters.
 
-    One that ``needs_groups`` is fitted on rows that name their segments.
+    One that ``needs_segments`` is fitted on rows that name their segments.
     """
 
     name: str
@@ -243,7 +243,7 @@ class Method:
     reference: str
     cost: str
     keeps_class: bool | None
-    needs_groups: bool
+    needs_segments: bool
     parameters: dict[str, Any]
 
 

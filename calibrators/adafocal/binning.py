@@ -38,20 +38,20 @@ class TiedRows:
     correct: Floats
 
     def equal_mass(self, bins: int) -> BinTable:
-        """Return bins that end after floor(i n / M) rows; one on an edge is shared in proportion.
+        """Return bins that end after floor(i n / M) rows; a tie on an edge is shared in proportion.
 
-        The outermost edges are 0 and 1; an edge inside a group lies as far in it as its share.
+        The outermost edges are 0 and 1; an edge inside a tie lies as far in it as its share.
         """
         rows = int(self.count.sum())
         cuts = np.arange(bins + 1) * rows // bins
         below = _sums_below(self.count)
-        group = np.minimum(np.searchsorted(below, cuts, side="right"), len(self.count)) - 1
-        share = (cuts - below[group]) / self.count[group]
+        tie = np.minimum(np.searchsorted(below, cuts, side="right"), len(self.count)) - 1
+        share = (cuts - below[tie]) / self.count[tie]
 
         def inside(amounts: Floats) -> Floats:
-            return np.diff(_sums_below(amounts)[group] + share * amounts[group])
+            return np.diff(_sums_below(amounts)[tie] + share * amounts[tie])
 
-        odds = self.lower[group] + share * (self.upper - self.lower)[group]
+        odds = self.lower[tie] + share * (self.upper - self.lower)[tie]
         edges = np.concatenate([[0.0], _confidence(odds[1:-1]), [1.0]])
         count = np.diff(cuts).astype(np.float64)
         sure, right = inside(self.count * self.confidence), inside(self.correct)
@@ -92,7 +92,7 @@ class ExactRows:
         """Return what is written: the steps from key to key."""
         return np.diff(self.keys, prepend=np.uint32(0))
 
-    def groups(self) -> TiedRows:
+    def tied_rows(self) -> TiedRows:
         """Return rows with the same place on the scale."""
         place, first, count = np.unique(self.keys >> 1, return_index=True, return_counts=True)
         right = np.add.reduceat((self.keys & 1).astype(np.float64), first)
@@ -135,7 +135,7 @@ class CountedRows:
         """Return what is written: the numbers themselves."""
         return self.table.ravel()
 
-    def groups(self) -> TiedRows:
+    def tied_rows(self) -> TiedRows:
         """Return the cells that hold rows."""
         used = np.flatnonzero(self.table[COUNT])
         lower, upper = odds_at(used), odds_at(used + 1)

@@ -177,7 +177,7 @@ class BinStatistics:
         last 1.
         """
         self._some_rows()
-        return self.spread.groups().equal_mass(bins)
+        return self.spread.tied_rows().equal_mass(bins)
 
     def equal_width(self) -> BinTable:
         """Return the 15 equally wide bins of the ECE."""

@@ -15,7 +15,7 @@ Datum = Mapping[str, Any]
 # what XML 1.0 has no form for
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 LARGEST = 1e100
-GROUPS = {"point": "symbol", "bar": "rect", "tick": "rule"}
+MARK_NAMES = {"point": "symbol", "bar": "rect", "tick": "rule"}
 
 
 class Place(NamedTuple):
@@ -67,7 +67,7 @@ def drawn(place: Place) -> str:
     shapes = "".join(SHAPES[kind](place))
     opacity = place.mark.get("opacity", 1)
     faded = "" if opacity == 1 else f' opacity="{opacity:g}"'
-    name = GROUPS.get(kind, kind)
+    name = MARK_NAMES.get(kind, kind)
     return f'<g class="mark-{name} role-mark" fill="none"{faded}>{shapes}</g>'
 
 

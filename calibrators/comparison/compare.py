@@ -20,7 +20,7 @@ from calibrators.metrics import (
 )
 from calibrators.metrics.estimates import mean_interval
 from calibrators.report import text
-from calibrators.report.by_segment import by_group
+from calibrators.report.by_segment import by_segment
 from calibrators.report.measurement import Measurement, by_margin, measure
 from calibrators.report.report import BY_ROW, Report
 from calibrators.report.verdict import LEAST_ROWS, decide
@@ -52,8 +52,8 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
         change=change,
         verdict=decide(new.n, change),
         by_margin=by_margin(new.margin, *tops, OPTIONS),
-        groups=0 if new.groups is None else len(new.groups.names),
-        by_group=() if new.groups is None else by_group(new.groups, *tops, OPTIONS),
+        segments=0 if new.segments is None else len(new.segments.names),
+        by_segment=() if new.segments is None else by_segment(new.segments, *tops, OPTIONS),
         conventions=text.conventions(OPTIONS["bins"], OPTIONS["draws"], LEVEL),
     )
 

@@ -3,7 +3,7 @@
     8 bytes   b"calibrj" and the format version
     32 bytes  sha256 of everything after it
     4 bytes   length of the header, little-endian
-    header    JSON: data, fitted_on, classes, folds, judged, rows, groups (names or null)
+    header    JSON: data, fitted_on, classes, folds, judged, rows, segments (names or null)
     arrays    little-endian, one after the other, in the order of COLUMNS
 
 A row takes 34 bytes, 38 with segments; at most MOST_ROWS are kept.
@@ -26,10 +26,10 @@ from calibrators.data import CalibrationSet, Kind
 from calibrators.errors import ArchiveError
 from calibrators.metrics import RowScores, TopLabel, row_scores
 from calibrators.numerics.softmax import margins, softmax
-from calibrators.segments import MOST_GROUPS, Groups, is_name
+from calibrators.segments import MOST_SEGMENTS, Segments, is_name
 
 MAGIC = b"calibrj"
-FORMAT = 1
+FORMAT = 2
 PREFIX = struct.Struct("<8s32sI")
 MOST_ROWS = 100_000
 LONGEST_HEADER = 1 << 20
@@ -80,7 +80,7 @@ class JudgedRows:
     margin: Floats
     before: RowScores
     after: RowScores
-    groups: Groups | None = None
+    segments: Segments | None = None
 
     @property
     def n(self) -> int:
@@ -110,7 +110,7 @@ class JudgedRows:
             np.asarray(margins(rows.logits), dtype=np.float64),
             row_scores(softmax(rows.logits), rows.labels),
             row_scores(probabilities[kept], rows.labels),
-            rows.groups,
+            rows.segments,
         )
 
     def take(self, places: NDArray[np.intp]) -> JudgedRows:
@@ -125,15 +125,15 @@ class JudgedRows:
             self.margin[places],
             _taken(self.before, places),
             _taken(self.after, places),
-            None if self.groups is None else self.groups.take(places),
+            None if self.segments is None else self.segments.take(places),
         )
 
     def dump(self) -> bytes:
         """Return the bytes that ``load`` reads."""
-        names = None if self.groups is None else list(self.groups.names)
+        names = None if self.segments is None else list(self.segments.names)
         header: dict[str, Any] = {name: getattr(self, name) for name in HEADER if name != "rows"}
         text = json.dumps(
-            {**header, "rows": self.n, "groups": names}, sort_keys=True, separators=(",", ":")
+            {**header, "rows": self.n, "segments": names}, sort_keys=True, separators=(",", ":")
         ).encode()
         columns = self._columns()
         with np.errstate(over="ignore"):  # a margin beyond float32 is infinite
@@ -147,18 +147,18 @@ class JudgedRows:
     def load(cls, content: bytes) -> JudgedRows:
         """Return the rows in these bytes; an ArchiveError says what is wrong with them."""
         header, payload = _open(content)
-        names = header["groups"]
+        names = header["segments"]
         columns: dict[str, Floats] = {}
         offset, rows = 0, header["rows"]
         for name, kind in _kinds(names).items():
             columns[name] = np.frombuffer(payload, kind, rows, offset)
             offset += columns[name].nbytes
         _check(columns, names)
-        groups = None
+        segments = None
         if names is not None:
-            # take() drops names without rows, which Groups must not have
+            # take() drops names without rows, which Segments must not have
             places = np.arange(rows)
-            groups = Groups(tuple(names), columns["segment"].astype(np.int64)).take(places)
+            segments = Segments(tuple(names), columns["segment"].astype(np.int64)).take(places)
         return cls(
             header["data"],
             header["fitted_on"],
@@ -169,7 +169,7 @@ class JudgedRows:
             columns["margin"].astype(np.float64),
             _scores(columns, "before"),
             _scores(columns, "after"),
-            groups,
+            segments,
         )
 
     def _columns(self) -> dict[str, Floats]:
@@ -179,8 +179,8 @@ class JudgedRows:
             found[f"confidence_{side}"] = scores.top.confidence
             found[f"correct_{side}"] = scores.top.correct
             found[f"nll_{side}"], found[f"brier_{side}"] = scores.nll, scores.brier
-        if self.groups is not None:
-            found["segment"] = self.groups.codes
+        if self.segments is not None:
+            found["segment"] = self.segments.codes
         return found
 
 
@@ -257,14 +257,14 @@ def _open(content: bytes) -> tuple[dict[str, Any], bytes]:
         raise ArchiveError(
             "unknown_format",
             f"these judged rows have format {magic[-1]}, this library reads {FORMAT}: "
-            "upgrade calibrd",
+            + ("upgrade calibrd" if magic[-1] > FORMAT else "fit again"),
         )
     if hashlib.sha256(content[40:]).digest() != digest:
         raise ArchiveError("wrong_hash", "the judged rows do not match their sha256")
     text = content[PREFIX.size : PREFIX.size + length]
     header = _parsed(text) if len(text) == length <= LONGEST_HEADER else None
     payload = content[PREFIX.size + length :]
-    if header is None or len(payload) != header["rows"] * _width(header["groups"]):
+    if header is None or len(payload) != header["rows"] * _width(header["segments"]):
         raise ArchiveError("wrong_length", "the header of the judged rows does not describe them")
     return header, payload
 
@@ -277,9 +277,9 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     """Return the header, if it is one: a right hash proves nothing about who made the bytes."""
     try:
         header = json.loads(text)
-        names = header["groups"]
+        names = header["segments"]
         good = (
-            set(header) == {*HEADER, "groups"}
+            set(header) == {*HEADER, "segments"}
             and all(type(header[name]) is kind for name, kind in HEADER.items())
             and 1 <= header["rows"] <= MOST_ROWS
             and header["rows"] <= header["judged"] < 2**32
@@ -296,7 +296,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 def _are_names(names: Any) -> bool:
     return (
         isinstance(names, list)
-        and 1 <= len(names) <= MOST_GROUPS
+        and 1 <= len(names) <= MOST_SEGMENTS
         and all(isinstance(one, str) and is_name(one) for one in names)
         and names == sorted(set(names))
     )

@@ -94,15 +94,15 @@ def fit_and_judge(
     job = _Job(recipe, device, progress, cancel)
     if evaluation is not None:
         _check_alike(data, evaluation)
-        if recipe.method_needing_groups and evaluation.groups is None:
+        if recipe.method_needing_segments and evaluation.segments is None:
             raise DataError(
                 "evaluation_differs",
                 "evaluation must name the segment of each row, "
-                f"as {recipe.method_needing_groups!r} needs it",
+                f"as {recipe.method_needing_segments!r} needs it",
             )
         fitted = job.fit(data, 0.0, 1.0)
-        if evaluation.groups is not None:
-            job.warn_while_judging(UnknownSegments, fitted.unknown_note(evaluation.groups))
+        if evaluation.segments is not None:
+            job.warn_while_judging(UnknownSegments, fitted.unknown_note(evaluation.segments))
         words = f"a separate evaluation set of {evaluation.n:,} rows; fitted on {data.n:,} others"
         every = np.arange(evaluation.n)
         probabilities = fitted.apply_set(evaluation)
@@ -283,7 +283,7 @@ class _Job:
             rows.labels,
             before=softmax(rows.logits),
             margin=margin,
-            groups=rows.groups,
+            segments=rows.segments,
             judged_on=words,
             folds=folds,
         )

@@ -28,8 +28,8 @@ def prove(fitted: CalibrationMap) -> None:
         for rows in _blocks(fitted, dtype):
             logits, _ = fitted.read(rows)
             for name in names:
-                groups = None if name is None else np.full(len(rows), name)
-                _check(fitted.apply_logits(logits, groups), done)
+                segments = None if name is None else np.full(len(rows), name)
+                _check(fitted.apply_logits(logits, segments), done)
             done += len(rows)
 
 

@@ -22,7 +22,7 @@ from calibrators.arrays import Labels, row_maxima
 from calibrators.fitting.context import FitContext
 from calibrators.numerics.parallel import Floats
 from calibrators.numerics.solvers import bracketed_newton, partition_sums
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 
 REACH = 16.0
 OCTAVES = 6
@@ -38,7 +38,7 @@ class Solution(NamedTuple):
     evidence: float = 0.0
 
 
-class Segment:
+class SegmentSample:
     """The rows of a segment as the global map leaves their logits."""
 
     def __init__(self, logits: Floats, labels: Labels) -> None:
@@ -93,18 +93,18 @@ class Segment:
         return Solution(root.value, not root.at_bound, -lowest - math.log(bend / precision) / 2)
 
 
-def split_up(logits: Floats, labels: Labels, groups: Groups) -> list[Segment]:
+def split_up(logits: Floats, labels: Labels, segments: Segments) -> list[SegmentSample]:
     """The segments of a sample, in the order of their names."""
-    order = np.argsort(groups.codes, kind="stable")
-    ends = np.concatenate([[0], np.cumsum(groups.counts)])
+    order = np.argsort(segments.codes, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(segments.counts)])
     parts = (order[start:stop] for start, stop in pairwise(ends))
-    return [Segment(logits[rows], labels[rows]) for rows in parts]
+    return [SegmentSample(logits[rows], labels[rows]) for rows in parts]
 
 
 class Rounds:
     """Solutions for all segments, one prior after the other, each started from the last."""
 
-    def __init__(self, segments: Sequence[Segment], context: FitContext) -> None:
+    def __init__(self, segments: Sequence[SegmentSample], context: FitContext) -> None:
         self.segments = segments
         self._context = context
         self._betas = [1.0] * len(segments)
@@ -147,7 +147,7 @@ def shrink(rounds: Rounds) -> tuple[float, list[Solution]]:
 
 
 def figures(
-    segments: Sequence[Segment], found: Sequence[Solution], tau: float | None
+    segments: Sequence[SegmentSample], found: Sequence[Solution], tau: float | None
 ) -> dict[str, float]:
     """Mean NLL of the rows before and after, and the largest slope in log T that is left of it."""
     rows = sum(one.rows for one in segments) or 1

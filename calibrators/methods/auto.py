@@ -75,11 +75,11 @@ class Auto(Calibrator):
             self._recipes()
 
     @property
-    def method_needing_groups(self) -> str | None:
+    def method_needing_segments(self) -> str | None:
         """The first candidate that was named and needs the segment of each row."""
         from calibrators.registry import get_method
 
-        return next((name for name in self.candidates if get_method(name).needs_groups), None)
+        return next((name for name in self.candidates if get_method(name).needs_segments), None)
 
     def memory_bytes(self, n: int, k: int) -> int:
         """That of the candidate that takes most, and the folds if there are several."""
@@ -201,7 +201,7 @@ def _fit_after(
 
 def _not_asked(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dict[str, str]]:
     """What could be fitted on this set as well, but is taken only if it is named."""
-    if data.groups is None or "segmented" in recipes:
+    if data.segments is None or "segmented" in recipes:
         return []
     why = "its map needs the segment of each row whenever it is applied: name it in candidates"
     return [{"method": "segmented", "why": why}]

@@ -20,7 +20,7 @@ from calibrators.methods._after_temperature import why_hopeless
 from calibrators.methods._shrinkage import REACH, Rounds, Solution, figures, shrink, split_up
 from calibrators.methods.temperature import check_temperature
 from calibrators.numerics.parallel import Floats
-from calibrators.segments import MOST_GROUPS, Groups, is_name
+from calibrators.segments import MOST_SEGMENTS, Segments, is_name
 
 TICKS, BASE_DONE = 1000, 500
 MOST_NAMED, SHOWN = 3, 80
@@ -31,7 +31,7 @@ MANY_ROWS = 100
 class SegmentedMap(CalibrationMap):
     """``softmax(base.transform(z) / T_g)``, g the segment of the row.
 
-    Rows of a segment that is not among ``segments``, and all rows if no groups are given, get what
+    Rows of a segment that is not among ``segments``, and all rows if none are named, get what
     ``base`` gives. The predicted class is kept if ``base`` keeps it.
     """
 
@@ -67,30 +67,31 @@ class SegmentedMap(CalibrationMap):
                 f"got shape {self.temperatures.shape}",
             )
         names = sorted(set(self.segments))
-        if list(self.segments) != names or not all(map(is_name, names)) or len(names) > MOST_GROUPS:
+        is_ordered = list(self.segments) == names
+        if not is_ordered or not all(map(is_name, names)) or len(names) > MOST_SEGMENTS:
             raise ParameterError(
                 "bad_parameter",
-                f"segments must be at most {MOST_GROUPS} names of groups, each once and in order, "
+                f"segments must be at most {MOST_SEGMENTS} valid names, each once and in order, "
                 f"got {len(self.segments)}: {reprlib.repr(self.segments)}",
             )
         for temperature in self.temperatures.tolist():
             check_temperature(temperature)
         object.__setattr__(self, "keeps_class", self.base.keeps_class)
 
-    def known_rows(self, groups: Groups | None) -> int:
+    def known_rows(self, segments: Segments | None) -> int:
         """How many rows are in a segment of this map; the others get what holds for all."""
-        if groups is None:
+        if segments is None:
             return 0
-        return int(groups.counts[np.isin(groups.names, self.segments)].sum())
+        return int(segments.counts[np.isin(segments.names, self.segments)].sum())
 
-    def unknown_note(self, groups: Groups) -> str | None:
+    def unknown_note(self, segments: Segments) -> str | None:
         """What to say of rows that are in no segment of this map, in ASCII; None if all are."""
-        unknown = groups.codes.size - self.known_rows(groups)
+        unknown = segments.codes.size - self.known_rows(segments)
         if not unknown:
             return None
-        names = [_shown(name) for name in groups.names if name not in self.segments]
+        names = [_shown(name) for name in segments.names if name not in self.segments]
         return (
-            f"{unknown} of {groups.codes.size} rows are in no segment of this map and get what "
+            f"{unknown} of {segments.codes.size} rows are in no segment of this map and get what "
             f"holds for all: {_first(names)}"
         )
 
@@ -100,9 +101,9 @@ class SegmentedMap(CalibrationMap):
         The set must be of the map's kind and classes.
         """
         logits = self._logits_of_set(data)
-        if data.groups is None:
+        if data.segments is None:
             return self._apply(logits)
-        return self._softmax(self._transform(logits), self._segment_scales(data.groups))
+        return self._softmax(self._transform(logits), self._segment_scales(data.segments))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """Refused: a graph has the logits as its only input."""
@@ -112,9 +113,9 @@ class SegmentedMap(CalibrationMap):
             "model does not take: export its base, which serves rows of any segment",
         )
 
-    def _segment_scales(self, groups: Groups, dtype: DTypeLike = np.float64) -> Floats:
+    def _segment_scales(self, segments: Segments, dtype: DTypeLike = np.float64) -> Floats:
         scales = dict(zip(self.segments, (1 / self.temperatures).tolist(), strict=True))
-        return np.array([scales.get(name, 1.0) for name in groups.names], dtype)[groups.codes]
+        return np.array([scales.get(name, 1.0) for name in segments.names], dtype)[segments.codes]
 
     def _transform(self, logits: Floats) -> Floats:
         return self.base._transform(logits)
@@ -127,7 +128,7 @@ class SegmentedMap(CalibrationMap):
 class Segmented(Calibrator):
     """``p = softmax(base(z) / T_g)``: ``base`` for all rows, a temperature for each segment.
 
-    Needs the segment of each row, ``CalibrationSet(logits, labels, groups)``. ``base``, any other
+    Needs the segment of each row, ``CalibrationSet(logits, labels, segments)``. ``base``, any other
     method with its default parameters, is fitted on all rows. Each segment g then gets the T_g that
     is the best compromise between its own rows and T_g = 1, which is what ``base`` says:
 
@@ -168,7 +169,7 @@ class Segmented(Calibrator):
     summary = "a method for all rows, then a temperature for each segment, shrunk to it"
     reference = "empirical Bayes: Efron and Morris, JASA 1975"
     cost = "that of its base, and 10 to 20 passes over the logits"
-    needs_groups = True
+    needs_segments = True
 
     base: str = "temperature"
     shrinkage: Literal["estimated", "none"] = "estimated"
@@ -181,10 +182,10 @@ class Segmented(Calibrator):
     def _base_recipe(self) -> Calibrator:
         from calibrators.registry import get_method, make_recipe
 
-        if get_method(self.base).needs_groups:
+        if get_method(self.base).needs_segments:
             raise ParameterError(
                 "bad_parameter",
-                f"Segmented.base must be a method that needs no groups, got {self.base!r}",
+                f"Segmented.base must be a method that needs no segments, got {self.base!r}",
             )
         return make_recipe(self.base, {}, seed=self.seed)
 
@@ -193,9 +194,9 @@ class Segmented(Calibrator):
         return self._base_recipe().memory_bytes(n, k) + 8 * (2 * n * k + 4 * n)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
-        assert data.groups is not None  # noqa: S101
+        assert data.segments is not None  # noqa: S101
         base = self._base_recipe().fit_in(data, context.part(0, BASE_DONE, TICKS))
-        segments = split_up(base._transform(data.logits), data.labels, data.groups)
+        segments = split_up(base._transform(data.logits), data.labels, data.segments)
         rounds = Rounds(segments, context.part(BASE_DONE, TICKS, TICKS))
         free = rounds.solve(0.0)
         tau: float | None = None
@@ -203,29 +204,29 @@ class Segmented(Calibrator):
             tau, found = 0.0, [Solution() for _ in segments]
         elif self.shrinkage == "none":
             found = [one if one.is_inside else Solution() for one in free]
-            _warn_of_segments_without(data.groups, free, context)
+            _warn_of_segments_without(data.segments, free, context)
         else:
             tau, found = shrink(rounds)
-            _warn_of_bounds(data.groups, found, free, context)
+            _warn_of_bounds(data.segments, found, free, context)
         context.step(TICKS, TICKS)
         info = {"base": base.method, "base_fit": base.fit_info, "tau": tau}
         return SegmentedMap(
             k=data.k,
             kind=data.kind,
             base=base,
-            segments=data.groups.names,
+            segments=data.segments.names,
             temperatures=np.array([1 / one.beta for one in found]),
             fit_info={
                 **info,
                 **figures(segments, found, tau),
                 "evaluations": sum(one.evaluations for one in segments),
-                "segments": _described(data.groups, found, free),
+                "segments": _described(data.segments, found, free),
             },
         )
 
 
 def _warn_of_bounds(
-    groups: Groups, found: Sequence[Solution], free: Sequence[Solution], context: FitContext
+    segments: Segments, found: Sequence[Solution], free: Sequence[Solution], context: FitContext
 ) -> None:
     """Say which segments would go beyond the bound, or with many rows if they were on their own.
 
@@ -234,7 +235,7 @@ def _warn_of_bounds(
     bounds = (1 / REACH, REACH)
     ended = [
         f"{name!r} at T = {1 / (one if one.beta in bounds else alone).beta:g}"
-        for name, rows, one, alone in zip(groups.names, groups.counts, found, free, strict=True)
+        for name, rows, one, alone in zip(segments.names, segments.counts, found, free, strict=True)
         if one.beta in bounds or (rows >= MANY_ROWS and alone.beta in bounds)
     ]
     if ended:
@@ -247,10 +248,10 @@ def _warn_of_bounds(
 
 
 def _warn_of_segments_without(
-    groups: Groups, free: Sequence[Solution], context: FitContext
+    segments: Segments, free: Sequence[Solution], context: FitContext
 ) -> None:
     """Say which segments have no temperature of their own rows."""
-    names = zip(groups.names, free, strict=True)
+    names = zip(segments.names, free, strict=True)
     without = [repr(name) for name, one in names if not one.is_inside]
     if without:
         context.warn(
@@ -269,7 +270,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _described(
-    groups: Groups, found: Sequence[Solution], free: Sequence[Solution]
+    segments: Segments, found: Sequence[Solution], free: Sequence[Solution]
 ) -> list[dict[str, Any]]:
     """Each segment's temperature, and the one of its own rows alone if that is finite."""
     return [
@@ -279,5 +280,7 @@ def _described(
             "temperature": 1 / shrunk.beta,
             "unpenalised": 1 / alone.beta if alone.is_inside else None,
         }
-        for name, rows, shrunk, alone in zip(groups.names, groups.counts, found, free, strict=True)
+        for name, rows, shrunk, alone in zip(
+            segments.names, segments.counts, found, free, strict=True
+        )
     ]

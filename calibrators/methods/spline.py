@@ -136,13 +136,13 @@ class Spline(TopLabelCalibrator):
         values, curve = nearest_spline(np.arange(n + 1) / n, ahead, self.knots)
         error = float(np.mean((curve - ahead) ** 2))
         context.step(1, 1, error)
-        groups = _groups(rows)
-        size = np.add.reduceat(rows, groups)
+        starts = _node_starts(rows)
+        size = np.add.reduceat(rows, starts)
         return SplineMap(
             k=base.k,
             kind=base.kind,
             base_temperature=base.temperature,
-            confidence=np.add.reduceat(distinct * rows, groups) / size,
+            confidence=np.add.reduceat(distinct * rows, starts) / size,
             correction=np.diff(curve[_sums(size).astype(np.intp)]) * n / size,
             least=0.5 / (n + 1),
             fit_info={
@@ -199,7 +199,7 @@ def _sums(amounts: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(amounts)])
 
 
-def _groups(rows: Floats) -> NDArray[np.intp]:
+def _node_starts(rows: Floats) -> NDArray[np.intp]:
     """Where groups of distinct confidences begin: at most NODES, of about equally many rows."""
     if rows.size <= NODES:
         return np.arange(rows.size)

@@ -10,13 +10,13 @@ import numpy as np
 from calibrators.metrics import NoiseFloor, TopLabel, noise_floor
 from calibrators.report.json_form import rounded
 from calibrators.report.measurement import FLOOR_DRAWS
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 
-MOST_SEGMENTS = 100
+MOST_REPORTED = 100
 
 
 @dataclass(frozen=True)
-class GroupSide:
+class SegmentSide:
     """One side of a segment: accuracy, mean confidence, ECE (equal width) and its noise floor."""
 
     accuracy: float
@@ -34,36 +34,36 @@ class GroupSide:
 
 
 @dataclass(frozen=True)
-class GroupRow:
+class SegmentRow:
     """A segment: its name and the judged rows that belong to it."""
 
     name: str
     rows: int
-    after: GroupSide
-    before: GroupSide | None
+    after: SegmentSide
+    before: SegmentSide | None
 
 
-def by_group(
-    groups: Groups, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
-) -> tuple[GroupRow, ...]:
+def by_segment(
+    segments: Segments, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
+) -> tuple[SegmentRow, ...]:
     """The segments of the most rows, at most 100, the worst of them first.
 
     That is the one whose ECE lies farthest above the 95 % quantile of its noise floor. The order is
     that of the after side; ``options`` are bins and seed among others.
 
     >>> top = TopLabel([0.9, 0.9, 0.6, 0.6], [False, False, True, False])
-    >>> groups = Groups.of(["web", "web", "app", "app"])
-    >>> found = by_group(groups, top, None, {"bins": 15, "seed": 0})
+    >>> segments = Segments.of(["web", "web", "app", "app"])
+    >>> found = by_segment(segments, top, None, {"bins": 15, "seed": 0})
     >>> [(row.name, row.rows, row.after.accuracy, row.after.ece) for row in found]
     [('web', 2, 0.0, 0.9), ('app', 2, 0.5, 0.1)]
     """
-    largest = np.argsort(-groups.counts, kind="stable")[:MOST_SEGMENTS]
+    largest = np.argsort(-segments.counts, kind="stable")[:MOST_REPORTED]
     found = []
     for place in largest:
-        rows = groups.rows(place)
+        rows = segments.rows(place)
         found.append(
-            GroupRow(
-                name=groups.names[place],
+            SegmentRow(
+                name=segments.names[place],
                 rows=len(rows),
                 after=_side(after, rows, options),
                 before=None if before is None else _side(before, rows, options),
@@ -72,12 +72,12 @@ def by_group(
     return tuple(sorted(found, key=lambda row: -row.after.excess))
 
 
-def _side(top: TopLabel, rows: Any, options: dict[str, Any]) -> GroupSide:
+def _side(top: TopLabel, rows: Any, options: dict[str, Any]) -> SegmentSide:
     part = TopLabel.trusted(top.confidence[rows], top.correct[rows])
     floor = noise_floor(
         part.confidence, bins=options["bins"], draws=FLOOR_DRAWS, seed=options["seed"]
     )
-    return GroupSide(
+    return SegmentSide(
         accuracy=rounded(part.accuracy),
         confidence=rounded(part.confidence.mean()),
         ece=rounded(part.equal_width(options["bins"]).ece()),

@@ -89,7 +89,7 @@ def render(report: Report, *, title: str = "Calibration report", draw: Draw = ch
     if report.temperatures:
         curve = drawn([charts.temperatures(report)], draw)
         sections.append(("Temperature by margin", curve + html_tables.temperatures(report)))
-    if report.by_group:
+    if report.by_segment:
         sections.append(("By segment", html_tables.segments(report)))
     sections += [
         ("By class", html_tables.classes(report)),

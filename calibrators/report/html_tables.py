@@ -12,7 +12,7 @@ from calibrators.report.metric_catalogue import NOISE_FLOOR, Metric
 if TYPE_CHECKING:
     from calibrators.metrics import Interval, NoiseFloor
     from calibrators.report.by_class import ClassRow
-    from calibrators.report.by_segment import GroupRow, GroupSide
+    from calibrators.report.by_segment import SegmentRow, SegmentSide
     from calibrators.report.by_temperature import TemperatureCell
     from calibrators.report.measurement import Bin
     from calibrators.report.report import Report
@@ -97,36 +97,36 @@ def _class_cells(row: ClassRow) -> list[str]:
 
 def segments(report: Report) -> str:
     """The segments of the most rows, those calibrated worst first; empty if there are none."""
-    if not report.by_group:
+    if not report.by_segment:
         return ""
-    shown, more = report.by_group[:WORST], report.by_group[WORST:]
+    shown, more = report.by_segment[:WORST], report.by_segment[WORST:]
     words = (
-        f"all {report.groups:,} segments"
-        if len(shown) == report.groups
-        else f"{len(shown)} of {report.groups:,} segments"
+        f"all {report.segments:,} segments"
+        if len(shown) == report.segments
+        else f"{len(shown)} of {report.segments:,} segments"
     )
     found = _segment_table(
         shown, f"{words}, the ECE farthest above the 95 % quantile of its floor first"
     )
     found += _folded(f"the next {len(more)}", _segment_table(more)) if more else ""
-    left_out = report.groups - len(report.by_group)
+    left_out = report.segments - len(report.by_segment)
     return found + (f"<p>{left_out:,} more have fewer rows than these.</p>" if left_out else "")
 
 
-def _segment_table(rows: Sequence[GroupRow], caption: str = "") -> str:
+def _segment_table(rows: Sequence[SegmentRow], caption: str = "") -> str:
     sides = [", before", ", after"] if rows[0].before else [""]
     figures = [f"{one}{side}" for one in ("accuracy", "mean confidence", "ECE") for side in sides]
     return _table(["segment", "rows", *figures], (_segment_cells(row) for row in rows), caption)
 
 
-def _segment_cells(row: GroupRow) -> list[str]:
+def _segment_cells(row: SegmentRow) -> list[str]:
     sides = [side for side in (row.before, row.after) if side is not None]
     shares = [side.accuracy for side in sides] + [side.confidence for side in sides]
     errors = [_error_and_floor(side) for side in sides]
     return [escape(row.name), f"{row.rows:,}", *(f"{100 * one:.2f} %" for one in shares), *errors]
 
 
-def _error_and_floor(side: GroupSide) -> str:
+def _error_and_floor(side: SegmentSide) -> str:
     floor = side.noise_floor
     bounds = f"{100 * floor.mean:.2f} %, up to {100 * floor.quantile95:.2f} %"
     return f"{100 * side.ece:.2f} %<small>floor {bounds}</small>"

@@ -23,7 +23,7 @@ from calibrators.metrics import (
 from calibrators.report import html_page, notebook, text
 from calibrators.report.band import BandCell
 from calibrators.report.by_class import ClassRow, by_class
-from calibrators.report.by_segment import GroupRow, by_group
+from calibrators.report.by_segment import SegmentRow, by_segment
 from calibrators.report.by_temperature import TemperatureCell
 from calibrators.report.gate_intervals import cautious, cautious_ece
 from calibrators.report.json_form import from_plain, to_plain
@@ -36,9 +36,9 @@ from calibrators.report.measurement import (
 )
 from calibrators.report.metric_catalogue import METRICS, Metric
 from calibrators.report.verdict import LEAST_ROWS, Gate, Verdict, decide, gate, lost, rooted
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 
-FORMAT = 1
+FORMAT = 2
 LEAST_DRAWS = 100
 # changes of out-of-fold probabilities whose rows alone show too little variance
 BY_ROW = frozenset({"nll", "brier", "refinement_auroc", "aurc"})
@@ -62,8 +62,8 @@ class Report(Measurement):
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
     intervals of after minus before, and ``verdict`` what they amount to; without ``before`` these
     are None and empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
-    tells of the classes that are calibrated worst (at most 50, worst first), ``by_group`` of the
-    segments of the most rows (at most 100 of the ``groups`` there are, worst first),
+    tells of the classes that are calibrated worst (at most 50, worst first), ``by_segment`` of the
+    segments of the most rows (at most 100, worst first), ``segments`` counts all of them,
     ``temperatures`` what a map of temperature type does to the rows of each margin, ``band`` the
     90 % credible band of a map that has one, by confidence and third of the margins,
     ``conventions`` states in words how everything is counted, ``fit`` is plain JSON on the map that
@@ -82,8 +82,8 @@ class Report(Measurement):
     verdict: Verdict | None = None
     by_margin: tuple[MarginThird, ...] = ()
     by_class: tuple[ClassRow, ...] = ()
-    groups: int = 0
-    by_group: tuple[GroupRow, ...] = ()
+    segments: int = 0
+    by_segment: tuple[SegmentRow, ...] = ()
     temperatures: tuple[TemperatureCell, ...] = ()
     band: tuple[BandCell, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
@@ -244,7 +244,7 @@ def evaluate(
     *,
     before: ArrayLike | None = None,
     margin: ArrayLike | None = None,
-    groups: ArrayLike | Groups | None = None,
+    segments: ArrayLike | Segments | None = None,
     bins: int = 15,
     draws: int = 1000,
     level: float = 0.95,
@@ -257,7 +257,7 @@ def evaluate(
     ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
     the paired change of each metric and (from 100 draws on) a verdict. ``margin`` (n,) is the
     largest minus the second largest logit, if it is known better than from the (uncalibrated)
-    probabilities. ``groups`` (n,) name the segment of each row, for a table of the segments.
+    probabilities. ``segments`` (n,) name the segment of each row, for a table of them.
     ``draws`` and ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these
     are. If the probabilities are out-of-fold, ``folds`` says of how many fits. How
     everything is counted is in ``report.conventions``.
@@ -277,7 +277,7 @@ def evaluate(
     shape, first = new.probabilities.shape, (old or new).probabilities
     if first.shape != shape:
         raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")
-    segments = None if groups is None else Groups.of(groups, rows=shape[0])
+    named = None if segments is None else Segments.of(segments, rows=shape[0])
     margins = margins_of(first) if margin is None else np.asarray(margin, dtype=np.float64)
     if old is None:
         found = Compared({}, calibration_intervals(new.rows, **options), {})
@@ -300,7 +300,7 @@ def evaluate(
         verdict=verdict,
         by_margin=by_margin(margins, *tops, options),
         by_class=by_class(new.classes, None if old is None else old.classes),
-        groups=0 if segments is None else len(segments.names),
-        by_group=() if segments is None else by_group(segments, *tops, options),
+        segments=0 if named is None else len(named.names),
+        by_segment=() if named is None else by_segment(named, *tops, options),
         conventions=text.conventions(bins, draws, level),
     )

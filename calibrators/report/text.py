@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from calibrators.report.by_class import MOST_CLASSES
-from calibrators.report.by_segment import MOST_SEGMENTS
+from calibrators.report.by_segment import MOST_REPORTED
 from calibrators.report.by_temperature import CELLS, SHOWN
 from calibrators.report.measurement import FLOOR_DRAWS
 from calibrators.report.metric_catalogue import BY_NAME
@@ -70,7 +70,7 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "the after side.",
         "segments": "Of each segment: its rows, the accuracy and mean confidence of its "
         "predictions, the ECE of equally wide bins over its rows alone, and the noise floor of "
-        f"that ECE. At most {MOST_SEGMENTS} segments are kept, those of the most rows; the one "
+        f"that ECE. At most {MOST_REPORTED} segments are kept, those of the most rows; the one "
         "whose ECE after lies farthest above the 95 % quantile of its noise floor is the first.",
         "temperatures": "What a map of temperature type, fitted on all rows, divides the logits of "
         f"the judged rows by, in {CELLS} equal cells of the margin from 0 to its "
@@ -110,12 +110,12 @@ def summary(report: Report) -> str:
     if report.before is not None:
         floors = f"before {floor(report.before.noise_floor)}, after {floors}"
     lines = [heading(report), "", *table, "", f"noise floor of the ECE: {floors}"]
-    if report.by_group:
-        worst = report.by_group[0]
+    if report.by_segment:
+        worst = report.by_segment[0]
         figures = f"ECE {100 * worst.after.ece:.2f} %, noise floor {floor(worst.after.noise_floor)}"
-        looked_at = f"{report.groups:,} segments"
-        if report.groups > len(report.by_group):
-            looked_at = f"the {len(report.by_group)} largest of {looked_at}"
+        looked_at = f"{report.segments:,} segments"
+        if report.segments > len(report.by_segment):
+            looked_at = f"the {len(report.by_segment)} largest of {looked_at}"
         lines.append(f"farthest off of {looked_at}: {worst.name} ({figures})")
     if report.verdict is not None:
         lines.append(f"verdict: {report.verdict} ({verdict_sentence(report)})")

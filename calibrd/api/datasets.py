@@ -23,19 +23,19 @@ class DatasetCalls(Asking):
         labels: Any,
         *,
         kind: Kind = "logits",
-        groups: Any = None,
+        segments: Any = None,
         delete_after_fit: bool = False,
         days: float | None = None,
         progress: bool = True,
     ) -> Flow[Dataset]:
         """Send logits (or, with ``kind="probabilities"``, these) and labels.
 
-        ``groups`` name the segment of each row, as text or integers, for the method "segmented".
+        ``segments`` name the segment of each row, as text or integers, for the method "segmented".
         Arrays of numpy, torch, pandas, polars or pyarrow, or lists. They are checked here first;
         bytes that the service has already are not sent. Big sets go in parts, several at once, and
         an upload that broke off goes on with the parts that are missing.
         """
-        payload: Payload = yield Work(lambda: packed(logits, labels, kind, groups))
+        payload: Payload = yield Work(lambda: packed(logits, labels, kind, segments))
         keeping = Keeping(delete_after_fit, days)
         return (yield from Upload(self, payload, keeping, progress=progress).flow())
 

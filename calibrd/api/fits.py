@@ -42,7 +42,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         seed: int = 0,
         model: str | None = None,
         kind: Kind = "logits",
-        groups: Any = None,
+        segments: Any = None,
         held_out: float | None = None,
         evaluation: str | Dataset | None = None,
         device: str = "auto",
@@ -54,7 +54,7 @@ class FitCalls(DatasetCalls, VersionCalls):
     ) -> Flow[Version]:
         """Fit a calibrator on the service and give the version it made, with its report.
 
-        On ``logits`` and ``labels`` (and ``groups``, the segment of each row, for the method
+        On ``logits`` and ``labels`` (and ``segments``, the segment of each row, for the method
         "segmented"), which are uploaded, or on a ``dataset`` that is there.
         ``model`` is the fingerprint of the model whose logits these are. After ``timeout`` seconds
         WaitedTooLong is raised; the fit goes on, and ``wait`` waits for it.
@@ -69,7 +69,7 @@ class FitCalls(DatasetCalls, VersionCalls):
             seed=seed,
             model=model,
             kind=kind,
-            groups=groups,
+            segments=segments,
             held_out=held_out,
             evaluation=evaluation,
             device=device,
@@ -94,7 +94,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         seed: int = 0,
         model: str | None = None,
         kind: Kind = "logits",
-        groups: Any = None,
+        segments: Any = None,
         held_out: float | None = None,
         evaluation: str | Dataset | None = None,
         device: str = "auto",
@@ -109,9 +109,9 @@ class FitCalls(DatasetCalls, VersionCalls):
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
             raise TypeError("a fit takes logits and labels, or dataset=, and not both")
-        if dataset is not None and (delete_after_fit or kind != "logits" or groups is not None):
+        if dataset is not None and (delete_after_fit or kind != "logits" or segments is not None):
             raise TypeError(
-                "delete_after_fit=, kind= and groups= are for logits that are uploaded here"
+                "delete_after_fit=, kind= and segments= are for logits that are uploaded here"
             )
         checked_name(name)
         judging = _id_of(evaluation, "evaluation")
@@ -121,7 +121,7 @@ class FitCalls(DatasetCalls, VersionCalls):
                 logits,
                 labels,
                 kind=kind,
-                groups=groups,
+                segments=segments,
                 delete_after_fit=delete_after_fit,
                 progress=progress,
             )

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from calibrators import DataError, Report
 from calibrators.data import Kind
 from calibrators.errors import UnknownSegments
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from calibrd.api.base import Asking
 from calibrd.api.references import Reference
 from calibrd.errors import AmbiguousRow, Invalid, NotCalibrd
 from calibrd.io.arrays import as_array
-from calibrd.io.calibration_sets import as_groups, names_of
+from calibrd.io.calibration_sets import as_segments, names_of
 from calibrd.io.payload import NPZ, Payload, npz, packed
 from calibrd.models import Version
 from calibrd.transport.connection import given
@@ -38,27 +38,29 @@ class SentRows(NamedTuple):
     """Rows to be calibrated, and the names of their segments if they are given."""
 
     values: Array
-    groups: Array | None
+    segments: Array | None
 
     @property
     def row_bytes(self) -> int:
         """How many bytes a row takes, sent or answered."""
         width: int = self.values.itemsize * self.values.shape[1] * WIDEST
-        return width if self.groups is None else width + self.groups.itemsize
+        return width if self.segments is None else width + self.segments.itemsize
 
     def some(self, rows: range) -> SentRows:
         """Some of them."""
         chosen = slice(rows.start, rows.stop)
-        return SentRows(self.values[chosen], None if self.groups is None else self.groups[chosen])
+        return SentRows(
+            self.values[chosen], None if self.segments is None else self.segments[chosen]
+        )
 
     def has_rows(self, count: int) -> bool:
         """Return whether so many rows can be the answer to these."""
         return self.values.ndim == 1 or count == len(self.values)
 
     def content(self) -> bytes:
-        """The body of a request: npy, or with groups npz."""
-        if self.groups is not None:
-            payload = npz({"values": self.values, "groups": self.groups})
+        """The body of a request: npy, or with segments npz."""
+        if self.segments is not None:
+            payload = npz({"values": self.values, "segments": self.segments})
             return payload.read(0, payload.bytes)
         file = io.BytesIO()
         np.save(file, self.values, allow_pickle=False)
@@ -82,7 +84,7 @@ class PredictCalls(Asking):
         ref: str | Version,
         values: Any,
         *,
-        groups: Any = None,
+        segments: Any = None,
         dtype: Literal["float32", "float64"] | None = None,
         model: str | None = None,
     ) -> Flow[Array]:
@@ -90,13 +92,13 @@ class PredictCalls(Asking):
 
         Numbers without rows are one row; for a map of two classes they are the single logits (or
         probabilities) of as many rows, as for the maps of ``load``, and so are more than fit into
-        one request. Many rows are sent in blocks, several at once. ``groups`` name the segment of
+        one request. Many rows are sent in blocks, several at once. ``segments`` name the segment of
         each row, for a map that has segments, with an UnknownSegments warning if it does not know
         some. With ``model``, a version that was fitted for another model is refused with
         ModelMismatch. ``load`` does the same without a network.
         """
         found, notes = yield from self._in_blocks(
-            ref, values, groups, given(dtype=dtype, model=model)
+            ref, values, segments, given(dtype=dtype, model=model)
         )
         warn_of_unknown_segments(notes, len(found))
         return found
@@ -109,15 +111,15 @@ class PredictCalls(Asking):
         labels: Any,
         *,
         kind: Kind = "logits",
-        groups: Any = None,
+        segments: Any = None,
         model: str | None = None,
     ) -> Flow[Report]:
         """How well a version calibrates these rows, at most 100,000; calculated on the service.
 
-        With ``groups`` the report tells of each segment, whether the map has segments or not; one
+        With ``segments`` the report tells of each segment, whether the map has them or not; one
         that has is applied as by ``predict``, with the same warning.
         """
-        payload: Payload = yield Work(lambda: packed(values, labels, kind, groups))
+        payload: Payload = yield Work(lambda: packed(values, labels, kind, segments))
         content: bytes = yield Work(lambda: payload.read(0, payload.bytes))
         answer = yield from self.ask(
             "POST",
@@ -136,13 +138,13 @@ class PredictCalls(Asking):
         return report
 
     def _in_blocks(
-        self, ref: str | Version, values: Any, groups: Any, query: Any
+        self, ref: str | Version, values: Any, segments: Any, query: Any
     ) -> Flow[tuple[Array, list[str]]]:
         """Probabilities of all rows, and what was said of segments that the map does not know."""
         array: Array = yield Work(lambda: as_array(values))
         names: Array | None = None
-        if groups is not None:
-            names = yield Work(lambda: names_of(Groups.of(as_groups(groups))))
+        if segments is not None:
+            names = yield Work(lambda: names_of(Segments.of(as_segments(segments))))
         if array.ndim not in (1, 2) or not array.size:
             raise DataError(
                 "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
@@ -157,7 +159,7 @@ class PredictCalls(Asking):
             array = array[:, np.newaxis]
         if names is not None and len(names) != len(array):
             raise DataError(
-                "groups_length", f"values have {len(array)} rows but groups have {len(names)}"
+                "segments_length", f"values have {len(array)} rows but segments have {len(names)}"
             )
         sent = SentRows(array, names)
         rows = max(1, BLOCK_BYTES // sent.row_bytes)
@@ -202,7 +204,7 @@ class PredictCalls(Asking):
             ref,
             "predict",
             content=content,
-            headers={"Content-Type": NPY if block.groups is None else NPZ, "Accept": NPY},
+            headers={"Content-Type": NPY if block.segments is None else NPZ, "Accept": NPY},
             query=query,
             repeatable=True,
             most_bytes=MEGABYTE + 8 * 2 * block.values.size,

@@ -50,7 +50,7 @@ def apply(asked: CommandContext) -> None:
         predictions=flags.predictions,
         one_column_each=flags.columns_out,
         drop_inputs=flags.drop_inputs,
-        groups=flags.groups_column,
+        segments=flags.segments_column,
         force=flags.force,
         progress=asked.output.bars,
     )

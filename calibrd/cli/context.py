@@ -57,7 +57,7 @@ class CommandContext:
             path,
             columns=self.columns,
             labels_column=self.get("labels_column") or "labels",
-            groups_column=self.get("groups_column"),
+            segments_column=self.get("segments_column"),
             kind=self.get("kind"),
         )
 
@@ -157,9 +157,9 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
         "--logits-column", metavar="NAME", help="with a list for each row [its kind]"
     )
     group.add_argument(
-        "--groups-column",
+        "--segments-column",
         metavar="NAME",
-        help="with the segment of each row [groups or group, if it is there]",
+        help="with the segment of each row [segments or segment, if it is there]",
     )
     if labelled:
         group.add_argument("--labels-column", metavar="NAME", help="with the labels [labels]")

@@ -62,7 +62,7 @@ def demo(asked: CommandContext) -> None:
     say("An ECE at its floor is as small as a perfectly calibrated model would measure.\n")
     say(_aligned("method", HEAD, "verdict"))
     rows = []
-    of_segments = [name for name, recipe in all_methods().items() if recipe.needs_groups]
+    of_segments = [name for name, recipe in all_methods().items() if recipe.needs_segments]
     methods = set(all_methods()).difference(of_segments)
     for name in sorted(methods, key=lambda one: (one == DEFAULT_METHOD, one != "identity", one)):
         rows.append(_fitted(name, cal, test))

@@ -36,7 +36,7 @@ def add_to(verb: Verb) -> None:
     fitting.add_argument(
         "data",
         metavar="DATA",
-        help=".npz with logits (or probabilities), labels and, if rows have segments, groups; "
+        help=".npz with logits (or probabilities), labels and perhaps segments, one a row; "
         ".parquet",
     )
     fitting.add_argument("--name", help="of the calibrator on the service")
@@ -168,22 +168,22 @@ def _fit_there(asked: CommandContext, client: Client, wanted: Wanted) -> Made:
 
 def _rows(asked: CommandContext, path: str, wanted: Wanted) -> SetFile:
     """Return a file's rows, with their segments if one of the methods needs them."""
-    needing = (_method_needing_groups(*one, asked.flags.seed) for one in wanted)
+    needing = (_method_needing_segments(*one, asked.flags.seed) for one in wanted)
     method = next((one for one in needing if one is not None), None)
     found = asked.set_file(path).for_segments(method is not None)
-    if method is not None and found.groups is None:
+    if method is not None and found.segments is None:
         raise CommandError(
-            "no_groups",
+            "missing_segments",
             f"the method {method!r} needs the segment of each row, and {path} has no "
-            "'groups' or 'group'",
-            "name the array or column that holds them with --groups-column",
+            "'segments' or 'segment'",
+            "name the array or column that holds them with --segments-column",
         )
     return found
 
 
-def _method_needing_groups(method: str, params: Mapping[str, Any], seed: int) -> str | None:
+def _method_needing_segments(method: str, params: Mapping[str, Any], seed: int) -> str | None:
     try:
-        return make_recipe(method, params, seed=seed).method_needing_groups
+        return make_recipe(method, params, seed=seed).method_needing_segments
     except ParameterError:  # a service may know more than this library, and says what is wrong
         return None
 
@@ -208,7 +208,7 @@ def _uploaded(asked: CommandContext, client: Client, data: SetFile) -> Dataset:
             data.values,
             data.labels,
             kind=data.kind,
-            groups=data.groups,
+            segments=data.segments,
             progress=asked.output.bars,
         )
 
@@ -277,7 +277,7 @@ def _judged(asked: CommandContext, wanted: Wanted) -> list[Judged]:
                 params=params,
                 seed=flags.seed,
                 kind=data.kind,
-                groups=data.groups,
+                segments=data.segments,
                 evaluation=judging,
                 held_out=flags.held_out,
                 progress=asked.output.bars,

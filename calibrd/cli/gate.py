@@ -109,7 +109,7 @@ def gate(asked: CommandContext) -> int:
     check_same_kind(used.fitted, data, Path(flags.data))
     in_segments = None
     if isinstance(used.fitted, SegmentedMap):
-        in_segments = used.fitted.known_rows(data.groups)
+        in_segments = used.fitted.known_rows(data.segments)
         note_segments(asked, in_segments, data.n)
     report = evaluate(used.fitted.apply_set(data), data.labels, judged_on=flags.data)
     made = [Decision.of(report, metric, limit) for metric, limit in limits.items()]

@@ -129,30 +129,30 @@ class AmbiguousRow(Invalid):
     hint = "give rows: [[a, b]], or [[a], [b]] for single logits"
 
 
-class BadGroups(Invalid):
-    """groups are neither text nor integers, or no list of them."""
+class BadSegments(Invalid):
+    """Segments are neither text nor integers, or no list of them."""
 
     hint = "give the name of each row's segment, or a whole number for it"
 
 
-class BadGroupName(Invalid):
+class BadSegmentName(Invalid):
     """The name of a segment is empty, too long or not printable."""
 
 
-class GroupsLength(Invalid):
-    """There are not as many groups as rows."""
+class SegmentsLength(Invalid):
+    """There are not as many segments as rows."""
 
 
-class TooManyGroups(Invalid):
-    """groups name more segments than are taken."""
+class TooManySegments(Invalid):
+    """There are more segments than are taken."""
 
     hint = "is it a column of identifiers? Name something that many rows share"
 
 
-class NoGroups(Invalid):
+class MissingSegments(Invalid):
     """The method needs the segment of each row, and the dataset has none."""
 
-    hint = "upload the data with groups=, or name its column with --groups-column"
+    hint = "upload the data with segments=, or name its column with --segments-column"
 
 
 class NoInterval(Invalid):
@@ -162,9 +162,9 @@ class NoInterval(Invalid):
 
 
 class NoSegments(Invalid):
-    """groups were given to a map that has no segments."""
+    """Segments were given to a map that has none."""
 
-    hint = "leave groups= out, or fit the method 'segmented'"
+    hint = "leave segments= out, or fit the method 'segmented'"
 
 
 class NoSuchDataset(NotFound):

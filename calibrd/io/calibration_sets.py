@@ -9,14 +9,14 @@ import numpy as np
 
 from calibrators import CalibrationSet, DataError
 from calibrators.data import Kind
-from calibrators.segments import Groups, check_cells
+from calibrators.segments import Segments, check_cells
 from calibrd.io.arrays import Array, as_array
 
 
-def checked_set(values: Any, labels: Any, kind: Kind, groups: Any = None) -> CalibrationSet:
-    """Logits or probabilities of any library, labels, and groups if there are any, as a set."""
+def checked_set(values: Any, labels: Any, kind: Kind, segments: Any = None) -> CalibrationSet:
+    """Logits or probabilities of any library, labels, and segments if there are any, as a set."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
-    names = None if groups is None else as_groups(groups)
+    names = None if segments is None else as_segments(segments)
     if kind == "logits":
         return CalibrationSet(array, truth, names)
     if kind == "probabilities":
@@ -24,17 +24,17 @@ def checked_set(values: Any, labels: Any, kind: Kind, groups: Any = None) -> Cal
     raise ValueError(f"kind must be 'logits' or 'probabilities', got {kind!r}")
 
 
-def as_groups(values: Any, name: str = "groups") -> Array:
+def as_segments(values: Any, name: str = "segments") -> Array:
     """Names or whole numbers (n,) of a list, an array, a tensor or a column.
 
     Categories go by their names. What is neither text nor a whole number is a DataError, which
     calls them ``name``; how names may look is left to ``calibrators``.
 
-    >>> as_groups(["web", "app"]).tolist(), as_groups((3, 12)).tolist()
+    >>> as_segments(["web", "app"]).tolist(), as_segments((3, 12)).tolist()
     (['web', 'app'], [3, 12])
-    >>> as_groups(["web", None])
+    >>> as_segments(["web", None])
     Traceback (most recent call last):
-    calibrators.errors.DataError: groups must be text, or all integers, with a name such as \
+    calibrators.errors.DataError: segments must be text, or all integers, with a name such as \
 'other' for rows that have no segment (1 row breaks this rule, first row 1)
     """
     if isinstance(values, list | tuple):
@@ -48,7 +48,7 @@ def as_groups(values: Any, name: str = "groups") -> Array:
         return as_array(values, name)
     if not hasattr(values, "__array__") or isinstance(values, str | bytes):
         raise DataError(
-            "bad_groups",
+            "bad_segments",
             f"{name} must be a list, an array or a column with the segment of each row, "
             f"got {type(values).__name__}",
         )
@@ -56,9 +56,9 @@ def as_groups(values: Any, name: str = "groups") -> Array:
     return _from_cells(array.tolist(), name) if array.dtype == object and array.ndim == 1 else array
 
 
-def names_of(groups: Groups) -> Array:
+def names_of(segments: Segments) -> Array:
     """The name of each row's segment, as text (n,)."""
-    return np.array(groups.names, np.str_)[groups.codes]
+    return np.array(segments.names, np.str_)[segments.codes]
 
 
 def _from_cells(cells: Sequence[Any], name: str) -> Array:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from calibrators import CalibrationMap, CalibrationSet, DataError, archive
 from calibrators.data import Kind
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from calibrd.io import npy_files, parquet_files
-from calibrd.io.calibration_sets import as_groups, checked_set
+from calibrd.io.calibration_sets import as_segments, checked_set
 
 Array = NDArray[Any]
 KINDS: tuple[Kind, ...] = ("logits", "probabilities")
-GROUPS = ("groups", "group")
+SEGMENTS = ("segments", "segment")
 VALUES_AT_ONCE = 1 << 20
 _log = logging.getLogger("calibrd")
 
@@ -33,7 +33,7 @@ class SetFile(NamedTuple):
     kind: Kind
     values: Array
     labels: Array
-    groups: Array | None = None
+    segments: Array | None = None
     left_out: DataError | None = None
 
     def for_segments(self, needed: bool) -> SetFile:
@@ -45,7 +45,7 @@ class SetFile(NamedTuple):
     def checked(self) -> CalibrationSet:
         """The same, checked; errors name the file."""
         with parquet_files.errors_of(self.path, 0):
-            return checked_set(self.values, self.labels, self.kind, self.groups)
+            return checked_set(self.values, self.labels, self.kind, self.segments)
 
 
 def read_set(
@@ -53,22 +53,22 @@ def read_set(
     *,
     columns: Sequence[str] | None = None,
     labels_column: str = "labels",
-    groups_column: str | None = None,
+    segments_column: str | None = None,
     kind: Kind | None = None,
 ) -> SetFile:
     """The rows of an npz (``logits`` or ``probabilities``, and ``labels``), parquet or arrow file.
 
     In a file with columns the numbers are in one of lists or in several, and are logits unless
-    ``kind`` says otherwise. Segments are those of ``groups`` (or ``group``), if that is there; a
+    ``kind`` says otherwise. Segments are read from ``segments`` (or ``segment``), if it is there; a
     column that is named must be. One that is not named and breaks the rules of segments (numbers
     with a point, missing values, identifiers) is left out, and a warning says so.
     """
     source = Path(path)
     match source.suffix.lower():
         case ".npz":
-            return _from_npz(source, kind, labels_column, groups_column)
+            return _from_npz(source, kind, labels_column, segments_column)
         case ending if ending in (*parquet_files.PARQUET, *parquet_files.ARROW):
-            return _from_table(source, kind or "logits", columns, labels_column, groups_column)
+            return _from_table(source, kind or "logits", columns, labels_column, segments_column)
     raise DataError("unknown_format", f"{source} must end in .npz, .parquet or .arrow")
 
 
@@ -77,12 +77,14 @@ def read_map(path: str | Path) -> CalibrationMap:
     return archive.load(Path(path).read_bytes())
 
 
-def groups_among(path: Path, names: Sequence[str], wanted: str | None) -> str | None:
+def segments_among(path: Path, names: Sequence[str], wanted: str | None) -> str | None:
     """What a file calls its segments: as it is wanted, or as it is usual, if it has any."""
     found = wanted or _usual(names)
     if found is not None and names.count(found) != 1:
         told = ", ".join(map(repr, names)) or "nothing"
-        raise DataError("missing_column", f"{path} must have groups {found!r} once, but has {told}")
+        raise DataError(
+            "missing_column", f"{path} must have segments {found!r} once, but has {told}"
+        )
     return found
 
 
@@ -100,7 +102,7 @@ def _from_npz(path: Path, kind: Kind | None, labels: str, wanted: str | None) ->
     with np.load(path, allow_pickle=False) as stored:
         values, truth = (_member(path, stored, name) for name in (found[0], labels))
         made = SetFile(path, found[0], values, truth)
-        return _with_groups(made, names, wanted, lambda name: _segments_in(path, stored, name))
+        return _with_segments(made, names, wanted, lambda name: _segments_in(path, stored, name))
 
 
 def _member(path: Path, stored: Any, name: str) -> Array:
@@ -130,13 +132,13 @@ def _from_table(
     with parquet_files.open_table(path) as table:
         chosen, (answer,) = table.chosen(columns or [kind]), table.chosen([labels])
         names = table.schema.names
-        groups = groups_among(path, names, wanted) if wanted else _usual(names)
+        segments = segments_among(path, names, wanted) if wanted else _usual(names)
         for batch in table.batches(VALUES_AT_ONCE):
             with parquet_files.errors_of(path, seen):
                 values.append(parquet_files.numbers_of(batch, chosen))
                 truth.append(parquet_files.numbers_of(batch, [answer]))
-            if groups is not None and names.count(groups) == 1:
-                named.extend(batch.column(groups).to_pylist())
+            if segments is not None and names.count(segments) == 1:
+                named.extend(batch.column(segments).to_pylist())
             seen += len(batch)
     if not seen:
         raise DataError("empty", f"{path} holds no rows")
@@ -144,30 +146,30 @@ def _from_table(
 
     def read(_: str) -> Array:
         with parquet_files.errors_of(path, 0):
-            return as_groups(named)
+            return as_segments(named)
 
-    return _with_groups(made, names, wanted, read)
+    return _with_segments(made, names, wanted, read)
 
 
-def _with_groups(
+def _with_segments(
     made: SetFile, names: Sequence[str], wanted: str | None, read: Callable[[str], Array]
 ) -> SetFile:
     """The same rows with their segments; without, if no one named what breaks the rules."""
     try:
-        found = groups_among(made.path, names, wanted)
+        found = segments_among(made.path, names, wanted)
         if found is None:
             return made
-        groups = read(found)
+        segments = read(found)
         if wanted is None:
             with parquet_files.errors_of(made.path, 0):
-                Groups.of(groups, rows=len(made.values))
+                Segments.of(segments, rows=len(made.values))
     except DataError as error:
         if wanted is not None:
             raise
         _log.warning("%r names no segments and is left out: %s", _usual(names), error)
         return made._replace(left_out=error)
-    return made._replace(groups=groups)
+    return made._replace(segments=segments)
 
 
 def _usual(names: Sequence[str]) -> str | None:
-    return next((one for one in GROUPS if one in names), None)
+    return next((one for one in SEGMENTS if one in names), None)

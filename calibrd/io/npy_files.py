@@ -40,7 +40,7 @@ class NpyRows:
             raise DataError(
                 "pickled",
                 f"{name} holds pickled objects, which are never loaded: save numbers, or for "
-                "segments text: groups.astype(str)",
+                "segments text: segments.astype(str)",
             )
         if len(self.shape) not in (1, 2):
             raise DataError("bad_shape", f"{name} must have shape (n, k) or (n,), got {self.shape}")

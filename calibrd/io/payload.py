@@ -57,16 +57,16 @@ class Payload:
             offset += piece.nbytes
 
 
-def packed(values: Any, labels: Any, kind: Kind, groups: Any = None) -> Payload:
-    """Logits or probabilities, labels and groups, checked as the service checks them."""
+def packed(values: Any, labels: Any, kind: Kind, segments: Any = None) -> Payload:
+    """Logits or probabilities, labels and segments, checked as the service checks them."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
-    checked = checked_set(array, truth, kind, groups)
+    checked = checked_set(array, truth, kind, segments)
     if array.dtype.kind != "f" or array.itemsize > 8:
         array = array.astype(np.float64)
     arrays = {kind: array, "labels": checked.labels}
-    if checked.groups is None:
+    if checked.segments is None:
         return tensors(arrays)
-    return npz({**arrays, "groups": names_of(checked.groups)})
+    return npz({**arrays, "segments": names_of(checked.segments)})
 
 
 def tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from calibrators import DataError
 from calibrd.io import npy_files, parquet_files
-from calibrd.io.calibration_sets import as_groups
+from calibrd.io.calibration_sets import as_segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
     values: Array
     batch: pa.RecordBatch | None
-    groups: Array | None = None
+    segments: Array | None = None
 
 
 class Source(NamedTuple):
@@ -94,22 +94,22 @@ def open_source(
     path: Path,
     kind: str,
     columns: Sequence[str] | None,
-    groups: Callable[[Sequence[str]], str | None] = lambda names: None,
+    find_segments: Callable[[Sequence[str]], str | None] = lambda names: None,
 ) -> Iterator[Source]:
     """A file to read; what holds the numbers is called as their ``kind``, or is ``columns``.
 
-    ``groups`` says which of its arrays or columns names segments, if one does.
+    ``find_segments`` says which of its arrays or columns names segments, if one does.
     """
     if path.suffix.lower() not in NUMPY:
         with parquet_files.open_table(path) as table:
             chosen = table.chosen(columns or [kind])
-            blocks = _blocks_of_table(table, chosen, groups(table.schema.names))
+            blocks = _blocks_of_table(table, chosen, find_segments(table.schema.names))
             yield Source(path, table.rows, table.schema.names, chosen, blocks)
         return
     if columns is not None:
         raise DataError("no_columns", f"{path} has no columns to choose from")
     names = npy_files.names_in(path) if path.suffix.lower() == ".npz" else []
-    segments = groups(names)
+    segments = find_segments(names)
     with ExitStack() as opened:
         rows = opened.enter_context(npy_files.open_rows(path, kind))
         step = rows.rows_of(BLOCK_VALUES)
@@ -119,7 +119,7 @@ def open_source(
             named = opened.enter_context(npy_files.open_rows(path, segments))
             if named.shape[0] != rows.shape[0]:
                 raise DataError(
-                    "groups_length",
+                    "segments_length",
                     f"{path}: {kind} have {rows.shape[0]} rows but {segments} {named.shape[0]}",
                 )
             pairs = zip(rows.blocks(step), named.blocks(step), strict=True)
@@ -128,13 +128,13 @@ def open_source(
 
 
 def _blocks_of_table(
-    table: parquet_files.Table, columns: Sequence[str], groups: str | None
+    table: parquet_files.Table, columns: Sequence[str], segments: str | None
 ) -> Iterator[Block]:
     seen = 0
     for batch in table.batches(BLOCK_VALUES):
         with parquet_files.errors_of(table.path, seen):
             values = parquet_files.numbers_of(batch, columns)
-            names = None if groups is None else as_groups(batch.column(groups))
+            names = None if segments is None else as_segments(batch.column(segments))
         yield Block(values, batch, names)
         seen += len(batch)
 

@@ -25,7 +25,7 @@ def fit_local(
     params: Mapping[str, Any] | None = None,
     seed: int = 0,
     kind: Kind = "logits",
-    groups: Any = None,
+    segments: Any = None,
     evaluation: CalibrationSet | tuple[Any, ...] | None = None,
     held_out: float | None = None,
     device: str = "cpu",
@@ -34,9 +34,9 @@ def fit_local(
     """Fit a map here as the service would, and judge it: gives ``(map, report)``.
 
     Only the map and the report go to the service, with ``client.register(name, *fitted)``. ``kind``
-    says whether "logits" or "probabilities" are given, ``groups`` name the segment of each row;
-    ``evaluation`` are the ``(logits, labels)`` or ``(logits, labels, groups)`` to judge it on, and
-    ``held_out`` the share of the rows to keep for that; without both, see
+    says whether "logits" or "probabilities" are given, ``segments`` name the segment of each row;
+    ``evaluation`` are the ``(logits, labels)`` or ``(logits, labels, segments)`` to judge it on,
+    and ``held_out`` the share of the rows to keep for that; without both, see
     ``calibrators.fit_and_judge``. Fits on a ``device`` other than "cpu" need torch
     (``pip install 'calibrd[train]'``).
 
@@ -46,12 +46,12 @@ def fit_local(
     (2.7, 160)
     """
     recipe = make_recipe(method, params or {}, seed=seed)
-    data = checked_set(logits, labels, kind, groups)
-    if recipe.method_needing_groups and data.groups is None:
+    data = checked_set(logits, labels, kind, segments)
+    if recipe.method_needing_segments and data.segments is None:
         raise FitError(
-            "no_groups",
-            f"the method {recipe.method_needing_groups!r} needs the segment of each row: "
-            "give them as groups=",
+            "missing_segments",
+            f"the method {recipe.method_needing_segments!r} needs the segment of each row: "
+            "give them as segments=",
         )
     if evaluation is not None and not isinstance(evaluation, CalibrationSet):
         values, truth, *names = evaluation

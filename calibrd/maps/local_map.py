@@ -15,11 +15,11 @@ import numpy as np
 from calibrators import CalibrationMap, archive
 from calibrators.errors import UnknownSegments
 from calibrators.numerics.parallel import Floats
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from calibrd.api.references import Reference
 from calibrd.errors import InputMismatch, ModelMismatch, Refused, ServerTrouble, ServiceAway
 from calibrd.io.arrays import as_array
-from calibrd.io.calibration_sets import as_groups
+from calibrd.io.calibration_sets import as_segments
 from calibrd.maps.cache import LoadedMap
 from calibrd.maps.loader import Loading, Wanted
 from calibrd.maps.refresh import Follower, begin_anew_after_fork
@@ -91,30 +91,30 @@ class LocalMap:
         if refresh is not None and reference.number is None:
             self._follower = Follower(self, refresh)
 
-    def apply(self, values: Any, groups: Any = None) -> Floats:
+    def apply(self, values: Any, segments: Any = None) -> Floats:
         """Calibrated probabilities (n, k) of logits, or of probabilities for maps of those.
 
         A map of two classes also takes one number for each row, (n,) or (n, 1); one row of more
-        classes is ``[row]``. ``groups`` (n,) name the segment of each row, for a map that has
+        classes is ``[row]``. ``segments`` (n,) name the segment of each row, for a map that has
         segments; rows of one that it does not know get what all rows together have, with an
         UnknownSegments warning.
         """
         if type(values) is not np.ndarray:
             values = as_array(values)
         fitted = self._now.map
-        if groups is None:
+        if segments is None:
             return fitted.apply(values)
-        named = Groups.of(as_groups(groups), most=None)
+        named = Segments.of(as_segments(segments), most=None)
         found = fitted.apply(values, named)
         if note := fitted.unknown_note(named):
             warnings.warn(note, UnknownSegments, stacklevel=2)
         return found
 
-    def transform(self, values: Any, groups: Any = None) -> Floats:
+    def transform(self, values: Any, segments: Any = None) -> Floats:
         """Calibrated logits (n, k): ``softmax(transform(x, g)) == apply(x, g)``."""
         if type(values) is not np.ndarray:
             values = as_array(values)
-        return self._now.map.transform(values, None if groups is None else as_groups(groups))
+        return self._now.map.transform(values, None if segments is None else as_segments(segments))
 
     def interval(self, values: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return the credible band of each row's calibrated confidence: its bounds, (n,) each.

@@ -31,7 +31,7 @@ class Datasets(Repository):
     ) -> Dataset | None:
         """A new dataset, None if equal bytes came first.
 
-        ``facts`` are kind, sha256, format, bytes, rows, classes and groups, as far as they are
+        ``facts`` are kind, sha256, format, bytes, rows, classes and segments, as far as they are
         known.
         """
         values = {

@@ -33,7 +33,7 @@ class DatasetOut(BaseModel):
     bytes: int | None
     rows: int | None
     classes: int | None
-    groups: Annotated[int | None, Field(description="segments that its rows are of")]
+    segments: Annotated[int | None, Field(description="how many segments its rows are of")]
     delete_after_fit: bool
     expires_at: datetime | None
     created_at: datetime | None
@@ -51,7 +51,7 @@ class DatasetOut(BaseModel):
             bytes=dataset.bytes,
             rows=dataset.rows,
             classes=dataset.classes,
-            groups=dataset.groups,
+            segments=dataset.segments,
             delete_after_fit=dataset.delete_after_fit,
             expires_at=when(dataset.expires_at),
             created_at=when(dataset.created_at),

@@ -127,7 +127,7 @@ class Datasets:
             "bytes": arrived.bytes,
             "rows": found.rows,
             "classes": found.classes,
-            "groups": found.groups,
+            "segments": found.segments,
         }
 
     def known(

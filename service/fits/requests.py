@@ -22,7 +22,7 @@ from service.http.callers import parse
 from service.http.strict_route import MOST_BODY_COST
 
 JSON = "application/json"
-ARRAYS = ("logits", "probabilities", "values", "labels", "groups")
+ARRAYS = ("logits", "probabilities", "values", "labels", "segments")
 OF_THE_ARRAYS = ("kind", "delete_after_fit")
 TEXTS = ("model", "device", "description", "evaluation")
 NUMBERS = {"seed": int, "held_out": float}

@@ -110,7 +110,7 @@ class FitOut(BaseModel):
 class MethodOut(BaseModel):
     """A method, its parameters as a JSON schema, and whether it can change the class.
 
-    One that `needs_groups` is fitted on rows that name their segments.
+    One that `needs_segments` is fitted on rows that name their segments.
     """
 
     name: str
@@ -118,5 +118,5 @@ class MethodOut(BaseModel):
     reference: str
     cost: str
     keeps_class: bool | None
-    needs_groups: bool
+    needs_segments: bool
     parameters: dict[str, Any]

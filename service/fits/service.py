@@ -145,7 +145,7 @@ def submit(
     if request.evaluation is not None:
         other = find_ready(store, principal, request.evaluation)
         _check_alike(data, other)
-    _check_groups(request.order, data, other)
+    _check_segments(request.order, data, other)
     for recipe in request.order.recipes:
         check_memory(recipe, data, other, request.order.held_out, memory_limit)
     name = request.calibrator
@@ -268,25 +268,25 @@ def _reading_bytes(dataset: Dataset) -> int:
     found = 0
     if dataset.kind == "probabilities":  # these are kept beside their logarithms
         found += 8 * rows * classes
-    if dataset.groups is not None:
+    if dataset.segments is not None:
         found += 2 * 8 * rows
     if dataset.format in (Format.JSON, Format.CSV):
         found += TEXT_COPIES * (dataset.bytes or 0)
     return found
 
 
-def _check_groups(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
+def _check_segments(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
     """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
     for recipe in order.recipes:
-        method = recipe.method_needing_groups
+        method = recipe.method_needing_segments
         if method is None:
             continue
         for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):
-            if dataset is not None and dataset.groups is None:
+            if dataset is not None and dataset.segments is None:
                 raise Invalid(
-                    "no_groups",
+                    "missing_segments",
                     f"the method {method!r} needs the segment of each row, and the {name} "
-                    "names none: send it with groups",
+                    "names none: send it with segments",
                 )
 
 

@@ -37,7 +37,7 @@ ARRAYS = {
     "probabilities": {**NUMBERS, "description": "the same; one of the two"},
     "values": {**NUMBERS, "description": "the same, if `kind` says which they are"},
     "labels": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-    "groups": {
+    "segments": {
         "type": "array",
         "items": {"type": ["string", "integer"]},
         "description": "(n,), the segment of each row, for methods that calibrate by segments",
@@ -50,7 +50,7 @@ ARRAYS_SCHEMA = {
     "additionalProperties": False,
 }
 ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
-ROWS_OF_SEGMENTS = {**ROWS, "groups": ["web", "app"]}
+ROWS_OF_SEGMENTS = {**ROWS, "segments": ["web", "app"]}
 
 CSV_BODY = {
     Format.CSV.media_type: {
@@ -95,7 +95,7 @@ DATASET_BODY = {
             **_binary_bodies(Format.NPZ, Format.SAFETENSORS),
             **CSV_BODY,
         },
-        "description": "arrays `logits` or `probabilities`, `labels`, and `groups` if rows have",
+        "description": "arrays `logits` or `probabilities`, `labels`, and perhaps `segments`",
     }
 }
 DATASET_ANSWERS: Answers = {

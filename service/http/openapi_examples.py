@@ -21,7 +21,7 @@ DATASET = {
     "bytes": 412_310,
     "rows": 10_000,
     "classes": 10,
-    "groups": None,
+    "segments": None,
     "delete_after_fit": False,
     "expires_at": None,
     "created_at": BEFORE,
@@ -122,7 +122,7 @@ METHOD = {
     "reference": "Guo et al. 2017",
     "cost": "milliseconds",
     "keeps_class": True,
-    "needs_groups": False,
+    "needs_segments": False,
     "parameters": {"type": "object", "properties": {}},
 }
 READY = {"status": "ok", "database": "ok", "blobs": "ok", "workers": "ok"}

@@ -64,7 +64,7 @@ def _methods() -> list[MethodOut]:
             reference=recipe.reference,
             cost=recipe.cost,
             keeps_class=keeps_class(name),
-            needs_groups=recipe.needs_groups,
+            needs_segments=recipe.needs_segments,
             parameters=TypeAdapter(recipe).json_schema(),
         )
         for name, recipe in sorted(all_methods().items())

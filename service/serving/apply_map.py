@@ -11,7 +11,7 @@ import numpy as np
 from calibrators import CalibrationMap, CalibrationSet, evaluate
 from calibrators.errors import ClippedProbabilities, MapError, UnknownSegments
 from calibrators.numerics.parallel import row_blocks
-from calibrators.segments import Groups, check_length
+from calibrators.segments import Segments, check_length
 from service.access.permissions import Principal
 from service.concurrency.thread_pools import FairExecutor
 from service.datasets.formats import Arrays
@@ -44,7 +44,7 @@ def predict(
 
     ``level`` asks for the credible band of the confidence as well; a map without one is refused.
 
-    With groups each row is calibrated as its segment is; a map without segments takes them only
+    With segments each row is calibrated as its segment is; a map without any takes them only
     with labels, to be evaluated by segments. One list of numbers (k,) is one row. For a map of two
     classes, which takes rows of one number (the logit or probability of class 1) as well as of two,
     it could mean either and is refused.
@@ -58,20 +58,20 @@ def predict(
         )
     values = _rows(arrays.values, fitted.k)
     is_told_apart = arrays.labels is not None and not fitted.has_segments
-    groups = None
-    if arrays.groups is not None:
-        check_length(len(arrays.groups), len(values))
-        groups = None if is_told_apart else Groups.of(arrays.groups)
+    segments = None
+    if arrays.segments is not None:
+        check_length(len(arrays.segments), len(values))
+        segments = None if is_told_apart else Segments.of(arrays.segments)
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
     try:
-        found = _applied(fitted, values, groups, level)
+        found = _applied(fitted, values, segments, level)
     except MapError as error:
         raise Unusable(
             "map_not_finite",
             f"this version cannot be used: {error}; point aliases at another version",
         ) from error
-    note = None if groups is None else fitted.unknown_note(groups)
+    note = None if segments is None else fitted.unknown_note(segments)
     if note is None:
         return found
     return found._replace(warnings=(*found.warnings, f"{UnknownSegments.code}; {note}"))
@@ -135,14 +135,14 @@ def check_evaluable(rows: int, classes: int) -> None:
 
 
 def evaluation(
-    probabilities: Array, labels: Array, groups: Array | Groups | None = None
+    probabilities: Array, labels: Array, segments: Array | Segments | None = None
 ) -> dict[str, Any]:
-    """The report of calibrators on the answer, as plain JSON; of segments too, with groups."""
+    """The report of calibrators on the answer, as plain JSON; with segments, of each too."""
     check_evaluable(*probabilities.shape)
     checked = CalibrationSet.from_probabilities(
-        probabilities, labels, groups, rounding=0.0, warn=False
+        probabilities, labels, segments, rounding=0.0, warn=False
     )
-    report = evaluate(probabilities, checked.labels, groups=checked.groups, draws=DRAWS)
+    report = evaluate(probabilities, checked.labels, segments=checked.segments, draws=DRAWS)
     return report.to_dict()
 
 
@@ -184,7 +184,7 @@ def _rows(values: Array, classes: int) -> Array:
 
 
 def _applied(
-    fitted: CalibrationMap, values: Array, groups: Groups | None, level: float | None
+    fitted: CalibrationMap, values: Array, segments: Segments | None, level: float | None
 ) -> Prediction:
     """Apply a map, and say how probabilities were changed; Python's warnings reach nobody."""
     logits, clipped = fitted.read(values)
@@ -192,7 +192,7 @@ def _applied(
     if clipped is not None and (clipped.raised or clipped.normalised):
         warnings = (f"{ClippedProbabilities.code}; {clipped}",)
     band = None if level is None else fitted.interval_of_logits(logits, level)
-    return Prediction(fitted.apply_logits(logits, groups), warnings, band)
+    return Prediction(fitted.apply_logits(logits, segments), warnings, band)
 
 
 MODEL_HEADER = "Calibrd-Model"

@@ -58,7 +58,7 @@ class Key:
 class Dataset:
     """Logits or probabilities with labels; without ``sha256`` while its parts are uploaded.
 
-    ``groups`` is how many segments its rows are of, None if nothing names them, ``part_bytes`` the
+    ``segments`` counts the segments of its rows, None if nothing names them, ``part_bytes`` the
     bytes of all parts that were noted.
     """
 
@@ -70,7 +70,7 @@ class Dataset:
     bytes: int | None
     rows: int | None
     classes: int | None
-    groups: int | None
+    segments: int | None
     delete_after_fit: bool
     expires_at: float | None
     created_at: float

@@ -82,7 +82,7 @@ datasets = Table(
     Column("bytes", BigInteger),
     Column("rows", BigInteger),
     Column("classes", Integer),
-    Column("groups", Integer),
+    Column("segments", Integer),
     Column("part_bytes", BigInteger, nullable=False, server_default="0"),  # of all its parts
     Column("delete_after_fit", Boolean, nullable=False),
     Column("expires_at", Float),

@@ -73,7 +73,7 @@ def test_equal_mass_bins_are_those_of_the_sorted_rows(law, bins):
     exact = equal_mass(confidence, correct, bins)
     for found, most, misplaced in (
         (top.equal_mass(bins), 1e-6, 0.51),
-        (in_cells(top).groups().equal_mass(bins), 3e-5, 3.0),
+        (in_cells(top).tied_rows().equal_mass(bins), 3e-5, 3.0),
     ):
         far = np.abs(found.mean_confidence - exact.mean_confidence).max()
         told_apart = exact.upper < 1 - 1e-12  # beyond, confidences are tied that log-odds are not
@@ -115,7 +115,7 @@ def test_from_logits_confidences_and_log_odds_agree():
     assert top.summary().nll is None
     assert (top + whole).summary().nll is None
     assert top.summary().ece == pytest.approx(whole.summary().ece, abs=2e-9)
-    one, other = (found.spread.groups().lower for found in (top, whole))
+    one, other = (found.spread.tied_rows().lower for found in (top, whole))
     assert one == pytest.approx(other, abs=1e-4)  # a probability near 1 has lost some digits
     assert one[one < 8] == pytest.approx(other[one < 8], abs=2e-6)
 

@@ -180,8 +180,8 @@ def test_segments_are_asked_for() -> None:
     with pytest.raises(FitError, match="the method 'segmented' needs the segment of each row"):
         Auto(candidates=("segmented",)).fit(data)
     names = ["web", "app"] * 300
-    grouped = CalibrationSet(data.logits, data.labels, names)
-    (told,) = Auto().fit(grouped).fit_info["left_out"]
+    with_segments = CalibrationSet(data.logits, data.labels, names)
+    (told,) = Auto().fit(with_segments).fit_info["left_out"]
     assert (told["method"], told["why"][-21:]) == ("segmented", "name it in candidates")
     logits = data.logits.copy()
     logits[::2] *= 4

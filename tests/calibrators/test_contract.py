@@ -43,7 +43,7 @@ FITTED: dict[str, CalibrationMap] = {}
 
 def fit(name: str, data: CalibrationSet, **arguments: Any) -> CalibrationMap:
     recipe = all_methods()[name]()
-    if recipe.needs_groups and isinstance(data, CalibrationSet):
+    if recipe.needs_segments and isinstance(data, CalibrationSet):
         data = in_segments(data)
     return recipe.fit(data, **arguments)
 

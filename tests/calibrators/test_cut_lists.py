@@ -46,7 +46,7 @@ def drawn(n: int, k: int, seed: int) -> tuple[Array, Array]:
 def fit(name: str, p: Array, labels: Array) -> CalibrationMap:
     data = CalibrationSet.from_probabilities(p, labels, warn=False)
     recipe = all_methods()[name](**QUICK.get(name, {}))
-    return recipe.fit(in_segments(data) if recipe.needs_groups else data)
+    return recipe.fit(in_segments(data) if recipe.needs_segments else data)
 
 
 def held_out_ece(fitted: CalibrationMap, p: Array, labels: Array) -> float:

@@ -26,7 +26,7 @@ def fit(name: str, data: CalibrationSet) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         recipe = all_methods()[name]()
-        fitted = recipe.fit(in_segments(data) if recipe.needs_groups else data)
+        fitted = recipe.fit(in_segments(data) if recipe.needs_segments else data)
     issued = [one.category.code for one in caught if issubclass(one.category, CalibrationWarning)]
     assert issued == [one["code"] for one in fitted.fit_info["warnings"]]
     return fitted, issued

@@ -24,7 +24,7 @@ def sample(n: int, seed: int = 0, **more: object) -> CalibrationSet:
     logits = rng.normal(size=(n, 4)) * 2
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
     made = CalibrationSet(3 * logits, labels)
-    return made.with_groups(more["groups"]) if more else made
+    return made.with_segments(more["segments"]) if more else made
 
 
 def test_the_judged_rows_are_those_of_the_report() -> None:
@@ -51,12 +51,12 @@ def test_cross_fitting_judges_every_row_and_an_evaluation_set_its_own() -> None:
 
 def test_bytes_and_back() -> None:
     names = np.array(["app", "web"])[np.arange(600) % 2]
-    rows = fit_and_judge(TemperatureScaling(), sample(600, groups=names)).rows
+    rows = fit_and_judge(TemperatureScaling(), sample(600, segments=names)).rows
     content = rows.dump()
     assert len(content) < 600 * 40 + 500
     again = JudgedRows.load(content)
     assert again.dump() == content
-    assert again.groups.names == ("app", "web")
+    assert again.segments.names == ("app", "web")
     assert np.array_equal(again.after.top.correct, rows.after.top.correct)
     assert np.allclose(again.after.nll, rows.after.nll, atol=1e-5)
 
@@ -84,6 +84,13 @@ def test_damaged_and_forged_bytes_are_refused() -> None:
     header = body[4 : 4 + length].replace(b'"rows":200', b'"rows":2e9')
     with pytest.raises(ArchiveError, match="does not describe"):
         JudgedRows.load(resealed(content, struct.pack("<I", len(header)) + header))
+
+
+def test_another_format_says_what_to_do() -> None:
+    content = fit_and_judge(TemperatureScaling(), sample(200)).rows.dump()
+    for version, advice in ((b"\x01", "fit again"), (b"\x63", "upgrade calibrd")):
+        with pytest.raises(ArchiveError, match=advice):
+            JudgedRows.load(content[:7] + version + content[8:])
 
 
 def test_a_comparison_is_the_paired_evaluation_of_the_unseen_rows() -> None:

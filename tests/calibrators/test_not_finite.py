@@ -24,7 +24,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 def fit(name: str) -> CalibrationMap:
     recipe, data = all_methods()[name](**QUICK.get(name, {})), draw(1200, 5)
-    return recipe.fit(in_segments(data) if recipe.needs_groups else data)
+    return recipe.fit(in_segments(data) if recipe.needs_segments else data)
 
 
 @pytest.mark.parametrize("name", METHODS)

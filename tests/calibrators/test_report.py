@@ -309,7 +309,7 @@ def test_a_report_survives_json(fixed: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    "junk", [{}, {"format": 2}, {"format": 1, "n": 3}, {"format": 1, "n": "3"}]
+    "junk", [{}, {"format": 1}, {"format": 2, "n": 3}, {"format": 2, "n": "3"}]
 )
 def test_what_is_no_report_is_refused(junk: dict[str, object]) -> None:
     with pytest.raises(DataError, match="no report"):

@@ -48,7 +48,7 @@ def fit(name: str, p: Array, labels: Array) -> CalibrationMap:
         warnings.simplefilter("ignore", ClippedProbabilities)
         data = CalibrationSet.from_probabilities(p, labels)
     recipe = all_methods()[name](**QUICK.get(name, {}))
-    return recipe.fit(in_segments(data) if recipe.needs_groups else data)
+    return recipe.fit(in_segments(data) if recipe.needs_segments else data)
 
 
 def held_out_ece(fitted: CalibrationMap, p: Array, labels: Array) -> float:

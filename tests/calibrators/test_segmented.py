@@ -22,7 +22,7 @@ from calibrators import (
 )
 from calibrators.errors import BoundarySolution
 from calibrators.fitting.context import FitContext
-from calibrators.methods._shrinkage import FINE, Rounds, Segment, Solution, shrink, split_up
+from calibrators.methods._shrinkage import FINE, Rounds, SegmentSample, Solution, shrink, split_up
 from calibrators.methods.auto import Auto
 from calibrators.methods.segmented import Segmented, SegmentedMap
 from calibrators.methods.smart import Smart
@@ -82,9 +82,9 @@ def test_large_segments_get_the_temperature_of_their_own_fit() -> None:
     data, _ = drawn(np.full(4, 20_000), 0.4, seed=0)
     fitted = Segmented().fit(data)
     assert isinstance(fitted, SegmentedMap)
-    assert data.groups is not None
+    assert data.segments is not None
     for place, ratio in enumerate(fitted.temperatures):
-        alone = TemperatureScaling().fit(data.take(data.groups.rows(place)))
+        alone = TemperatureScaling().fit(data.take(data.segments.rows(place)))
         assert ratio * fitted.base.temperature == pytest.approx(alone.temperature, rel=1e-3)  # type: ignore[attr-defined]
 
 
@@ -99,10 +99,10 @@ def test_equal_segments_keep_to_the_base_to_the_bit() -> None:
     np.testing.assert_array_equal(given, alone.apply(data.logits))
 
 
-def segments_of(sizes: Sizes, tau: float, seed: int) -> tuple[list[Segment], list[Any]]:
+def segments_of(sizes: Sizes, tau: float, seed: int) -> tuple[list[SegmentSample], list[Any]]:
     """The segments after temperature scaling, and the NLL of each as a function of log T."""
     data, _ = drawn(sizes, tau, seed)
-    assert data.groups is not None
+    assert data.segments is not None
     logits = TemperatureScaling().fit(data).transform(data.logits)
 
     def nll_of(rows: NDArray[np.intp]) -> Any:
@@ -112,8 +112,8 @@ def segments_of(sizes: Sizes, tau: float, seed: int) -> tuple[list[Segment], lis
 
         return nll
 
-    functions = [nll_of(data.groups.rows(place)) for place in range(len(sizes))]
-    return split_up(logits, data.labels, data.groups), functions
+    functions = [nll_of(data.segments.rows(place)) for place in range(len(sizes))]
+    return split_up(logits, data.labels, data.segments), functions
 
 
 @pytest.mark.parametrize("tau", [0.05, 0.3, 1.0])
@@ -191,21 +191,21 @@ def test_tau_has_the_largest_evidence(rows: int, truth: float) -> None:
 def test_a_label_that_the_base_calls_impossible_changes_nothing() -> None:
     data = draw(200, 3, dtype=np.float64)
     logits = np.vstack([data.logits, [[0.0, -np.inf, 1.0]]])
-    with_it = Segment(logits, np.append(data.labels, 1)).solve(4.0, 1.0, FINE)
-    without = Segment(np.array(data.logits), data.labels).solve(4.0, 1.0, FINE)
+    with_it = SegmentSample(logits, np.append(data.labels, 1)).solve(4.0, 1.0, FINE)
+    without = SegmentSample(np.array(data.logits), data.labels).solve(4.0, 1.0, FINE)
     assert with_it == without
-    only = Segment(logits[-1:], np.array([1]))
+    only = SegmentSample(logits[-1:], np.array([1]))
     assert only.solve(0.0, 1.0, FINE).beta == only.solve(4.0, 1.0, FINE).beta == 1
 
 
-def test_a_fit_without_groups_says_how_to_give_them() -> None:
-    with pytest.raises(FitError, match=r"CalibrationSet\(logits, labels, groups\)") as caught:
+def test_a_fit_without_segments_says_how_to_give_them() -> None:
+    with pytest.raises(FitError, match=r"CalibrationSet\(logits, labels, segments\)") as caught:
         Segmented().fit(draw(50, 3))
-    assert caught.value.code == "no_groups"
+    assert caught.value.code == "missing_segments"
 
 
 def test_the_base_is_another_method() -> None:
-    with pytest.raises(ParameterError, match="needs no groups, got 'segmented'"):
+    with pytest.raises(ParameterError, match="needs no segments, got 'segmented'"):
         Segmented(base="segmented")
     with pytest.raises(ParameterError, match="did you mean 'temperature'"):
         Segmented(base="temprature")
@@ -235,8 +235,8 @@ def test_a_segment_that_is_always_right_stays_finite() -> None:
     data, _ = drawn(np.array([500, 500, 30]), 0.3, seed=1)
     labels = data.labels.copy()
     labels[1000:] = data.logits[1000:].argmax(axis=1)
-    assert data.groups is not None
-    names = np.array(data.groups.names)[data.groups.codes]
+    assert data.segments is not None
+    names = np.array(data.segments.names)[data.segments.codes]
     made = Segmented().fit(CalibrationSet(data.logits, labels, names))
     assert isinstance(made, SegmentedMap)
     assert made.fit_info["segments"][2]["unpenalised"] is None

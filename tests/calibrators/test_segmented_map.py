@@ -27,7 +27,7 @@ from calibrators.export import onnx
 from calibrators.methods.segmented import Segmented, SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
 from calibrators.registry import keeps_class
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 
 
 @pytest.fixture(scope="module")
@@ -75,29 +75,33 @@ def test_integers_name_segments_too() -> None:
 
 def test_several_blocks_of_rows_keep_their_segments() -> None:
     data = in_segments(draw(9000, 70))
-    assert data.groups is not None
+    assert data.segments is not None
     base = TemperatureMap(k=70, temperature=2.0)
     temperatures = np.array([0.5, 1.0, 2.0])
-    made = SegmentedMap(k=70, base=base, segments=data.groups.names, temperatures=temperatures)
+    made = SegmentedMap(k=70, base=base, segments=data.segments.names, temperatures=temperatures)
     own = temperatures[np.arange(9000) % 3, np.newaxis]
     expected = np.exp(log_softmax(data.logits / (2 * own), axis=1))
     np.testing.assert_allclose(made.apply_set(data), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("groups", "code"),
-    [(["a"], "groups_length"), ([0.5] * 4, "bad_groups"), (["a", "", "b", "c"], "bad_group_name")],
+    ("segments", "code"),
+    [
+        (["a"], "segments_length"),
+        ([0.5] * 4, "bad_segments"),
+        (["a", "", "b", "c"], "bad_segment_name"),
+    ],
 )
-def test_what_is_no_group_is_refused(fitted: SegmentedMap, groups: Any, code: str) -> None:
+def test_what_names_no_segments_is_refused(fitted: SegmentedMap, segments: Any, code: str) -> None:
     with pytest.raises(DataError) as caught:
-        fitted.apply(np.zeros((4, 5)), groups)
+        fitted.apply(np.zeros((4, 5)), segments)
     assert caught.value.code == code
 
 
-def test_a_map_without_segments_refuses_groups() -> None:
+def test_a_map_without_segments_refuses_them() -> None:
     plain = TemperatureMap(k=2, temperature=2.0)
     for call in (plain.apply, plain.transform):
-        with pytest.raises(DataError, match="'temperature' has no segments: leave groups out"):
+        with pytest.raises(DataError, match="'temperature' has no segments: send none"):
             call([[2.0, 0.0]], ["a"])
     named = CalibrationSet([[2.0, 0.0]], [0], ["a"])
     np.testing.assert_array_equal(plain.apply_set(named), plain.apply([[2.0, 0.0]]))
@@ -245,22 +249,22 @@ def test_errors_name_the_field_and_what_it_got(changes: dict[str, Any], rule: st
         replace(SMALL, **changes)
 
 
-def test_groups_of_a_set_can_be_named_later() -> None:
+def test_segments_of_a_set_can_be_named_later() -> None:
     data = draw(20, 3)
-    named = data.with_groups(["a", "b"] * 10)
-    assert data.groups is None
-    assert isinstance(named.groups, Groups)
-    assert named.groups.names == ("a", "b")
+    named = data.with_segments(["a", "b"] * 10)
+    assert data.segments is None
+    assert isinstance(named.segments, Segments)
+    assert named.segments.names == ("a", "b")
     np.testing.assert_array_equal(named.logits, data.logits)
-    with pytest.raises(DataError, match="20 rows but groups have 3"):
-        data.with_groups(["a", "b", "c"])
+    with pytest.raises(DataError, match="20 rows but segments have 3"):
+        data.with_segments(["a", "b", "c"])
 
 
 def test_any_number_of_strangers_is_taken(fitted: SegmentedMap) -> None:
     logits = draw(1500, 5, seed=9).logits
     names = [f"stranger {row}" for row in range(1500)]
     np.testing.assert_array_equal(fitted.apply(logits, names), fitted.base.apply(logits))
-    groups = Groups.of(names, most=None)
-    assert "1500 of 1500 rows" in (fitted.unknown_note(groups) or "")
+    segments = Segments.of(names, most=None)
+    assert "1500 of 1500 rows" in (fitted.unknown_note(segments) or "")
     with pytest.raises(DataError, match="at most 1000 segments"):
         CalibrationSet(logits, np.zeros(1500, dtype=int), names)

@@ -192,7 +192,7 @@ def test_every_hint_is_a_short_line() -> None:
         lambda: header_of(Answer(200, {}, b""), "calibrd-version"),
         lambda: member_of(member_of({"parts": []}, "parts"), 0),
         lambda: records_of(Key, 3),
-        lambda: report_of({"format": 1}),
+        lambda: report_of({"format": 2}),
         lambda: report_of([]),
     ],
 )

@@ -31,7 +31,7 @@ from calibrd.torch import CalibratedModule, MapModule, collect_logits, fingerpri
 LOGITS, LABELS = sample()
 DATA = CalibrationSet(LOGITS, LABELS)
 INDICATORS = get_args(Indicator)
-METHODS = {name: one for name, one in all_methods().items() if not one.needs_groups}
+METHODS = {name: one for name, one in all_methods().items() if not one.needs_segments}
 
 
 def probabilities() -> CalibrationSet:

@@ -36,9 +36,9 @@ class NotingMap(TemperatureMap):
 
     threads: set[str] = set()  # noqa: RUF012 - shared on purpose
 
-    def apply_logits(self, logits: Any, groups: Any = None) -> Any:
+    def apply_logits(self, logits: Any, segments: Any = None) -> Any:
         self.threads.add(threading.current_thread().name)
-        return super().apply_logits(logits, groups)
+        return super().apply_logits(logits, segments)
 
 
 def smart(k: int) -> SmartMap:

@@ -46,7 +46,7 @@ def draw_apart(n: int, k: int, *, seed: int = 0) -> CalibrationSet:
 
 def in_segments(data: CalibrationSet, count: int = 3) -> CalibrationSet:
     """The same rows, dealt out to a few segments."""
-    return data.with_groups([f"segment {place % count}" for place in range(data.n)])
+    return data.with_segments([f"segment {place % count}" for place in range(data.n)])
 
 
 def distorted(n: int, k: int, *, seed: int = 0, spread: float = 0.3) -> CalibrationSet:

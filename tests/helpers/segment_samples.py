@@ -15,11 +15,11 @@ NAMES = np.array(["app", "web"])
 
 
 def rows_of_segments(rows: int = 2400, seed: int = 5) -> dict[str, np.ndarray]:
-    """Logits, labels and groups; those of ``app`` are three times as large as those of ``web``."""
+    """Logits, labels and segments; logits of ``app`` are three times those of ``web``."""
     logits, labels = sample(rows, seed=seed, scale=1.0)
-    groups = NAMES[np.arange(rows) % 2]
-    logits[groups == "app"] *= 3
-    return {"logits": logits, "labels": labels, "groups": groups}
+    segments = NAMES[np.arange(rows) % 2]
+    logits[segments == "app"] *= 3
+    return {"logits": logits, "labels": labels, "segments": segments}
 
 
 def drawn(sizes: Sizes, tau: float, seed: int) -> tuple[CalibrationSet, Floats]:

@@ -26,7 +26,7 @@ def test_the_demo_prints_every_method_and_writes_its_page(
     assert "segmented" not in cells  # the sample has no segments
     shown = [line for line in lines if line.split()[:1] and line.split()[0] in all_methods()]
     assert len({re.search(r"[a-z_]+$", line).start() for line in shown}) == 1  # one below the other
-    for name in (name for name, recipe in all_methods().items() if not recipe.needs_groups):
+    for name in (name for name, recipe in all_methods().items() if not recipe.needs_segments):
         assert cells[name][1:3] == ["6.79", "%"]
         assert cells[name][-1] in ("improved", "trade_off", "no_measurable_change")
     assert cells["identity"][-1] == "no_measurable_change"

@@ -48,7 +48,7 @@ TERMS = {
 }
 ENDINGS = re.compile(r"(ings?|ers?|eds?|es|s|ions?)$")
 # names that meant several things; each has one meaning, or none, now
-ONCE = ("Asked", "Groups", "Observed", "Rows", "Entry")
+ONCE = ("Asked", "Segments", "Observed", "Rows", "Entry")
 
 
 def names_in(folder: Path) -> list[str]:

@@ -11,25 +11,25 @@ import numpy as np
 import orjson
 
 from calibrators.data import Kind
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from service.concurrency.parsing_turn import parsing_turn
-from service.datasets.formats import csv_text, json_text, npy, npz, safetensors, segments
+from service.datasets.formats import csv_text, json_text, npy, npz, safetensors, segment_names
 from service.datasets.formats.npy import Array, Bytes, Readable, check_dimensions
-from service.datasets.formats.segments import GROUPS
+from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, Malformed, NotAcceptable, TooLarge, Unsupported
 from service.http import json_body
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS = "labels"
 VALUES = "values"
-NAMES = (*KINDS, VALUES, LABELS, GROUPS)
-GROUP_COPIES = 2
+NAMES = (*KINDS, VALUES, LABELS, SEGMENTS)
+SEGMENT_COPIES = 2
 
 
 class Arrays(NamedTuple):
-    """What was sent: values (n, k) or (n,), labels and groups (n,), and what the values are.
+    """What was sent: values (n, k) or (n,), labels and segments (n,), and what the values are.
 
-    There need be no labels and no groups. ``declared`` is None where nothing says it (npy, arrays
+    There need be no labels and no segments. ``declared`` is None where nothing says it (npy, arrays
     called ``values``, a bare JSON list, some CSV). The arrays may share the memory of the body; in
     which order of bytes, rows and columns they are kept is as sent.
     """
@@ -37,14 +37,14 @@ class Arrays(NamedTuple):
     values: Array
     labels: Array | None = None
     declared: Kind | None = None
-    groups: Array | Groups | None = None
+    segments: Array | Segments | None = None
 
 
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
     """The arrays of a body of at most ``limit`` bytes, as sent and unpacked.
 
     npz, safetensors and JSON objects name them: one of ``logits``, ``probabilities`` and (where it
-    need not be said which) ``values``, with ``labels`` and ``groups`` if there are any; CSV names
+    need not be said which) ``values``, with ``labels`` and ``segments`` if there are any; CSV names
     their columns. The rules of calibrators (NaN, ranges) are left to it.
     """
     check_size(len(body), limit)
@@ -67,12 +67,12 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
 def arrays_of_document(document: dict[str, Any]) -> Arrays:
     """The arrays among the fields of a JSON document; other fields are left alone."""
     declared = declared_kind(document)
-    labels, groups = document.get(LABELS), document.get(GROUPS)
+    labels, segments = document.get(LABELS), document.get(SEGMENTS)
     return Arrays(
         json_text.numbers(declared or VALUES, document[declared or VALUES]),
         None if labels is None else json_text.numbers(LABELS, labels),
         declared,
-        None if groups is None else segments.from_list(groups),
+        None if segments is None else segment_names.from_list(segments),
     )
 
 
@@ -115,7 +115,7 @@ def check_names(names: Iterable[str]) -> None:
             raise Invalid(
                 "unknown_array",
                 f"the array {name[:40]!r} is not known: name the values logits or probabilities, "
-                "the true classes labels, and the segments groups",
+                "the true classes labels, and the names of the segments segments",
             )
 
 
@@ -146,16 +146,16 @@ def npz_members(file: Readable, size: int, limit: int) -> dict[str, npz.Member]:
 def unpacked_size(body: Bytes, limit: int) -> int:
     """Return how much memory the arrays of an npz body take, by its directory alone."""
     found = npz_members(io.BytesIO(body), len(body), limit)
-    groups = found[GROUPS].unpacked if GROUPS in found else 0
+    segments = found[SEGMENTS].unpacked if SEGMENTS in found else 0
     # each row gets the number and the scale of its segment, even if its name has one byte
-    return sum(one.unpacked for one in found.values()) + GROUP_COPIES * groups
+    return sum(one.unpacked for one in found.values()) + SEGMENT_COPIES * segments
 
 
 def _npz(body: Bytes, limit: int) -> dict[str, Array]:
     file = io.BytesIO(body)
     found = npz_members(file, len(body), limit)
     return {
-        name: npy.decode(npz.Unpacked(file, one).read(one.unpacked), is_text=name == GROUPS)
+        name: npy.decode(npz.Unpacked(file, one).read(one.unpacked), is_text=name == SEGMENTS)
         for name, one in found.items()
     }
 
@@ -172,14 +172,14 @@ def _document(document: Any) -> Arrays:
 def _named(arrays: dict[str, Array]) -> Arrays:
     check_names(arrays)
     declared = declared_kind(arrays)
-    groups = arrays.pop(GROUPS, None)
+    segments = arrays.pop(SEGMENTS, None)
     for name, array in arrays.items():
         _checked(name, array)
     return Arrays(
         arrays[declared or VALUES],
         arrays.get(LABELS),
         declared,
-        None if groups is None else segments.checked(groups),
+        None if segments is None else segment_names.checked(segments),
     )
 
 

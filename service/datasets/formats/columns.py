@@ -8,7 +8,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from service.datasets.formats import npy, npz, safetensors
 from service.datasets.formats.bodies import LABELS, VALUES, Arrays, Format, npz_members, read_arrays
 from service.datasets.formats.npy import (
@@ -19,7 +19,7 @@ from service.datasets.formats.npy import (
     read_at,
     widened_bfloat16,
 )
-from service.datasets.formats.segments import GROUPS
+from service.datasets.formats.segment_names import SEGMENTS
 
 PIECE = 1 << 20
 
@@ -126,12 +126,12 @@ class Held:
 
 
 class Named:
-    """Groups that are in memory already, read as names."""
+    """Segments that are in memory already, read as names."""
 
-    def __init__(self, groups: Groups) -> None:
-        self.layout = Layout(np.dtype("U1"), groups.codes.shape, is_text=True)
-        self._names: Array = np.array(groups.names, dtype=object)
-        self._codes = groups.codes
+    def __init__(self, segments: Segments) -> None:
+        self.layout = Layout(np.dtype("U1"), segments.codes.shape, is_text=True)
+        self._names: Array = np.array(segments.names, dtype=object)
+        self._codes = segments.codes
 
     def rows(self, start: int, stop: int) -> Array:
         return np.asarray(self._names[self._codes[start:stop]])
@@ -152,7 +152,8 @@ def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
         case Format.NPZ:
             found = npz_members(file, size, limit)
             return {
-                name: Zipped(file, member, is_text=name == GROUPS) for name, member in found.items()
+                name: Zipped(file, member, is_text=name == SEGMENTS)
+                for name, member in found.items()
             }
         case Format.SAFETENSORS:
             start = safetensors.header_length(read_at(file, 0, min(size, safetensors.PREFIX)))
@@ -175,10 +176,10 @@ def _held(arrays: Arrays) -> dict[str, Column]:
     found: dict[str, Column] = {arrays.declared or VALUES: Held(arrays.values)}
     if arrays.labels is not None:
         found[LABELS] = Held(arrays.labels)
-    if isinstance(arrays.groups, Groups):
-        found[GROUPS] = Named(arrays.groups)
-    elif arrays.groups is not None:
-        found[GROUPS] = Held(arrays.groups, is_text=True)
+    if isinstance(arrays.segments, Segments):
+        found[SEGMENTS] = Named(arrays.segments)
+    elif arrays.segments is not None:
+        found[SEGMENTS] = Held(arrays.segments, is_text=True)
     return found
 
 

@@ -1,6 +1,6 @@
 """Arrays as CSV: a header that names the columns, then a line for each row.
 
-One column is ``label`` (or ``labels``), one may be ``group`` (or ``groups``), the segment of each
+One column is ``label`` (or ``labels``), one may be ``segment`` (or ``segments``), that of each
 row; the others are the classes. Their names say what they are:
 
     logit_0, logit_1, ...                    logits; the number is the class, in any order
@@ -22,12 +22,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from calibrators.data import Kind
-from calibrators.segments import GroupCoder, Groups
+from calibrators.segments import SegmentCoder, Segments
 from service.datasets.formats.npy import Array, Bytes
 from service.errors import Invalid, Malformed, TooLarge
 
 LABELS = ("label", "labels")
-GROUPS = ("group", "groups")
+SEGMENTS = ("segment", "segments")
 KINDS: dict[str, Kind] = {"logit": "logits", "p": "probabilities", "probability": "probabilities"}
 SHOWN = 40
 MOST_COLUMNS = 200_000
@@ -39,20 +39,20 @@ Number = TypeVar("Number", int, float)
 
 
 class Table(NamedTuple):
-    """Values (n, k), labels and groups (n,), as in ``bodies.Arrays``."""
+    """Values (n, k), labels and segments (n,), as in ``bodies.Arrays``."""
 
     values: Array
     labels: Array
     declared: Kind | None
-    groups: Groups | None
+    segments: Segments | None
 
 
 class Header(NamedTuple):
-    """The names of all columns; the places of labels, groups (if any) and classes in order."""
+    """The names of all columns; the places of labels, segments (if any) and classes in order."""
 
     names: list[str]
     labels: int
-    groups: int | None
+    segments: int | None
     classes: list[int]
     declared: Kind | None
 
@@ -67,19 +67,19 @@ def decode(body: Bytes) -> Table:
     lines = _lines(body)
     header = _header(next(lines, (0, []))[1])
     values, labels = array("d"), array("q")
-    coder = GroupCoder()
+    coder = SegmentCoder()
     for line, row in lines:
         _check_width(line, row, header)
         for place in header.classes:
             values.append(_cell(line, header.names[place], row[place], float))
         labels.append(_cell(line, header.names[header.labels], row[header.labels], _label))
-        if header.groups is not None:
-            coder.add_names((row[header.groups].strip(),))
+        if header.segments is not None:
+            coder.add_names((row[header.segments].strip(),))
     return Table(
         np.frombuffer(values).reshape(len(labels), len(header.classes)),
         np.frombuffer(labels, np.int64),
         header.declared,
-        None if header.groups is None else coder.groups(),
+        None if header.segments is None else coder.segments(),
     )
 
 
@@ -135,9 +135,9 @@ def _header(line: Sequence[str]) -> Header:
             "the first line must name the columns, and one of them label (or labels), "
             f"got {len(found)} such columns",
         )
-    segment = [place for place, name in enumerate(names) if name in GROUPS]
+    segment = [place for place, name in enumerate(names) if name in SEGMENTS]
     if len(segment) > 1:
-        raise Invalid("bad_columns", "two columns name segments: leave out group or groups")
+        raise Invalid("bad_columns", "two columns name segments: leave out segment or segments")
     others = [place for place in range(len(names)) if place not in (*found, *segment)]
     if not others:
         raise Invalid("bad_columns", "there is no column but the label: add logit_0, logit_1, ...")
@@ -172,7 +172,7 @@ def _classes(names: Sequence[str], others: list[int]) -> tuple[list[int], Kind |
         if found is None:
             raise Invalid(
                 "unknown_array",
-                f"the column {names[place][:SHOWN]!r} is neither a class nor label nor group: "
+                f"the column {names[place][:SHOWN]!r} is neither a class nor label nor segment: "
                 "leave it out",
             )
         by_class[int(found[2])] = place

@@ -16,7 +16,7 @@ from calibrators.arrays import row_maxima
 from calibrators.comparison.judged_rows import fingerprint, fingerprint_of
 from calibrators.data import Kind, as_logits, check_probabilities, two_columns
 from calibrators.rounding import GridFinder
-from service.datasets.formats import segments
+from service.datasets.formats import segment_names
 from service.datasets.formats.bodies import (
     LABELS,
     VALUES,
@@ -27,7 +27,7 @@ from service.datasets.formats.bodies import (
 )
 from service.datasets.formats.columns import Column, by_rows, columns
 from service.datasets.formats.npy import Array, Layout, check_dimensions
-from service.datasets.formats.segments import GROUPS
+from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, TooLarge
 
 Rows = NDArray[np.intp]
@@ -62,12 +62,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a dataset that keeps all rules; ``groups`` counts its segments, if any."""
+    """What is known of a dataset that keeps all rules; ``segments`` is None without any."""
 
     rows: int
     classes: int
     kind: Kind
-    groups: int | None = None
+    segments: int | None = None
 
 
 class Sampled(NamedTuple):
@@ -84,7 +84,7 @@ class Found(NamedTuple):
     kind: Kind
     values: Column
     labels: Column
-    groups: Column | None
+    segments: Column | None
 
 
 def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
@@ -94,16 +94,16 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
     """
     check_size(path.stat().st_size, limits.of(format))
     with path.open("rb") as file:
-        kind, values, labels, groups = _found(columns(file, format, limits.of(format)), kind)
+        kind, values, labels, segments = _found(columns(file, format, limits.of(format)), kind)
         classes = _check_layouts(values.layout, labels.layout, kind, limits)
         rows, named = values.layout.shape[0], None
         rounding = 0.0 if kind == "logits" else _rounding(path, format, kind, limits)
         with TemporaryFile(dir=path.parent) as spool:
             turned = by_rows(values, spool), by_rows(labels, spool)
             _check_rows(*turned, kind, classes, rounding)
-        if groups is not None:  # last, as CalibrationSet does
-            segments.check_layout(groups.layout, rows)
-            named = segments.count(groups.layout, groups.rows)
+        if segments is not None:  # last, as CalibrationSet does
+            segment_names.check_layout(segments.layout, rows)
+            named = segment_names.count(segments.layout, segments.rows)
     return Facts(rows, classes, kind, named)
 
 
@@ -114,9 +114,9 @@ def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet
     """
     with path.open("rb") as file:
         limit = 1 << 62
-        kind, values, labels, groups = _found(columns(file, format, limit), kind)
+        kind, values, labels, segments = _found(columns(file, format, limit), kind)
         make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
-        named = None if groups is None else segments.load(groups.layout, groups.rows)
+        named = None if segments is None else segment_names.load(segments.layout, segments.rows)
         return make(values.mapped(path), labels.mapped(path), named)
 
 
@@ -131,7 +131,7 @@ def sample(path: Path, format: Format, kind: Kind, most_rows: int, most_values: 
         chosen = _drawn(whole.n, whole.k, most_rows, most_values)
         return Sampled(whole.n, whole.take(chosen), fingerprint(whole))
     with path.open("rb") as file, TemporaryFile() as spool:
-        _, values, labels, groups = _found(columns(file, format, 1 << 62), kind)
+        _, values, labels, segments = _found(columns(file, format, 1 << 62), kind)
         rows, classes = values.layout.shape[0], _classes(values.layout)
         chosen = _drawn(rows, classes, most_rows, most_values)
         truth, logits = _Chosen(chosen), _Chosen(chosen)
@@ -142,8 +142,8 @@ def sample(path: Path, format: Format, kind: Kind, most_rows: int, most_values: 
             map(row_maxima, logits.seen(map(as_logits, _column_blocks(by_rows(values, spool))))),
         )
         named = None
-        if groups is not None:
-            named = segments.load_rows(groups.layout, groups.rows, chosen)
+        if segments is not None:
+            named = segment_names.load_rows(segments.layout, segments.rows, chosen)
         return Sampled(rows, CalibrationSet(logits.taken(), truth.taken(), named), digest)
 
 
@@ -202,7 +202,7 @@ def _found(found: dict[str, Column], kind: Kind | None) -> Found:
         )
     if kind not in (None, known):
         raise Invalid("wrong_kind", f"the dataset is said to hold {kind} but holds {known}")
-    return Found(known, found[declared or VALUES], found[LABELS], found.get(GROUPS))
+    return Found(known, found[declared or VALUES], found[LABELS], found.get(SEGMENTS))
 
 
 def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -> int:

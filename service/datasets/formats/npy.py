@@ -149,7 +149,7 @@ class Readable(Protocol):
 class Layout:
     """Type, shape and order of an array; ``bfloat16`` says what the bits of a uint16 mean.
 
-    ``is_text`` says that the array may hold names: what ``groups`` do, and nothing else.
+    ``is_text`` says that the array may hold names: what ``segments`` do, and nothing else.
     """
 
     dtype: np.dtype[Any]
@@ -192,18 +192,18 @@ def _check_names(dtype: np.dtype[Any]) -> None:
     """Refuse, by the header alone, what cannot be names."""
     if dtype.kind == "U" and not 1 <= dtype.itemsize // CHARACTER_BYTES <= LONGEST_NAME:
         raise DataError(
-            "bad_group_name",
-            f"the names of groups must have 1 to {LONGEST_NAME} characters, "
+            "bad_segment_name",
+            f"the names of segments must have 1 to {LONGEST_NAME} characters, "
             f"got an array of {str(dtype)[:80]}",
         )
     if dtype.kind != "U" and dtype.newbyteorder("=") not in DTYPES:
         hint = (
-            ": save groups.astype(str), with a name such as 'other' where a row has no segment"
+            ": save segments.astype(str), with a name such as 'other' where a row has no segment"
             if dtype.hasobject
             else ""
         )
         raise DataError(
-            "bad_groups", f"groups must be text or integers, got {str(dtype)[:80]}{hint}"
+            "bad_segments", f"segments must be text or integers, got {str(dtype)[:80]}{hint}"
         )
 
 

@@ -151,7 +151,7 @@ def objection(
         )
     if before is not None and before.method == Segmented.name != version.method:
         found.append(
-            f"takes no groups, which callers of {alias!r} may send now, as version "
+            f"takes no segments, which callers of {alias!r} may send now, as version "
             f"{before.number} takes them"
         )
     if version.verdict is None:

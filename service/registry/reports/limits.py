@@ -16,7 +16,7 @@ MOST_ITEMS = {
     "equal_mass": MOST_BINS,
     "by_margin": 3,
     "by_class": 50,
-    "by_group": 100,
+    "by_segment": 100,
     "temperatures": 100,
     "band": 100,
 }

@@ -63,7 +63,7 @@ def compare(request: dict[str, Any]) -> bytes:
         data.labels,
         before=first,
         margin=margins(data.logits),
-        groups=data.groups,
+        segments=data.segments,
         judged_on=f"{data.n:,} rows of the dataset {request['dataset']}",
     )
     found = {"rows": rows, "data": digest, "report": report.to_dict()}

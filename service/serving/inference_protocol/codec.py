@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from service.concurrency.parsing_turn import parsing_turn
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http.json_body import check_cost
@@ -44,7 +44,7 @@ class InferRequest:
 
     id: str | None
     values: NDArray[Any]
-    groups: NDArray[Any] | Groups | None
+    segments: NDArray[Any] | Segments | None
     binary: bool
     model: str | None
     only_warn: bool
@@ -89,7 +89,7 @@ def decode(
         )
     with parsing_turn(length):
         document = _parse(memoryview(body)[:length])
-        values, groups = read_inputs(document, memoryview(body)[length:], served)
+        values, segments = read_inputs(document, memoryview(body)[length:], served)
     check_call_cost(served, values)
     parameters = fields.parameters(document, "parameters")
     binary = _wants_binary(document, parameters)
@@ -100,7 +100,7 @@ def decode(
     return InferRequest(
         fields.optional(document, "id", str),
         values,
-        groups,
+        segments,
         binary,
         fields.optional(parameters, "parameters.model", str),
         _only_warns(parameters),

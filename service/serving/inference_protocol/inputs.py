@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from calibrators.segments import Groups, check_length
-from service.datasets.formats.segments import GROUPS, from_names
+from calibrators.segments import Segments, check_length
+from service.datasets.formats.segment_names import SEGMENTS, from_names
 from service.errors import Invalid, Malformed
 from service.serving.inference_protocol import fields
 from service.serving.inference_protocol.tensors import (
@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
     """Values (n, columns), and the segment of each row (n,) if they were sent."""
 
     values: NDArray[Any]
-    groups: NDArray[Any] | Groups | None
+    segments: NDArray[Any] | Segments | None
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def read_inputs(document: dict[str, Any], tail: memoryview, served: Served) -> I
     datatype = tensor.datatype(DATATYPES)
     shape = _shape(tensor, served)
     values = tensor.numbers(datatype, shape).reshape(shape)
-    if GROUPS not in found:
+    if SEGMENTS not in found:
         return Inputs(values, None)
-    return Inputs(values, _groups(found[GROUPS], rows=len(values)))
+    return Inputs(values, _segments(found[SEGMENTS], rows=len(values)))
 
 
 def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, Tensor]:
@@ -130,11 +130,11 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
     for place, sent in enumerate(inputs):
         path = f"inputs[{place}]"
         name = fields.required(sent, f"{path}.name", str)
-        if name not in (kind, GROUPS) or name in found:
+        if name not in (kind, SEGMENTS) or name in found:
             raise Malformed(
                 "unknown_input",
                 f"calibrator {served.calibrator!r} version {served.number} takes one input named "
-                f"{kind!r} and, where rows have segments, one named {GROUPS!r}; {path} is named "
+                f"{kind!r} and, where rows have segments, one named {SEGMENTS!r}; {path} is named "
                 f"{reprlib.repr(name)}",
             )
         size = _size(sent, path, len(tail))
@@ -180,7 +180,7 @@ def _shape(tensor: Tensor, served: Served) -> tuple[int, ...]:
     return shape
 
 
-def _groups(tensor: Tensor, rows: int) -> NDArray[Any] | Groups:
+def _segments(tensor: Tensor, rows: int) -> NDArray[Any] | Segments:
     """The segment of each row, named by text or by whole numbers (n,)."""
     datatype = tensor.datatype((TEXT, *WHOLE))
     shape = tensor.shape("[n] or [n, 1]", (1, 2))

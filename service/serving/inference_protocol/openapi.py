@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.datasets.formats.segments import GROUPS
+from service.datasets.formats.segment_names import SEGMENTS
 from service.serving.apply_map import MODEL_HEADER
 from service.serving.inference_protocol.codec import LENGTH_HEADER
 from service.serving.inference_protocol.tensors import DATATYPES, TEXT
@@ -70,7 +70,7 @@ INPUT = _object(
     "name",
     "datatype",
     "shape",
-    name={"type": "string", "enum": ["logits", "probabilities", GROUPS]},
+    name={"type": "string", "enum": ["logits", "probabilities", SEGMENTS]},
     datatype={"type": "string", "enum": [*DATATYPES, TEXT]},
     shape=_list_of({"type": "integer", "minimum": 1}, minItems=1, maxItems=2),
     parameters=_or_null(_object(binary_data_size=_or_null(COUNT))),
@@ -171,7 +171,7 @@ INFER_DESCRIPTION = (
     "A tensor may follow the JSON as raw little-endian bytes, with its `binary_data_size` and the "
     f"header `{LENGTH_HEADER}`; ask for such an answer with `binary_data_output`, or with "
     "`binary_data` of an output. Content-Encoding may be gzip or deflate.\n\n"
-    "A map of the method `segmented` takes a second input, `groups`, BYTES or integers of shape "
+    "A map of the method `segmented` takes a second input, `segments`, BYTES or integers of shape "
     "[n] or [n, 1]: the segment of each row. Without it all rows get what the map for all rows "
     "gives; so do rows of segments that it does not know, which the header Calibrd-Warning and "
     "the answer's parameter `warning` count.\n\n"

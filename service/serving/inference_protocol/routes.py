@@ -14,7 +14,7 @@ from starlette.routing import Route
 from service.access.permissions import Principal, Scope
 from service.datasets.formats import Arrays
 from service.datasets.formats.npz import HIGHEST_RATIO
-from service.datasets.formats.segments import GROUPS
+from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Malformed
 from service.http.callers import check_scope
 from service.http.middleware.body_memory import end_work, hold_unpacked, read_body
@@ -111,7 +111,7 @@ class _Protocol:
         shape = [-1, served.map.k]
         inputs = [{"name": served.map.kind, "datatype": "FP32", "shape": shape}]
         if served.map.has_segments:
-            inputs.append({"name": GROUPS, "datatype": TEXT, "shape": [-1]})
+            inputs.append({"name": SEGMENTS, "datatype": TEXT, "shape": [-1]})
         return _json(
             {
                 "name": served.calibrator,
@@ -153,7 +153,7 @@ class _Protocol:
 
         models = _models(request)
         asked = await read_body(request.scope, read, lambda found: found.answer_size)
-        is_plain = is_small and asked.groups is None
+        is_plain = is_small and asked.segments is None
         if is_plain and is_quick(served, asked.values, writes_json=not asked.binary):
             answer = _answer(asked, served, models)
         else:
@@ -179,7 +179,7 @@ class _Protocol:
 def _answer(asked: InferRequest, served: Served, models: list[str]) -> Response:
     stated = [*models, *([] if asked.model is None else [asked.model])]
     mismatch = check_model(served, stated, only_warn=asked.only_warn)
-    found = predict(served.map, Arrays(asked.values, groups=asked.groups))
+    found = predict(served.map, Arrays(asked.values, segments=asked.segments))
     content, json_length = encode(asked, found, served)
     if asked.binary:
         answer = Response(content, media_type="application/octet-stream")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.datasets.formats.npy import widened_bfloat16
-from service.datasets.formats.segments import BLOCK_NAMES
+from service.datasets.formats.segment_names import BLOCK_NAMES
 from service.errors import Malformed
 
 DATATYPES: dict[str, np.dtype[Any]] = {

@@ -17,7 +17,7 @@ ROW: Plain = {"type": "array", "items": {"type": "number"}}
 ROWS: Plain = {"type": "array", "items": ROW}
 VALUES: Plain = {"anyOf": [ROWS, ROW], "description": "(n, k), or one row (k,) if k > 2"}
 LABELS: Plain = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-GROUPS: Plain = {
+SEGMENTS: Plain = {
     "type": "array",
     "items": {"type": ["string", "integer"]},
     "description": "The segment of each row, for a map that has segments",
@@ -162,7 +162,7 @@ BODY: Plain = {
                     *(
                         {
                             "type": "object",
-                            "properties": {name: VALUES, "labels": LABELS, "groups": GROUPS},
+                            "properties": {name: VALUES, "labels": LABELS, "segments": SEGMENTS},
                             "required": [name],
                             "additionalProperties": False,
                         }
@@ -175,7 +175,7 @@ BODY: Plain = {
             "examples": {
                 "logits": {"value": {"logits": [[2.1, 0.3, -1.0]]}},
                 "with labels": {"value": {"logits": [[2.1, 0.3, -1.0]], "labels": [0]}},
-                "of a segment": {"value": {"logits": [[2.1, 0.3, -1.0]], "groups": ["web"]}},
+                "of a segment": {"value": {"logits": [[2.1, 0.3, -1.0]], "segments": ["web"]}},
                 "one row": {"value": [2.1, 0.3, -1.0]},
             },
         },
@@ -219,11 +219,11 @@ OPENAPI: Plain = {
                 "With `labels` (n,) the answer is JSON and also has an `evaluation`: ECE with its "
                 "noise floor, NLL, Brier score and reliability tables, of at most "
                 f"{EVALUATED_ROWS} rows.\n\n"
-                "With `groups` (n,), names or whole numbers, a map of the method `segmented` "
+                "With `segments` (n,), names or whole numbers, a map of the method `segmented` "
                 "treats each row as its segment; one that it does not know gets what all rows "
-                "together have, and a Calibrd-Warning counts them. Other maps refuse groups "
+                "together have, and a Calibrd-Warning counts them. Other maps refuse segments "
                 "(`no_segments`), unless there are labels, too: then the evaluation also tells of "
-                "each segment (`by_group`)."
+                "each segment (`by_segment`)."
             ),
             "parameters": OPTIONS,
             "requestBody": BODY,

@@ -156,7 +156,7 @@ class Predict:
     ) -> tuple[Headers, bytes]:
         """Answer on the event loop if that is quick."""
         is_long = (
-            arrays.labels is not None or arrays.groups is not None or asked.interval is not None
+            arrays.labels is not None or arrays.segments is not None or asked.interval is not None
         )
         # what is accepted may ask for JSON: to look is dearer than to assume it
         writes_json = format is Format.JSON or bool(sent.accept) or asked.top is not None
@@ -300,7 +300,7 @@ def _document(
         low, high = found.band
         document["interval"] = {"level": level, "low": low, "high": high}
     if arrays.labels is not None:
-        document["evaluation"] = evaluation(found.probabilities, arrays.labels, arrays.groups)
+        document["evaluation"] = evaluation(found.probabilities, arrays.labels, arrays.segments)
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

@@ -7,7 +7,7 @@ SAVE = "np.savez('data.npz', logits=logits, labels=labels)"
 _NOT_READ = f"Save the file again, such as by {SAVE}, and see that all of it is copied."
 _NAMES = f"Give the arrays their names: {SAVE}, or probabilities= in place of logits=."
 _COLUMNS = (
-    "Name the columns logit_0, logit_1, … (or p_0, p_1, …), label and, for segments, group, "
+    "Name the columns logit_0, logit_1, … (or p_0, p_1, …), label and, if rows have one, segment, "
     "and leave others out."
 )
 _NUMBERS = "Correct that line, or leave the row out."
@@ -28,7 +28,7 @@ ADVICE = {
     "bad_zip": _NOT_READ,
     "bad_compression": _NOT_READ,
     "bad_type": "Convert the values to float32 and the labels to int64.",
-    "unknown_array": f"{_NAMES} In CSV, leave out all columns but classes, label and group.",
+    "unknown_array": f"{_NAMES} In CSV, leave out all columns but classes, label and segment.",
     "logits_or_probabilities": _NAMES,
     "no_labels": f"{_NAMES} In CSV, call one column label.",
     "bad_columns": _COLUMNS,
@@ -45,13 +45,13 @@ ADVICE = {
     "labels_not_integers": "Convert the labels: labels.astype('int64').",
     "bad_label_shape": "Give one label a row; of one-hot rows, that is labels.argmax(axis=1).",
     "length_mismatch": "See that both come from the same rows, in the same order.",
-    "no_groups": "Add the segment of each row: np.savez('data.npz', logits=logits, labels=labels, "
-    "groups=groups), or a column group in CSV.",
-    "bad_groups": "Give groups as text or as whole numbers, one a row, and call rows without "
-    "a segment 'other'; of an array of objects, as pandas gives it, save groups.astype(str).",
-    "bad_group_name": "Give every row's segment a short name; call those without one 'other'.",
-    "groups_length": "See that all come from the same rows, in the same order.",
-    "too_many_groups": "Name something that many rows share, such as a country or a channel.",
+    "missing_segments": "Add the segment of each row: np.savez('data.npz', logits=logits, "
+    "labels=labels, segments=segments), or a column segment in CSV.",
+    "bad_segments": "Give segments as text or as whole numbers, one a row, and call rows without "
+    "a segment 'other'; of an array of objects, as pandas gives it, save segments.astype(str).",
+    "bad_segment_name": "Give every row's segment a short name; call those without one 'other'.",
+    "segments_length": "See that all come from the same rows, in the same order.",
+    "too_many_segments": "Name something that many rows share, such as a country or a channel.",
     "not_a_probability": _PROBABILITIES,
     "rows_do_not_sum_to_one": _PROBABILITIES,
     "wrong_kind": "Choose what the file's own names say.",

@@ -31,7 +31,7 @@ def snippets(
     predict = f"{url}/v1/calibrators/{called}/predict"
     model = f"{url}/v2/models/{name}" + ("" if ref == PRODUCTION else f"/versions/{ref}")
     segments = _segments(version)
-    named = {"groups": segments} if segments else {}
+    named = {"segments": segments} if segments else {}
     return (
         Snippet("curl", _curl(predict, {version.kind: _row(version), **named}, needs_key)),
         Snippet("Python", _python(url, called, version, segments)),
@@ -94,22 +94,22 @@ def _python(url: str, called: str, version: Version, segments: list[str]) -> str
         version.kind,
         "" if called.rpartition("@")[2].isdigit() else "follows the alias, ",
     )
-    groups = ", groups=groups" if segments else ""
+    argument = ", segments=segments" if segments else ""
     return (
         "import calibrd\n\n"
         f"{kind} = {_short(_row(version))}\n"
-        + (f"groups = {_short(segments)}  # the segment of each row\n" if segments else "")
+        + (f"segments = {_short(segments)}  # the segment of each row\n" if segments else "")
         + "# the key is read from CALIBRD_API_KEY\n"
         f'client = calibrd.Client("{url}")\n'
-        f'p = client.predict("{called}", {kind}{groups})\n\n'
+        f'p = client.predict("{called}", {kind}{argument})\n\n'
         f"# in this process: {follows}goes on while the service is away\n"
         f'calibrator = client.load("{called}")\n'
-        f"p = calibrator.apply({kind}{groups})"
+        f"p = calibrator.apply({kind}{argument})"
     )
 
 
 def _inference(version: Version, segments: list[str]) -> dict[str, Any]:
     shape = [1, version.classes]
     values = {"name": version.kind, "shape": shape, "datatype": "FP64", "data": _row(version)}
-    groups = {"name": "groups", "shape": [1], "datatype": "BYTES", "data": segments}
-    return {"inputs": [values, groups] if segments else [values]}
+    named = {"name": "segments", "shape": [1], "datatype": "BYTES", "data": segments}
+    return {"inputs": [values, named] if segments else [values]}

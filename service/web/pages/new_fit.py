@@ -47,7 +47,7 @@ class Choice:
     cost: str
     reference: str
     keeps_class: bool | None
-    needs_groups: bool
+    needs_segments: bool
     is_chosen: bool
     parameters: str
 
@@ -89,7 +89,7 @@ def choices() -> list[Choice]:
             recipe.cost,
             recipe.reference,
             keeps_class(name),
-            recipe.needs_groups,
+            recipe.needs_segments,
             name == DEFAULT_METHOD,
             _defaults(recipe),
         )

@@ -136,7 +136,7 @@ def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tu
         arrays,
     ).probabilities
     if segment in _segments(served):
-        arrays = arrays._replace(groups=np.full(len(arrays.values), segment))
+        arrays = arrays._replace(segments=np.full(len(arrays.values), segment))
     found = predict(fitted, arrays)
     rows = zip(before, found.probabilities, strict=True)
     return [_tried(*one) for one in rows], found.warnings

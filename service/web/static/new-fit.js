@@ -71,7 +71,7 @@ async function csvSaysKind(file) {
   const [header] = (await file.slice(0, HEADER_BYTES).text()).replace(/^\s+/, "").split(/\r|\n/, 1);
   const names = header.split(",").map((one) => one.trim().replace(/^"|"$/g, "").trim().toLowerCase());
   if (!names.some((one) => /^labels?$/.test(one))) return true; // it is no set at all: the service says so
-  const others = names.filter((one) => !/^(label|group)s?$/.test(one));
+  const others = names.filter((one) => !/^(label|segment)s?$/.test(one));
   return others.some((one) => NUMBERED.test(one)) || (others.length === 1 && ALONE.test(others[0]));
 }
 

@@ -145,7 +145,7 @@ def npz_bodies(unpacked: int) -> Iterator[Body]:
             {
                 "logits": np.zeros((tall // 100, 2), "f4"),
                 "labels": np.zeros(tall // 100, "i1"),
-                "groups": np.full(tall // 100, "a" * 100),
+                "segments": np.full(tall // 100, "a" * 100),
             }
         ),
         "many members": _many_members,

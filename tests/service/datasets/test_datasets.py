@@ -62,12 +62,12 @@ def test_segments_are_counted_and_part_of_the_bytes(local):
     logits, labels = sample(20)
     lists = {"logits": logits.tolist(), "labels": labels.tolist()}
     plain = local.post("/v1/datasets", json=lists).json()
-    named = local.post("/v1/datasets", json={**lists, "groups": ["web", "app"] * 10}).json()
-    other = local.post("/v1/datasets", json={**lists, "groups": ["web"] * 20}).json()
-    assert (plain["groups"], named["groups"], other["groups"]) == (None, 2, 1)
+    named = local.post("/v1/datasets", json={**lists, "segments": ["web", "app"] * 10}).json()
+    other = local.post("/v1/datasets", json={**lists, "segments": ["web"] * 20}).json()
+    assert (plain["segments"], named["segments"], other["segments"]) == (None, 2, 1)
     assert len({one["sha256"] for one in (plain, named, other)}) == 3
-    listed = {one["id"]: one["groups"] for one in local.get("/v1/datasets").json()["items"]}
-    assert listed == {one["id"]: one["groups"] for one in (plain, named, other)}
+    listed = {one["id"]: one["segments"] for one in local.get("/v1/datasets").json()["items"]}
+    assert listed == {one["id"]: one["segments"] for one in (plain, named, other)}
 
 
 def test_kind_is_declared_and_never_guessed(local):

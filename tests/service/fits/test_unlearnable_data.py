@@ -51,8 +51,8 @@ def findings(place: Place) -> list[Finding]:
 def fitted(place: Place, case: str, *methods: str) -> tuple[FitStatus, list[Version]]:
     """The versions that a worker makes of data."""
     logits, labels = DATA[case]
-    groups = np.resize(["app", "web"], len(labels))
-    data = place.dataset(logits=logits * next(SCALES), labels=labels, groups=groups)
+    segments = np.resize(["app", "web"], len(labels))
+    data = place.dataset(logits=logits * next(SCALES), labels=labels, segments=segments)
     fit = place.order(data, *((name, {}) for name in methods))
     job = begin(place.database, fit.id, worker="w1", device="cpu")
     assert job is not None

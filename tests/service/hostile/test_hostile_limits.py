@@ -97,11 +97,11 @@ def test_heads_that_never_end_take_little_memory(attacked):
 
 
 @by_the_clock
-def test_groups_of_many_rows_take_neither_the_interpreter_nor_memory(attacked):
+def test_segments_of_many_rows_take_neither_the_interpreter_nor_memory(attacked):
     file = io.BytesIO()
     rows = 20_000_000
-    np.savez_compressed(file, logits=np.zeros((3, 5), "f4"), groups=np.zeros(rows, "i1"))
-    body = Body("groups", file.getvalue(), NPZ)
+    np.savez_compressed(file, logits=np.zeros((3, 5), "f4"), segments=np.zeros(rows, "i1"))
+    body = Body("segments", file.getvalue(), NPZ)
     path = "/v1/calibrators/fashion@production/predict"
     with attacked.watched() as watched:
         assert attacked.send("POST", path, "predict", body) == 422

@@ -69,7 +69,7 @@ def test_the_first_bad_row_is_named():
 @pytest.mark.parametrize(("value", "code"), [(np.nan, "nan"), (np.inf, "infinite")])
 def test_no_method_answers_for_nan(method, value, code, overconfident, monkeypatch):
     data = overconfident
-    if all_methods()[method].needs_groups:
+    if all_methods()[method].needs_segments:
         data = CalibrationSet(data.logits, data.labels, np.arange(data.n) % 3)
     monkeypatch.setitem(MAPS, "fitted", all_methods()[method]().fit(data))
     values = np.array(overconfident.logits[:3])
@@ -286,6 +286,6 @@ def test_openapi_describes_the_route():
     for example in OPENAPI[path]["post"]["requestBody"]["content"]["application/json"][
         "examples"
     ].values():
-        name = "segments" if "groups" in example["value"] else "three"
+        name = "segments" if "segments" in example["value"] else "three"
         answer = post(json.dumps(example["value"]).encode(), f"{name}@3/predict")
         assert answer.status_code == 200

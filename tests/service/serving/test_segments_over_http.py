@@ -64,11 +64,11 @@ def test_the_fit_is_that_of_calibrators(client: httpx.Client, segmented: Segment
     assert segmented.segments == ("app", "web")
     np.testing.assert_array_equal(segmented.temperatures, local.temperatures)
     report = client.get("/v1/calibrators/segments/versions/1/report").json()
-    assert {row["name"] for row in report["by_group"]} == {"app", "web"}
+    assert {row["name"] for row in report["by_segment"]} == {"app", "web"}
 
 
 def test_the_methods_say_which_needs_segments(client: httpx.Client) -> None:
-    needing = [one["name"] for one in client.get("/v1/methods").json() if one["needs_groups"]]
+    needing = [one["name"] for one in client.get("/v1/methods").json() if one["needs_segments"]]
     assert needing == ["segmented"]
 
 
@@ -87,12 +87,12 @@ def test_why_there_is_no_onnx_is_told(
 
 
 def test_a_dataset_says_how_many_segments_it_has(client: httpx.Client, uploaded) -> None:
-    assert uploaded["groups"] == 2
-    assert client.get(f"/v1/datasets/{uploaded['id']}").json()["groups"] == 2
+    assert uploaded["segments"] == 2
+    assert client.get(f"/v1/datasets/{uploaded['id']}").json()["segments"] == 2
     plain = client.post(
         "/v1/datasets", content=plain_npz(DATA["logits"], DATA["labels"]), headers=NPZ
     ).json()
-    assert plain["groups"] is None
+    assert plain["segments"] is None
     assert plain["sha256"] != uploaded["sha256"]
 
 
@@ -122,8 +122,8 @@ def test_each_row_gets_the_map_of_its_segment(
     client: httpx.Client, segmented: SegmentedMap, format: str
 ) -> None:
     media_type, encode = BODIES[format]
-    groups = np.array(["app", "web", "nowhere", "web", "app", "app"])
-    body = encode(logits=ROWS["logits"], groups=groups)
+    segments = np.array(["app", "web", "nowhere", "web", "app", "app"])
+    body = encode(logits=ROWS["logits"], segments=segments)
     answer = client.post(
         PREDICT,
         content=body,
@@ -131,7 +131,7 @@ def test_each_row_gets_the_map_of_its_segment(
     )
     assert answer.status_code == 200, answer.text
     found = np.array(answer.json()["probabilities"])
-    np.testing.assert_allclose(found, segmented.apply(ROWS["logits"], groups), atol=1e-6)
+    np.testing.assert_allclose(found, segmented.apply(ROWS["logits"], segments), atol=1e-6)
     np.testing.assert_allclose(found[2], segmented.base.apply(ROWS["logits"])[2], atol=1e-6)
     assert np.abs(found[0] - segmented.base.apply(ROWS["logits"])[0]).max() > 1e-3
     told = answer.headers["calibrd-warning"]
@@ -143,24 +143,24 @@ def test_segments_that_are_known_or_not_sent_are_no_reason_to_warn(
     client: httpx.Client, segmented: SegmentedMap
 ) -> None:
     rows = ROWS["logits"].tolist()
-    for document in ({"logits": rows}, {"logits": rows, "groups": ["app", "web"] * 3}):
+    for document in ({"logits": rows}, {"logits": rows, "segments": ["app", "web"] * 3}):
         answer = client.post(PREDICT, json=document)
         assert answer.status_code == 200
         assert "calibrd-warning" not in answer.headers
 
 
 def test_whole_numbers_are_names_too(client: httpx.Client) -> None:
-    numbers = (DATA["groups"] == "web").astype(np.int64)
-    body = safetensors.numpy.save({**DATA, "groups": numbers})
+    numbers = (DATA["segments"] == "web").astype(np.int64)
+    body = safetensors.numpy.save({**DATA, "segments": numbers})
     headers = {"Content-Type": "application/x-safetensors"}
     made = client.post("/v1/datasets", content=body, headers=headers).json()
-    assert made["groups"] == 2
+    assert made["segments"] == 2
     job = fitted(client, "numbered", dataset=made["id"], method="segmented")
     assert job["status"] == "succeeded", job
     url = "/v1/calibrators/numbered@1/predict"
-    rows = safetensors.numpy.save({"logits": ROWS["logits"], "groups": numbers[:6]})
+    rows = safetensors.numpy.save({"logits": ROWS["logits"], "segments": numbers[:6]})
     tensors = client.post(url, content=rows, headers={**headers, "Accept": "application/json"})
-    document = {"logits": ROWS["logits"].tolist(), "groups": [str(one) for one in numbers[:6]]}
+    document = {"logits": ROWS["logits"].tolist(), "segments": [str(one) for one in numbers[:6]]}
     as_text = client.post(url, json=document)
     np.testing.assert_allclose(
         tensors.json()["probabilities"], as_text.json()["probabilities"], atol=1e-7
@@ -172,24 +172,24 @@ def test_an_evaluation_tells_of_segments_whatever_the_map(
 ) -> None:
     document = {name: array[:1000].tolist() for name, array in DATA.items()}
     found = client.post(PREDICT, json=document).json()["evaluation"]
-    assert {row["name"]: row["rows"] for row in found["by_group"]} == {"app": 500, "web": 500}
+    assert {row["name"]: row["rows"] for row in found["by_segment"]} == {"app": 500, "web": 500}
     made = fitted(client, "whole", **document, method="temperature")
     assert made["status"] == "succeeded"
     url = "/v1/calibrators/whole@1/predict"
     plain = client.post(url, json=document).json()
-    assert {row["name"] for row in plain["evaluation"]["by_group"]} == {"app", "web"}
+    assert {row["name"] for row in plain["evaluation"]["by_segment"]} == {"app", "web"}
     assert found["metrics"]["nll"] < plain["evaluation"]["metrics"]["nll"]
 
 
-def test_groups_are_refused_where_nothing_has_segments(client: httpx.Client, local: Local) -> None:
+def test_segments_are_refused_where_nothing_has_them(client: httpx.Client, local: Local) -> None:
     plain = {name: ROWS[name].tolist() for name in ("logits", "labels")}
     made = client.post("/v1/datasets", json=plain).json()
     answer = client.post(
         "/v1/calibrators/none/fits", json={"dataset": made["id"], "method": "segmented"}
     )
-    assert (answer.status_code, answer.json()["code"]) == (422, "no_groups")
+    assert (answer.status_code, answer.json()["code"]) == (422, "missing_segments")
     fitted(client, "unsegmented", **plain, method="temperature")
-    document = {"logits": plain["logits"], "groups": ["web"] * 6}
+    document = {"logits": plain["logits"], "segments": ["web"] * 6}
     answer = client.post("/v1/calibrators/unsegmented@1/predict", json=document)
     assert (answer.status_code, answer.json()["code"]) == (422, "no_segments")
 
@@ -201,7 +201,7 @@ def test_an_evaluation_set_must_name_segments_as_well(client: httpx.Client, uplo
     ).json()
     order = {"dataset": uploaded["id"], "evaluation": plain["id"], "method": "segmented"}
     answer = client.post("/v1/calibrators/none/fits", json=order)
-    assert (answer.status_code, answer.json()["code"]) == (422, "no_groups")
+    assert (answer.status_code, answer.json()["code"]) == (422, "missing_segments")
     assert "evaluation dataset" in answer.json()["detail"]
     named = client.post("/v1/datasets", content=npz(**other), headers=NPZ).json()
     job = fitted(client, "judged", **{**order, "evaluation": named["id"]})
@@ -209,24 +209,24 @@ def test_an_evaluation_set_must_name_segments_as_well(client: httpx.Client, uplo
 
 
 REFUSED = {
-    "too few": (["web"] * 5, "groups_length"),
-    "empty name": (["web"] * 5 + [""], "bad_group_name"),
-    "mixed": (["web"] * 5 + [1], "bad_groups"),
+    "too few": (["web"] * 5, "segments_length"),
+    "empty name": (["web"] * 5 + [""], "bad_segment_name"),
+    "mixed": (["web"] * 5 + [1], "bad_segments"),
     "no list": ("web", "not_an_array"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_groups_are_refused_by_row_and_rule(
+def test_bad_segments_are_refused_by_row_and_rule(
     client: httpx.Client, segmented: SegmentedMap, case: str
 ) -> None:
-    groups, code = REFUSED[case]
+    segments, code = REFUSED[case]
     lists: dict[str, Any] = {name: array.tolist() for name, array in ROWS.items()}
-    document = {**lists, "groups": groups}
+    document = {**lists, "segments": segments}
     for url in ("/v1/datasets", PREDICT):
         answer = client.post(url, json=document)
         assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
-        if code in ("bad_group_name", "bad_groups"):
+        if code in ("bad_segment_name", "bad_segments"):
             assert (answer.json()["rows"], answer.json()["first"]) == (1, 5)
 
 
@@ -234,9 +234,9 @@ def test_a_map_with_segments_can_be_registered(local: Local, segmented: Segmente
     for fitted_map in (segmented, TemperatureMap(k=5, temperature=2.0)):
         answer = local.post("/v1/calibrators/brought/versions", json=registration(fitted_map))
         assert answer.status_code == 201, answer.text
-    document = {"logits": ROWS["logits"].tolist(), "groups": ROWS["groups"].tolist()}
+    document = {"logits": ROWS["logits"].tolist(), "segments": ROWS["segments"].tolist()}
     found = local.post("/v1/calibrators/brought@1/predict", json=document).json()
-    expected = segmented.apply(ROWS["logits"], ROWS["groups"])
+    expected = segmented.apply(ROWS["logits"], ROWS["segments"])
     np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
     refused = local.post("/v1/calibrators/brought@2/predict", json=document)
     assert refused.json()["code"] == "no_segments"

@@ -15,7 +15,7 @@ from alembic import command
 from helpers import raw_blobs as stored
 from helpers.backends import Backend, Embedded
 from helpers.live_service import ROOT, in_process
-from sqlalchemy import column, insert, table, update
+from sqlalchemy import JSON, column, insert, select, table, update
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.both_backends
 
 FIRST = "0001"
 BEFORE_REPAIR = "0005"
+BEFORE_SEGMENTS = "0010"
 WORKSPACE = "ws_00000000000000000000"
 ROWS = {
     "workspaces": {"id": WORKSPACE, "name": "default"},
@@ -66,6 +67,7 @@ MIGRATION_HASHES = {
     "0008": "4d2f28186dde6c3cccf608e10f915adb241f12736476c2b41007f922250d69fc",
     "0009": "f1a3d3030fe3ef6c1e62aa8f9986ac34cc39d398390f220c2494764eb9bd7835",
     "0010": "02841b8f9b56887a8ba7cc0063e0196764383107e1af91639917aa850e122951",
+    "0011": "b39e8a80c134e8afce9bccfc2d423c480701cd7d48cbb177ae7c4f4cf9cc696a",
 }
 
 
@@ -176,6 +178,35 @@ def test_a_database_of_a_commit_between_releases_is_repaired(
         with client.app.state.parts.database.read() as store:
             assert store.chores.note("sweep") == ""
         assert differences(client.app.state.parts.database) == []
+
+
+def test_segments_get_their_name_in_datasets_and_reports(backend: Backend, tmp_path: Path) -> None:
+    database = Database(Settings(**backend.settings(tmp_path, empty=True)).database)
+    config = alembic_config(database)
+    command.upgrade(config, BEFORE_SEGMENTS)
+    reports = table("reports", column("calibrator"), column("number"), column("document", JSON))
+    old = {"format": 1, "n": 3, "groups": 1, "by_group": [{"name": "web"}]}
+    new = {"format": 2, "n": 3, "segments": 1, "by_segment": [{"name": "web"}]}
+    dataset = {"id": "ds_1", "workspace": WORKSPACE, "groups": 2, "delete_after_fit": False}
+    report = {"calibrator": "cb_1", "number": 1, "document": old}
+    with database.write() as store:
+        for name, facts in {**ROWS, "datasets": dataset}.items():
+            row = {**facts, "created_at": 1.0}
+            there = table(name, *(column(one) for one in row))
+            store.session.execute(insert(there).values(row))
+        store.session.execute(insert(reports).values(report))
+
+    def stored(name: str) -> tuple[object, object]:
+        with database.read() as store:
+            counted = store.session.execute(select(column(name)).select_from(table("datasets")))
+            document = store.session.execute(select(reports.c.document))
+            return counted.scalar_one(), document.scalar_one()
+
+    command.upgrade(config, "head")
+    assert stored("segments") == (2, new)
+    command.downgrade(config, BEFORE_SEGMENTS)
+    assert stored("groups") == (2, old)
+    database.close()
 
 
 CHANGES = {

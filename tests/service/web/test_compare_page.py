@@ -93,13 +93,13 @@ def test_the_difference_is_that_of_a_paired_evaluation(service: Local, dataset: 
 
 def test_segments_are_compared_too(service: Local, dataset: str) -> None:
     logits, labels = sample(3000, CLASSES, seed=9)
-    groups = np.array(["app", "<web>"])[np.arange(3000) % 2]
+    segments = np.array(["app", "<web>"])[np.arange(3000) % 2]
     file = io.BytesIO()
-    np.savez(file, logits=logits, labels=labels, groups=groups)
+    np.savez(file, logits=logits, labels=labels, segments=segments)
     made = service.post("/v1/datasets", content=file.getvalue(), headers=NPZ).json()["id"]
     page = measured(service, a=1, b=2, dataset=made)
     fitted = TemperatureScaling().fit(CalibrationSet(*sample(1200, CLASSES)))
-    expected = evaluate(fitted.apply(logits), labels, groups=groups).by_group
+    expected = evaluate(fitted.apply(logits), labels, segments=segments).by_segment
     for row in expected:
         assert f"{100 * row.after.ece:.2f} %" in row_of(page, row.name)
     assert "Before is version 1, after is version 2." in _words(page)

@@ -168,7 +168,7 @@ def test_segments_of_the_data_are_counted(fitter: Local) -> None:
     csrf = {"X-CSRF-Token": csrf_of(fitter)}
     logits, labels = sample(60, 5)
     rows = {"logits": logits.tolist(), "labels": labels.tolist()}
-    for groups, told in ((["web", "app"] * 30, "2 segments"), (["web"] * 60, "1 segment")):
-        body = {**rows, "groups": groups, "method": "segmented"}
+    for segments, told in ((["web", "app"] * 30, "2 segments"), (["web"] * 60, "1 segment")):
+        body = {**rows, "segments": segments, "method": "segmented"}
         made = fitter.post("/v1/calibrators/fashion/fits", json=body, headers=csrf)
         assert f"5 classes, {told}, json" in words(fitter, made.json()["id"])

@@ -134,7 +134,7 @@ def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
     [
         ({"x.csv": csv(LOGITS, LABELS)}, False),
         ({"x.csv": b'\xef\xbb\xbf\r\nlabel,"P"\r\n1,0.5\r\n'}, False),
-        ({"x.csv": b"Group,label,p\nweb,1,0.5\n"}, False),
+        ({"x.csv": b"Segment,label,p\nweb,1,0.5\n"}, False),
         ({"x.csv": UNNAMED}, True),
         ({"x.npz": npz(LOGITS, LABELS)}, False),
         ({"scores.npy": npy(LOGITS), "y.npy": npy(LABELS)}, True),

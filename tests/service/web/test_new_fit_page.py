@@ -55,7 +55,7 @@ def test_every_method_is_offered_with_what_there_is_to_know(fitter: Local) -> No
         assert f"{name} {recipe.summary}" in words
         assert recipe.cost in words
         assert recipe.reference in words
-    assert len(re.findall(r"Needs groups ?: the segment of each row\.", words)) == 1
+    assert len(re.findall(r"Needs segments ?: the segment of each row\.", words)) == 1
     chosen = [one.name for one in choices() if one.is_chosen]
     assert chosen == [DEFAULT_METHOD]
     assert {one.name for one in choices()} == set(all_methods())

@@ -258,7 +258,7 @@ def test_what_a_map_made_elsewhere_says_of_itself_may_be_anything(local: Local, 
 
 def test_segments_are_a_table(local: Local) -> None:
     rows = rows_of_segments()
-    rows["groups"] = np.where(rows["groups"] == "web", MARKUP, "app")
+    rows["segments"] = np.where(rows["segments"] == "web", MARKUP, "app")
     fitted, report = fit_and_judge(Segmented(), CalibrationSet(**rows))
     body = registration(fitted, report=report.to_dict())
     assert local.post("/v1/calibrators/fashion/versions", json=body).status_code == 201

@@ -100,7 +100,7 @@ def test_what_takes_other_input_needs_force_and_a_reason(local, k, kind, taken):
     assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
 
 
-def test_what_takes_no_groups_needs_force_where_groups_were_taken(local):
+def test_what_takes_no_segments_needs_force_where_they_were_taken(local):
     register(local, 1.0)
     base = TemperatureMap(k=5, temperature=1.5)
     segmented = SegmentedMap(k=5, base=base, segments=("web",), temperatures=np.array([2.0]))
@@ -108,7 +108,9 @@ def test_what_takes_no_groups_needs_force_where_groups_were_taken(local):
     assert move(local, 2, force=True, reason="the first one").status_code == 200
     refused = move(local, 1)
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
-    assert "takes no groups, which callers of 'production' may send now" in refused.json()["detail"]
+    assert (
+        "takes no segments, which callers of 'production' may send now" in refused.json()["detail"]
+    )
     assert move(local, 1, force=True, reason="nobody sends any").status_code == 200
 
 

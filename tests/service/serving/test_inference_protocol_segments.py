@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrators.errors import DataError
-from service.datasets.formats.segments import from_names
+from service.datasets.formats.segment_names import from_names
 from service.errors import ServiceError
 from service.serving.inference_protocol.codec import InferLimits, decode
 from service.serving.inference_protocol.tensors import names_from_bytes
@@ -65,7 +65,7 @@ def test_rows_are_calibrated_by_their_segments(
     names = np.array(NAMES, dtype=object).reshape(shape)
     inputs = [
         tensor("logits", VALUES, "FP32", binary=binary_values),
-        tensor("groups", names, "BYTES", binary=binary_names),
+        tensor("segments", names, "BYTES", binary=binary_names),
     ]
     with triton.InferenceServerClient(address, network_timeout=20) as client:
         answer = client.infer("segmented", inputs[::-1] if names_first else inputs)
@@ -80,7 +80,7 @@ def test_segments_may_be_whole_numbers(address: str, datatype: str, binary: bool
     numbers = np.array([12, 7, 12, 12], dtype=datatype.lower())
     inputs = [
         tensor("logits", VALUES, "FP32", binary=True),
-        tensor("groups", numbers, datatype, binary=binary),
+        tensor("segments", numbers, datatype, binary=binary),
     ]
     with triton.InferenceServerClient(address, network_timeout=20) as client:
         answer = client.infer("segmented", inputs)
@@ -90,14 +90,14 @@ def test_segments_may_be_whole_numbers(address: str, datatype: str, binary: bool
 
 def test_the_metadata_names_them_where_they_are_taken(http: httpx.Client) -> None:
     inputs = http.get("/v2/models/segmented").json()["inputs"]
-    assert inputs[1:] == [{"name": "groups", "datatype": "BYTES", "shape": [-1]}]
+    assert inputs[1:] == [{"name": "segments", "datatype": "BYTES", "shape": [-1]}]
     assert len(http.get("/v2/models/plain").json()["inputs"]) == 1
 
 
 def both(**changes: Any) -> dict[str, Any]:
     """A good request of one row and its segment, but for these changes to the latter."""
-    groups = {"name": "groups", "datatype": "BYTES", "shape": [1], "data": ["app"], **changes}
-    sent = {key: one for key, one in groups.items() if one is not ...}
+    segments = {"name": "segments", "datatype": "BYTES", "shape": [1], "data": ["app"], **changes}
+    sent = {key: one for key, one in segments.items() if one is not ...}
     return {"inputs": [*request()["inputs"], sent]}
 
 
@@ -140,10 +140,10 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "tail", "status", "sentence"),
     [
-        (both(name="logits"), b"", 400, "one named 'groups'; inputs[1] is named 'logits'"),
+        (both(name="logits"), b"", 400, "one named 'segments'; inputs[1] is named 'logits'"),
         ({"inputs": both()["inputs"][1:]}, b"", 400, "must have a tensor named 'logits'"),
         ({"inputs": both()["inputs"] * 2}, b"", 400, "inputs[2] is named 'logits'"),
-        (both(name="segments"), b"", 400, "inputs[1] is named 'segments'"),
+        (both(name="groups"), b"", 400, "inputs[1] is named 'groups'"),
         (both(datatype="FP32", data=[1.5]), b"", 400, "inputs[1].datatype must be one of BYTES"),
         (both(data=[1]), b"", 400, "inputs[1].data of BYTES must hold texts only"),
         (both(datatype="INT8", data=["app"]), b"", 400, "must hold whole numbers only"),
@@ -152,7 +152,7 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
         (both(data=[["app", "web"]]), b"", 400, "every row of inputs[1].data must be a list of 1"),
         (both(shape=[1, 2], data=["a", "b"]), b"", 400, "inputs[1].shape must be [n] or [n, 1]"),
         (both(shape=[]), b"", 400, "inputs[1].shape must be [n] or [n, 1]"),
-        (both(shape=[2], data=["a", "b"]), b"", 422, "1 rows but groups have 2"),
+        (both(shape=[2], data=["a", "b"]), b"", 422, "1 rows but segments have 2"),
         (both(data=[" "]), b"", 422, "printable characters, not all spaces"),
         (both(data=["x" * 201]), b"", 422, "must be 1 to 200"),
         (both(data=["app\0"]), b"", 422, "printable characters"),
@@ -161,7 +161,7 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
         (sized(6), APP[:-1], 400, "must be 1 texts, each behind its length"),
         (sized(8), APP + b"\0", 400, "must be 1 texts, each behind its length"),
         (sized(7), APP + b"\0", 400, "1 bytes follow the JSON that are in no input's"),
-        (sized(7, shape=[2**60]), APP, 422, "1 rows but groups have 1152921504606846976"),
+        (sized(7, shape=[2**60]), APP, 422, "1 rows but segments have 1152921504606846976"),
         (sized(8), struct.pack("<I", 2**32 - 1) + b"abcd", 400, "must be 1 texts"),
         (sized(5), struct.pack("<I", 1) + b"\xff", 400, "texts in UTF-8"),
         (sized(6), text("é")[:-1] + b"a", 400, "texts in UTF-8"),
@@ -183,7 +183,7 @@ def test_what_is_refused(
 def test_maps_without_segments_take_none(http: httpx.Client) -> None:
     answer = http.post("/v2/models/plain/infer", json=both())
     assert answer.status_code == 422
-    assert "has no segments: leave groups out" in answer.json()["error"]
+    assert "has no segments: send none" in answer.json()["error"]
 
 
 @settings(max_examples=200, deadline=None)
@@ -195,8 +195,8 @@ def test_any_bytes_are_names_or_refused(data: bytes, size: int, rows: int, is_te
     head = json.dumps({"inputs": [values, inputs[1]]}).encode()
     with contextlib.suppress(ServiceError, DataError):
         asked = decode(head + data, len(head), SEGMENTED, InferLimits(LIMIT, JSON_LIMIT))
-        assert asked.groups is not None
-        assert len(asked.groups) == rows
+        assert asked.segments is not None
+        assert len(asked.segments) == rows
         assert size == len(data)
         assert is_text or size == 4 * rows
 
@@ -205,8 +205,8 @@ def test_texts_of_a_tensor_are_kept_once() -> None:
     rows = 100_000
     data = memoryview(b"\2\0\0\0aa" * rows)
     tracemalloc.start()
-    groups = from_names(names_from_bytes(data, rows, "inputs[1]"))
+    segments = from_names(names_from_bytes(data, rows, "inputs[1]"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (groups.names, len(groups)) == (("aa",), rows)
+    assert (segments.names, len(segments)) == (("aa",), rows)
     assert peak < 3e6, peak

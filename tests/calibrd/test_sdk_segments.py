@@ -22,11 +22,11 @@ import calibrd
 from calibrators import CalibrationSet, DataError, FitError, archive, evaluate
 from calibrators.errors import UnknownSegments
 from calibrators.methods.segmented import Segmented, SegmentedMap
-from calibrators.segments import Groups
+from calibrators.segments import Segments
 from calibrd import errors
 from calibrd.batch import BatchApply, apply_file
 from calibrd.cli.arguments import run
-from calibrd.io.calibration_sets import as_groups
+from calibrd.io.calibration_sets import as_segments
 from calibrd.io.dataset_files import read_set
 from calibrd.io.payload import packed
 
@@ -52,7 +52,7 @@ def test_the_service_fits_what_is_fitted_here(fitted: SegmentedMap) -> None:
     here = calibrd.fit_local(**DATA, method="segmented", progress=False)
     assert archive.dump(here.map) == archive.dump(fitted)
     assert fitted.segments == ("app", "web")
-    assert {row.name for row in here.report.by_group} == {"app", "web"}
+    assert {row.name for row in here.report.by_segment} == {"app", "web"}
 
 
 def test_rows_that_judge_here_have_segments_too() -> None:
@@ -73,28 +73,28 @@ def test_rows_that_judge_here_have_segments_too() -> None:
 def test_predict_load_and_apply_give_the_same(
     client: calibrd.Client, fitted: SegmentedMap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = [*DATA["groups"][:-1], "nowhere"]
-    expected = fitted.apply(DATA["logits"], groups)
+    segments = [*DATA["segments"][:-1], "nowhere"]
+    expected = fitted.apply(DATA["logits"], segments)
     local = client.load(f"{NAME}@1", refresh=None)
     with pytest.warns(UnknownSegments, match="1 of 2400 rows are in no segment .*: 'nowhere'"):
-        np.testing.assert_array_equal(local.apply(DATA["logits"], groups), expected)
+        np.testing.assert_array_equal(local.apply(DATA["logits"], segments), expected)
     np.testing.assert_array_equal(
-        local.transform(DATA["logits"].tolist(), pd.Series(groups)),
-        fitted.transform(DATA["logits"].astype(float), groups),
+        local.transform(DATA["logits"].tolist(), pd.Series(segments)),
+        fitted.transform(DATA["logits"].astype(float), segments),
     )
     with pytest.warns(UnknownSegments, match="1 of 2400 rows are in no segment .*: 'nowhere'"):
-        there = client.predict(f"{NAME}@1", DATA["logits"], groups=groups)
+        there = client.predict(f"{NAME}@1", DATA["logits"], segments=segments)
     np.testing.assert_array_equal(there, expected)
     monkeypatch.setattr("calibrd.api.predictions.BLOCK_BYTES", 1 << 12)  # in many requests
-    groups[0] = "elsewhere"
+    segments[0] = "elsewhere"
     with pytest.warns(UnknownSegments, match="2 of 2400 rows are in no segment") as told:
-        in_blocks = client.predict(f"{NAME}@1", DATA["logits"], groups=groups)
+        in_blocks = client.predict(f"{NAME}@1", DATA["logits"], segments=segments)
     assert [one.filename for one in told] == [__file__]
-    np.testing.assert_array_equal(in_blocks, fitted.apply(DATA["logits"], groups))
+    np.testing.assert_array_equal(in_blocks, fitted.apply(DATA["logits"], segments))
     with pytest.warns(UnknownSegments, match="2 of 2400 rows are in no segment") as told:
-        client.evaluate(f"{NAME}@1", DATA["logits"], DATA["labels"], groups=groups)
+        client.evaluate(f"{NAME}@1", DATA["logits"], DATA["labels"], segments=segments)
     assert [one.filename for one in told] == [__file__]
-    one = client.predict(f"{NAME}@1", DATA["logits"][1], groups=["web"])
+    one = client.predict(f"{NAME}@1", DATA["logits"][1], segments=["web"])
     np.testing.assert_array_equal(one, expected[1:2])
 
 
@@ -106,73 +106,77 @@ def test_a_map_of_probabilities_and_two_classes(client: calibrd.Client) -> None:
         shares,
         truth,
         kind="probabilities",
-        groups=DATA["groups"],
+        segments=DATA["segments"],
         method="segmented",
         progress=False,
     )
-    groups = DATA["groups"][:50]
-    local = client.load("sdk-two@1", refresh=None).apply(shares[:50], groups)
-    np.testing.assert_array_equal(client.predict("sdk-two@1", shares[:50], groups=groups), local)
+    segments = DATA["segments"][:50]
+    local = client.load("sdk-two@1", refresh=None).apply(shares[:50], segments)
     np.testing.assert_array_equal(
-        client.predict("sdk-two@1", shares[:1], groups=groups[:1]), local[:1]
+        client.predict("sdk-two@1", shares[:50], segments=segments), local
+    )
+    np.testing.assert_array_equal(
+        client.predict("sdk-two@1", shares[:1], segments=segments[:1]), local[:1]
     )
 
 
 def test_an_async_client_takes_them_as_well(service: Running, fitted: SegmentedMap) -> None:
     async def asked() -> tuple[np.ndarray, calibrd.Report]:
         async with calibrd.AsyncClient(service.url) as client:
-            rows = await client.predict(f"{NAME}@1", DATA["logits"], groups=DATA["groups"])
+            rows = await client.predict(f"{NAME}@1", DATA["logits"], segments=DATA["segments"])
             return rows, await client.evaluate(f"{NAME}@1", **rows_of("values"))
 
     def rows_of(name: str) -> dict[str, Any]:
-        return {name: DATA["logits"], "labels": DATA["labels"], "groups": DATA["groups"]}
+        return {name: DATA["logits"], "labels": DATA["labels"], "segments": DATA["segments"]}
 
     found, report = asyncio.run(asked())
-    np.testing.assert_array_equal(found, fitted.apply(DATA["logits"], DATA["groups"]))
-    assert [row.rows for row in report.by_group] == [1200, 1200]
+    np.testing.assert_array_equal(found, fitted.apply(DATA["logits"], DATA["segments"]))
+    assert [row.rows for row in report.by_segment] == [1200, 1200]
 
 
 def test_what_is_wrong_is_told_before_anything_is_sent(client: calibrd.Client) -> None:
     logits, labels = DATA["logits"], DATA["labels"]
-    for groups, code in (
-        (["web"], "groups_length"),
-        (["web"] * 2399 + [" "], "bad_group_name"),
-        (["web"] * 2399 + [None], "bad_groups"),
-        (np.arange(2400), "too_many_groups"),
-        (np.zeros(2400), "bad_groups"),
+    for segments, code in (
+        (["web"], "segments_length"),
+        (["web"] * 2399 + [" "], "bad_segment_name"),
+        (["web"] * 2399 + [None], "bad_segments"),
+        (np.arange(2400), "too_many_segments"),
+        (np.zeros(2400), "bad_segments"),
     ):
         with pytest.raises(DataError) as caught:
-            client.upload(logits, labels, groups=groups, progress=False)
+            client.upload(logits, labels, segments=segments, progress=False)
         assert caught.value.code == code
-    with pytest.raises(DataError, match="2400 rows but groups have 3") as caught:
-        client.predict("nothing@1", logits, groups=["web"] * 3)
-    assert caught.value.code == "groups_length"
-    with pytest.raises(TypeError, match="groups= are for logits"):
-        client.order("m", dataset="ds_1", groups=["web"])
+    with pytest.raises(DataError, match="2400 rows but segments have 3") as caught:
+        client.predict("nothing@1", logits, segments=["web"] * 3)
+    assert caught.value.code == "segments_length"
+    with pytest.raises(TypeError, match="segments= are for logits"):
+        client.order("m", dataset="ds_1", segments=["web"])
 
 
 def test_what_the_service_refuses_has_classes(client: calibrd.Client, fitted: SegmentedMap) -> None:
     plain = client.upload(DATA["logits"], DATA["labels"], progress=False)
-    assert plain.groups is None
-    with pytest.raises(errors.NoGroups, match="send it with groups"):
+    assert plain.segments is None
+    with pytest.raises(errors.MissingSegments, match="send it with segments"):
         client.fit("sdk-none", dataset=plain, method="segmented", progress=False)
     client.fit("sdk-plain", dataset=plain, method="temperature", progress=False)
     with pytest.raises(errors.NoSegments, match="has no segments"):
-        client.predict("sdk-plain@1", DATA["logits"], groups=DATA["groups"])
-    report = client.evaluate("sdk-plain@1", DATA["logits"], DATA["labels"], groups=DATA["groups"])
-    assert {row.name for row in report.by_group} == {"app", "web"}
+        client.predict("sdk-plain@1", DATA["logits"], segments=DATA["segments"])
+    report = client.evaluate(
+        "sdk-plain@1", DATA["logits"], DATA["labels"], segments=DATA["segments"]
+    )
+    assert {row.name for row in report.by_segment} == {"app", "web"}
 
 
 def test_segments_are_part_of_what_is_uploaded_once(client: calibrd.Client) -> None:
     made = client.upload(**DATA, progress=False)
-    assert made.groups == 2
+    assert made.segments == 2
     assert client.upload(**DATA, progress=False) == made
-    other = client.upload(**{**DATA, "groups": DATA["groups"][::-1]}, progress=False)
+    other = client.upload(**{**DATA, "segments": DATA["segments"][::-1]}, progress=False)
     assert other.id != made.id
     in_parts = calibrd.Client(client.url, part_bytes=10_000)
-    swapped = {**DATA, "groups": np.where(DATA["groups"] == "web", "shop", "app")}
+    swapped = {**DATA, "segments": np.where(DATA["segments"] == "web", "shop", "app")}
     with in_parts:
-        assert in_parts.upload(**swapped, progress=False).groups == 2
+        assert in_parts.upload(**swapped, progress=False).segments == 2
 
 
 def test_bytes_without_segments_are_those_of_before() -> None:
@@ -182,12 +186,12 @@ def test_bytes_without_segments_are_those_of_before() -> None:
 
 
 def test_the_bytes_are_an_npz_that_numpy_reads_and_the_same_each_time() -> None:
-    payload = packed(DATA["logits"], DATA["labels"], "logits", DATA["groups"])
+    payload = packed(DATA["logits"], DATA["labels"], "logits", DATA["segments"])
     content = payload.read(0, payload.bytes)
-    again = packed(DATA["logits"].copy(), DATA["labels"].tolist(), "logits", list(DATA["groups"]))
+    again = packed(DATA["logits"].copy(), DATA["labels"].tolist(), "logits", list(DATA["segments"]))
     assert again.sha256 == payload.sha256
     with np.load(io.BytesIO(content), allow_pickle=False) as found:
-        assert found.files == ["logits", "labels", "groups"]
+        assert found.files == ["logits", "labels", "segments"]
         for name, array in DATA.items():
             np.testing.assert_array_equal(found[name], array)
     assert len(content) < sum(array.nbytes for array in DATA.values()) + 2000
@@ -229,20 +233,20 @@ NO_SEGMENTS = {
 
 @pytest.mark.parametrize("case", COLUMNS)
 def test_names_of_any_library(case: str) -> None:
-    groups = Groups.of(as_groups(COLUMNS[case]))
-    assert [groups.names[one] for one in groups.codes] == ["web", "app", "web"]
+    segments = Segments.of(as_segments(COLUMNS[case]))
+    assert [segments.names[one] for one in segments.codes] == ["web", "app", "web"]
 
 
 @pytest.mark.parametrize("values", ["a", b"a", {"a", "b"}, 3, (one for one in "ab")])
 def test_what_is_no_list_is_told_as_that(values: Any) -> None:
-    with pytest.raises(DataError, match="groups must be a list, an array or a column") as caught:
-        calibrd.fit_local([[1.0, 0.0], [0.0, 1.0]], [0, 1], groups=values, progress=False)
-    assert caught.value.code == "bad_groups"
+    with pytest.raises(DataError, match="segments must be a list, an array or a column") as caught:
+        calibrd.fit_local([[1.0, 0.0], [0.0, 1.0]], [0, 1], segments=values, progress=False)
+    assert caught.value.code == "bad_segments"
 
 
 @pytest.mark.parametrize("case", NUMBERS)
 def test_numbers_of_any_library(case: str) -> None:
-    found = as_groups(NUMBERS[case])
+    found = as_segments(NUMBERS[case])
     assert (found.tolist(), found.dtype.kind) == ([3, -1, 3], "i")
 
 
@@ -261,18 +265,18 @@ def test_numbers_of_any_library(case: str) -> None:
     ids=str,
 )
 def test_cells_that_are_no_names_are_named_by_their_row(values: Any) -> None:
-    with pytest.raises(DataError, match="groups must be text, or all integers") as caught:
-        as_groups(values)
-    assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_groups", 1, 1)
+    with pytest.raises(DataError, match="segments must be text, or all integers") as caught:
+        as_segments(values)
+    assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_segments", 1, 1)
 
 
 def files(folder: Path, **renamed: str) -> list[Path]:
-    """The rows as npz, parquet and arrow; ``groups`` under another name if it has one."""
-    name = renamed.get("groups", "groups")
+    """The rows as npz, parquet and arrow; ``segments`` under another name if it has one."""
+    name = renamed.get("segments", "segments")
     packed_file, parquet, arrow = (folder / f"set.{end}" for end in ("npz", "parquet", "arrow"))
-    np.savez(packed_file, logits=DATA["logits"], labels=DATA["labels"], **{name: DATA["groups"]})
+    np.savez(packed_file, logits=DATA["logits"], labels=DATA["labels"], **{name: DATA["segments"]})
     table = pa.table(
-        {"logits": list(DATA["logits"]), "labels": DATA["labels"], name: DATA["groups"]}
+        {"logits": list(DATA["logits"]), "labels": DATA["labels"], name: DATA["segments"]}
     )
     pq.write_table(table, parquet)
     with pa.ipc.new_file(arrow, table.schema) as writer:
@@ -280,14 +284,14 @@ def files(folder: Path, **renamed: str) -> list[Path]:
     return [packed_file, parquet, arrow]
 
 
-@pytest.mark.parametrize("name", ["groups", "group", "channel"])
+@pytest.mark.parametrize("name", ["segments", "segment", "channel"])
 def test_the_command_line_takes_segments_from_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     fitted = tmp_path / "map.calibrd"
-    flags = ["--groups-column", name] if name == "channel" else []
+    flags = ["--segments-column", name] if name == "channel" else []
     expected = Segmented().fit(SET)
-    for path in files(tmp_path, groups=name):
+    for path in files(tmp_path, segments=name):
         asked = ["fit", str(path), "--method", "segmented", "--out", str(fitted), "--force"]
         assert run([*asked, *flags]) == 0
         found = archive.load(fitted.read_bytes())
@@ -295,7 +299,7 @@ def test_the_command_line_takes_segments_from_files(
         target = tmp_path / f"out{path.suffix}"
         assert run(["apply", str(path), str(target), "--map", str(fitted), *flags]) == 0
         np.testing.assert_array_equal(
-            probabilities_in(target), expected.apply(DATA["logits"], DATA["groups"])
+            probabilities_in(target), expected.apply(DATA["logits"], DATA["segments"])
         )
     capsys.readouterr()
     gate = ["gate", str(path), "--map", str(fitted), "--max-ece", "0.5", "--json"]
@@ -327,20 +331,20 @@ def test_a_file_without_the_column_that_is_named(
 ) -> None:
     out = ["--out", str(tmp_path / "map.calibrd")]
     for path in files(tmp_path):
-        assert run(["fit", str(path), "--groups-column", "country", *out]) == 3
-        assert "must have groups 'country' once, but has" in capsys.readouterr().err
+        assert run(["fit", str(path), "--segments-column", "country", *out]) == 3
+        assert "must have segments 'country' once, but has" in capsys.readouterr().err
 
 
 def test_integers_of_all_64_bits() -> None:
-    assert Groups.of(as_groups([-1, 2**64 - 1])).names == ("-1", str(2**64 - 1))
+    assert Segments.of(as_segments([-1, 2**64 - 1])).names == ("-1", str(2**64 - 1))
 
 
 def with_no_segments(folder: Path, case: str) -> list[Path]:
-    """Files with a column ``group`` that names none: parquet, and npz (pickled if need be)."""
+    """Files with a column ``segment`` that names none: parquet, and npz (pickled if need be)."""
     rows = {"logits": DATA["logits"], "labels": DATA["labels"]}
     packed_file, parquet = folder / "odd.npz", folder / "odd.parquet"
-    np.savez(packed_file, **rows, group=np.asarray(NO_SEGMENTS[case]))
-    table = {**rows, "logits": list(DATA["logits"]), "group": NO_SEGMENTS[case]}
+    np.savez(packed_file, **rows, segment=np.asarray(NO_SEGMENTS[case]))
+    table = {**rows, "logits": list(DATA["logits"]), "segment": NO_SEGMENTS[case]}
     pq.write_table(pa.table(table), parquet)
     return [packed_file, parquet]
 
@@ -354,13 +358,13 @@ def test_a_column_that_names_no_segments_does_not_stop_a_fit(
         asked = ["fit", str(path), "--out", str(target), "--force", "--method"]
         assert run([*asked, "temperature"]) == 0
         told = capsys.readouterr()
-        assert "warning: 'group' names no segments and is left out" in told.err
+        assert "warning: 'segment' names no segments and is left out" in told.err
         assert str(path) in told.err
-        assert "group" not in told.out
-        assert run([*asked, "temperature", "--groups-column", "group"]) == 3
+        assert "segment" not in told.out
+        assert run([*asked, "temperature", "--segments-column", "segment"]) == 3
         assert "error: " in capsys.readouterr().err
         assert run([*asked, "segmented"]) == 3
-        assert "'group' names no segments" in capsys.readouterr().err
+        assert "'segment' names no segments" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", NO_SEGMENTS)
@@ -369,20 +373,20 @@ def test_a_checked_set_is_without_segments_only_where_none_are_needed(
 ) -> None:
     for path in with_no_segments(tmp_path, case):
         found = read_set(path)
-        assert found.groups is None
+        assert found.segments is None
         assert found.left_out is not None
         assert str(found.left_out) in caplog.text
         with pytest.raises(DataError) as caught:
             found.for_segments(True)
         assert caught.value is found.left_out
-        assert found.for_segments(False).checked().groups is None
+        assert found.for_segments(False).checked().segments is None
 
 
 def test_batches_and_blocks_take_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = Segmented().fit(SET)
-    expected = fitted.apply(DATA["logits"], DATA["groups"])
-    batch = {"logits": DATA["logits"], "channel": DATA["groups"]}
-    found = BatchApply(fitted, groups="channel")(batch)
+    expected = fitted.apply(DATA["logits"], DATA["segments"])
+    batch = {"logits": DATA["logits"], "channel": DATA["segments"]}
+    found = BatchApply(fitted, segments="channel")(batch)
     np.testing.assert_array_equal(found["probabilities"], expected)
     monkeypatch.setattr("calibrd.io.row_blocks.BLOCK_VALUES", 70)
     for path in files(tmp_path):
@@ -390,18 +394,18 @@ def test_batches_and_blocks_take_segments(tmp_path: Path, monkeypatch: pytest.Mo
         apply_file(fitted, path, target, progress=False)
         np.testing.assert_array_equal(probabilities_in(target), expected)
     short = tmp_path / "short.npz"
-    np.savez(short, logits=DATA["logits"], groups=DATA["groups"][1:])
-    with pytest.raises(DataError, match="2400 rows but groups 2399"):
+    np.savez(short, logits=DATA["logits"], segments=DATA["segments"][1:])
+    with pytest.raises(DataError, match="2400 rows but segments 2399"):
         apply_file(fitted, short, tmp_path / "none.npz", progress=False)
 
 
 def test_the_row_that_has_no_segment_is_named_by_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = [*DATA["groups"]]
+    names = [*DATA["segments"]]
     names[5] = None
     path = tmp_path / "null.parquet"
-    rows = {"logits": list(DATA["logits"]), "labels": DATA["labels"], "groups": names}
+    rows = {"logits": list(DATA["logits"]), "labels": DATA["labels"], "segments": names}
     pq.write_table(pa.table(rows), path)
     out = ["--out", str(tmp_path / "map.calibrd")]
     assert run(["fit", str(path), "--method", "segmented", *out]) == 3
@@ -414,45 +418,45 @@ def test_names_as_objects_are_to_be_saved_as_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, fitted = tmp_path / "objects.npz", tmp_path / "map.calibrd"
-    np.savez(path, **{**DATA, "groups": DATA["groups"].astype(object)})
+    np.savez(path, **{**DATA, "segments": DATA["segments"].astype(object)})
     assert run(["fit", str(path), "--method", "segmented", "--out", str(fitted)]) == 3
-    assert "save groups.astype(str)" in capsys.readouterr().err
+    assert "save segments.astype(str)" in capsys.readouterr().err
     fitted.write_bytes(archive.dump(Segmented().fit(SET)))
     assert run(["apply", str(path), str(tmp_path / "out.npz"), "--map", str(fitted)]) == 3
-    assert "groups.astype(str)" in capsys.readouterr().err
+    assert "segments.astype(str)" in capsys.readouterr().err
 
 
 def test_without_segments_it_is_told_how_they_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(FitError, match="needs the segment of each row: give them as groups="):
+    with pytest.raises(FitError, match="needs the segment of each row: give them as segments="):
         calibrd.fit_local(DATA["logits"], DATA["labels"], method="segmented", progress=False)
     path = tmp_path / "plain.npz"
     np.savez(path, logits=DATA["logits"], labels=DATA["labels"])
     for end in (["--out", str(tmp_path / "map.calibrd")], ["--name", "m"]):
         assert run(["fit", str(path), "--method", "segmented", *end]) == 3
         told = capsys.readouterr().err
-        assert f"needs the segment of each row, and {path} has no 'groups'" in told
-        assert "--groups-column" in told
-    assert "--groups-column" in errors.NoGroups.hint
+        assert f"needs the segment of each row, and {path} has no 'segments'" in told
+        assert "--segments-column" in told
+    assert "--segments-column" in errors.MissingSegments.hint
 
 
 @pytest.mark.parametrize(
-    ("groups", "known"),
+    ("segments", "known"),
     [
         (None, "0"),
         (np.full(2400, "nowhere"), "0"),
-        (np.where(np.arange(2400) < 100, "nowhere", DATA["groups"]), "2,300"),
-        (DATA["groups"], None),
+        (np.where(np.arange(2400) < 100, "nowhere", DATA["segments"]), "2,300"),
+        (DATA["segments"], None),
     ],
     ids=["none", "unknown", "some", "all"],
 )
 def test_rows_of_no_segment_of_the_map_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], groups: Any, known: str | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], segments: Any, known: str | None
 ) -> None:
     fitted, path = tmp_path / "map.calibrd", tmp_path / "rows.npz"
     fitted.write_bytes(archive.dump(Segmented().fit(SET)))
-    named = {} if groups is None else {"groups": groups}
+    named = {} if segments is None else {"segments": segments}
     np.savez(path, logits=DATA["logits"], labels=DATA["labels"], **named)
     note = f"{known} of 2,400 rows are in a segment of this map; the others get what holds for all"
     for asked in (
@@ -476,4 +480,4 @@ def test_a_map_without_segments_says_nothing_of_them(tmp_path: Path) -> None:
 
 
 def test_the_service_says_which_method_needs_segments(client: calibrd.Client) -> None:
-    assert [one.name for one in client.methods() if one.needs_groups] == ["segmented"]
+    assert [one.name for one in client.methods() if one.needs_segments] == ["segmented"]

@@ -1,4 +1,4 @@
-"""The array ``groups``: the name of each row's segment, as text or as a whole number."""
+"""The array ``segments``: the name of each row's segment, as text or as a whole number."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import numpy as np
 
 from calibrators import DataError
 from calibrators.segments import (
-    MOST_GROUPS,
-    GroupCoder,
-    Groups,
+    MOST_SEGMENTS,
+    SegmentCoder,
+    Segments,
     check_cells,
     check_length,
 )
 from service.datasets.formats.npy import Array, Layout
 from service.errors import Invalid
 
-GROUPS = "groups"
+SEGMENTS = "segments"
 BLOCK_BYTES = 1 << 20
 BLOCK_NAMES = 1 << 12
 LAST_CHARACTER = 0x10FFFF
 
 
-def from_list(names: Any) -> Groups:
-    """The groups of a JSON list, of text or of whole numbers (whose names are their digits).
+def from_list(names: Any) -> Segments:
+    """The segments of a JSON list, of text or of whole numbers (whose names are their digits).
 
     >>> from_list(["web", "app"]).names, from_list([3, 12]).names
     (('app', 'web'), ('12', '3'))
     """
     if not isinstance(names, list):
-        raise Invalid("not_an_array", "groups must be a list of names or of whole numbers")
+        raise Invalid("not_an_array", "segments must be a list of names or of whole numbers")
     is_text = check_cells(names) is str
     blocks = (names[start : start + BLOCK_NAMES] for start in range(0, len(names), BLOCK_NAMES))
     return from_names(blocks if is_text else (map(str, block) for block in blocks))
 
 
-def from_names(blocks: Iterable[Iterable[str]]) -> Groups:
-    """The groups of rows whose names come in blocks."""
-    coder = GroupCoder()
+def from_names(blocks: Iterable[Iterable[str]]) -> Segments:
+    """The segments of rows whose names come in blocks."""
+    coder = SegmentCoder()
     for block in blocks:
         coder.add_names(block)
-    return coder.groups()
+    return coder.segments()
 
 
 def checked(array: Array) -> Array:
     """An array of a file, if its text is text; the other rules are left to calibrators."""
     if array.ndim not in (1, 2):
-        raise DataError("bad_groups", f"groups must have shape (n,), got {array.shape}")
+        raise DataError("bad_segments", f"segments must have shape (n,), got {array.shape}")
     broken = _no_text(array)
     if broken is not None:
         _refuse_where(broken, *NO_TEXT)
@@ -56,12 +56,12 @@ def checked(array: Array) -> Array:
 
 
 def check_layout(layout: Layout, rows: int) -> None:
-    """Raise what calibrators would raise for any groups of this type and shape."""
+    """Raise what calibrators would raise for any segments of this type and shape."""
     dtype = np.dtype(np.float32) if layout.bfloat16 else layout.dtype
     shape = layout.shape[:1] if layout.shape[1:] == (1,) else layout.shape
     if len(shape) != 1:
-        Groups.of(np.broadcast_to(np.zeros((), dtype), layout.shape))
-    Groups.of(np.ones(1, dtype))
+        Segments.of(np.broadcast_to(np.zeros((), dtype), layout.shape))
+    Segments.of(np.ones(1, dtype))
     check_length(shape[0], rows)
 
 
@@ -81,31 +81,31 @@ def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
         raise DataError(*NO_TEXT, rows=odd_rows, first=odd_first)
     names = sorted(found)
     try:
-        Groups.of(np.array(names, np.str_))
+        Segments.of(np.array(names, np.str_))
     except DataError as error:
         rows, first = found[names[error.first or 0]]
         raise DataError(error.code, error.rule, rows=rows, first=first) from error
     return len(names)
 
 
-def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Groups:
-    """Return the groups of a file, whose names are never in memory all at once."""
+def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Segments:
+    """Return the segments of a file, whose names are never in memory all at once."""
     check_layout(layout, layout.shape[0])
-    coder = GroupCoder()
+    coder = SegmentCoder()
     for block in _blocks(layout, rows_of):
         coder.add(block.astype(np.str_) if block.dtype.hasobject else block)
-    return coder.groups()
+    return coder.segments()
 
 
-def load_rows(layout: Layout, rows_of: Callable[[int, int], Array], rows: Array) -> Groups:
-    """Return the groups of some rows, which are in order."""
-    coder, start = GroupCoder(), 0
+def load_rows(layout: Layout, rows_of: Callable[[int, int], Array], rows: Array) -> Segments:
+    """Return the segments of some rows, which are in order."""
+    coder, start = SegmentCoder(), 0
     for block in _blocks(layout, rows_of):
         first, last = np.searchsorted(rows, (start, start + len(block)))
         taken = block[rows[first:last] - start]
         coder.add(taken.astype(np.str_) if taken.dtype.hasobject else taken)
         start += len(block)
-    return coder.groups()
+    return coder.segments()
 
 
 def _blocks(layout: Layout, rows_of: Callable[[int, int], Array]) -> Iterator[Array]:
@@ -115,7 +115,7 @@ def _blocks(layout: Layout, rows_of: Callable[[int, int], Array]) -> Iterator[Ar
         yield rows_of(start, min(total, start + step)).reshape(-1)
 
 
-NO_TEXT = ("bad_group_name", "the name of a group must be text: a character is beyond Unicode")
+NO_TEXT = ("bad_segment_name", "a segment's name must be text: a character is beyond Unicode")
 
 
 def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
@@ -126,10 +126,10 @@ def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
     for name, first, rows in zip(map(str, names), firsts, counts, strict=True):
         before, place = found.get(name, (0, start + int(first)))
         found[name] = before + int(rows), place
-    if len(found) > MOST_GROUPS:
+    if len(found) > MOST_SEGMENTS:
         raise DataError(
-            "too_many_groups",
-            f"groups must name at most {MOST_GROUPS} segments, got more: "
+            "too_many_segments",
+            f"there may be at most {MOST_SEGMENTS} segments, got more: "
             "is this a column of identifiers?",
         )
 

@@ -1,4 +1,4 @@
-"""The array ``groups`` in every format: the names of segments, read with suspicion."""
+"""The array ``segments`` in every format: the names of segments, read with suspicion."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from helpers.format_samples import (
 )
 
 from calibrators import CalibrationSet, DataError
-from calibrators.segments import Groups
-from calibrd.io.calibration_sets import as_groups
-from service.datasets.formats import Format, inspect, load, segments
+from calibrators.segments import Segments
+from calibrd.io.calibration_sets import as_segments
+from service.datasets.formats import Format, inspect, load, segment_names
 from service.errors import Invalid, Malformed, ServiceError, TooLarge
 
 NAMES = ["web", "app", "web", "ладья", "app", "web", "app"]
@@ -42,9 +42,9 @@ def with_column(body: bytes, name: str, cells: list[str]) -> bytes:
     return "\n".join(f"{cell},{line}" for cell, line in zip(added, lines, strict=True)).encode()
 
 
-def document(groups: object) -> bytes:
+def document(segments: object) -> bytes:
     return json.dumps(
-        {"logits": LOGITS.tolist(), "labels": LABELS.tolist(), "groups": groups}
+        {"logits": LOGITS.tolist(), "labels": LABELS.tolist(), "segments": segments}
     ).encode()
 
 
@@ -55,31 +55,34 @@ def written(folder: Path, body: bytes) -> Path:
 
 
 TEXTS = {
-    "npz": (Format.NPZ, npz(logits=LOGITS, labels=LABELS, groups=np.array(NAMES))),
-    "packed": (Format.NPZ, npz(packed=True, logits=LOGITS, labels=LABELS, groups=np.array(NAMES))),
+    "npz": (Format.NPZ, npz(logits=LOGITS, labels=LABELS, segments=np.array(NAMES))),
+    "packed": (
+        Format.NPZ,
+        npz(packed=True, logits=LOGITS, labels=LABELS, segments=np.array(NAMES)),
+    ),
     "other byte order": (
         Format.NPZ,
-        npz(logits=LOGITS, labels=LABELS, groups=np.array(NAMES).astype(">U9")),
+        npz(logits=LOGITS, labels=LABELS, segments=np.array(NAMES).astype(">U9")),
     ),
     "a column": (
         Format.NPZ,
-        npz(logits=LOGITS, labels=LABELS, groups=np.asfortranarray(np.array(NAMES)[:, None])),
+        npz(logits=LOGITS, labels=LABELS, segments=np.asfortranarray(np.array(NAMES)[:, None])),
     ),
     "json": (Format.JSON, document(NAMES)),
-    "csv": (Format.CSV, with_column(csv(LOGITS, LABELS), "group", NAMES)),
+    "csv": (Format.CSV, with_column(csv(LOGITS, LABELS), "segment", NAMES)),
     "csv of many": (
         Format.CSV,
-        with_column(csv(LOGITS, LABELS), "Groups", [f' "{one} "' for one in NAMES]),
+        with_column(csv(LOGITS, LABELS), "Segments", [f' "{one} "' for one in NAMES]),
     ),
 }
 INTEGERS = {
-    "npz": (Format.NPZ, npz(logits=LOGITS, labels=LABELS, groups=np.array(NUMBERS))),
+    "npz": (Format.NPZ, npz(logits=LOGITS, labels=LABELS, segments=np.array(NUMBERS))),
     "safetensors": (
         Format.SAFETENSORS,
-        safetensors.numpy.save({"logits": LOGITS, "labels": LABELS, "groups": np.array(NUMBERS)}),
+        safetensors.numpy.save({"logits": LOGITS, "labels": LABELS, "segments": np.array(NUMBERS)}),
     ),
     "json": (Format.JSON, document(NUMBERS)),
-    "csv": (Format.CSV, with_column(csv(LOGITS, LABELS), "group", [str(one) for one in NUMBERS])),
+    "csv": (Format.CSV, with_column(csv(LOGITS, LABELS), "segment", [str(one) for one in NUMBERS])),
 }
 
 
@@ -91,34 +94,34 @@ INTEGERS = {
     ],
     ids=[*TEXTS, *(f"{name} of numbers" for name in INTEGERS)],
 )
-def test_groups_come_back_as_they_were_written(tmp_path, format, body, names):
+def test_segments_come_back_as_they_were_written(tmp_path, format, body, names):
     found = read(format, body)
-    groups = Groups.of(found.groups)
-    assert [groups.names[one] for one in groups.codes] == names
+    segments = Segments.of(found.segments)
+    assert [segments.names[one] for one in segments.codes] == names
     np.testing.assert_allclose(found.values, LOGITS, rtol=1e-6)
     path = written(tmp_path, body)
     facts = inspect(path, format, None, LIMITS)
-    assert (facts.rows, facts.classes, facts.groups) == (7, 3, len(set(names)))
-    groups = load(path, format).groups
-    assert [groups.names[code] for code in groups.codes] == names
+    assert (facts.rows, facts.classes, facts.segments) == (7, 3, len(set(names)))
+    segments = load(path, format).segments
+    assert [segments.names[code] for code in segments.codes] == names
 
 
-def test_without_groups_there_are_none(tmp_path):
+def test_without_segments_there_are_none(tmp_path):
     for format, body in {
         Format.NPZ: npz(logits=LOGITS, labels=LABELS),
         Format.JSON: document(None),
         Format.CSV: csv(LOGITS, LABELS),
     }.items():
-        assert read(format, body).groups is None
-        assert inspect(written(tmp_path, body), format, None, LIMITS).groups is None
+        assert read(format, body).segments is None
+        assert inspect(written(tmp_path, body), format, None, LIMITS).segments is None
 
 
 def test_values_need_not_be_named_where_the_kind_is_said(tmp_path):
-    body = npz(values=LOGITS, labels=LABELS, groups=np.array(NAMES))
+    body = npz(values=LOGITS, labels=LABELS, segments=np.array(NAMES))
     assert read(Format.NPZ, body).declared is None
     path = written(tmp_path, body)
     assert inspect(path, Format.NPZ, "logits", LIMITS).kind == "logits"
-    assert load(path, Format.NPZ, "logits").groups.names == ("app", "web", "ладья")
+    assert load(path, Format.NPZ, "logits").segments.names == ("app", "web", "ладья")
     for kind, arrays in ((None, {}), ("logits", {"logits": LOGITS})):
         path = written(tmp_path, npz(values=LOGITS, labels=LABELS, **arrays))
         with pytest.raises(Invalid) as caught:
@@ -180,7 +183,7 @@ BROKEN = {
 def test_inspect_says_what_calibrators_says(tmp_path, case, packed):
     with pytest.raises(DataError) as expected:
         CalibrationSet(PLAIN, TRUTH, BROKEN[case])
-    body = npz(packed=packed, logits=PLAIN, labels=TRUTH, groups=BROKEN[case])
+    body = npz(packed=packed, logits=PLAIN, labels=TRUTH, segments=BROKEN[case])
     with pytest.raises(DataError) as caught:
         inspect(written(tmp_path, body), Format.NPZ, None, LIMITS)
     assert (caught.value.code, str(caught.value)) == (expected.value.code, str(expected.value))
@@ -191,7 +194,7 @@ def test_bfloat16_is_no_name_before_it_is_loaded(tmp_path):
     described = {
         "logits": tensor([7, 3], 0, 84),
         "labels": tensor([7], 84, 140, "I64"),
-        "groups": tensor([7], 140, 154, "BF16"),
+        "segments": tensor([7], 140, 154, "BF16"),
     }
     ones = np.full(7, 0x3F80, "<u2").tobytes()
     body = tensors_of(described, LOGITS.tobytes() + LABELS.astype("<i8").tobytes() + ones)
@@ -203,39 +206,39 @@ def test_bfloat16_is_no_name_before_it_is_loaded(tmp_path):
     assert (caught.value.code, str(caught.value)) == (loaded.value.code, str(loaded.value))
 
 
-@pytest.mark.parametrize("groups", [np.zeros(ROWS), SOME[1:], np.stack([SOME, SOME], axis=1)])
-def test_groups_are_looked_at_after_the_rows(tmp_path, groups):
+@pytest.mark.parametrize("segments", [np.zeros(ROWS), SOME[1:], np.stack([SOME, SOME], axis=1)])
+def test_segments_are_looked_at_after_the_rows(tmp_path, segments):
     broken = PLAIN.copy()
     broken[[5, ROWS - 1]] = np.nan
     with pytest.raises(DataError) as expected:
-        CalibrationSet(broken, TRUTH, groups)
+        CalibrationSet(broken, TRUTH, segments)
     assert expected.value.code == "nan"
-    path = written(tmp_path, npz(logits=broken, labels=TRUTH, groups=groups))
+    path = written(tmp_path, npz(logits=broken, labels=TRUTH, segments=segments))
     with pytest.raises(DataError) as caught:
         inspect(path, Format.NPZ, None, LIMITS)
     assert str(caught.value) == str(expected.value)
 
 
 def test_identifiers_are_no_segments(tmp_path):
-    for groups in (np.arange(ROWS), np.arange(ROWS).astype(str)):
-        path = written(tmp_path, npz(logits=PLAIN, labels=TRUTH, groups=groups))
+    for segments in (np.arange(ROWS), np.arange(ROWS).astype(str)):
+        path = written(tmp_path, npz(logits=PLAIN, labels=TRUTH, segments=segments))
         with pytest.raises(DataError, match="at most 1000 segments, got more") as caught:
             inspect(path, Format.NPZ, None, LIMITS)
-        assert caught.value.code == "too_many_groups"
+        assert caught.value.code == "too_many_segments"
     most = np.arange(ROWS) % 1000
-    path = written(tmp_path, npz(logits=PLAIN, labels=TRUTH, groups=most))
-    assert inspect(path, Format.NPZ, None, LIMITS).groups == 1000
+    path = written(tmp_path, npz(logits=PLAIN, labels=TRUTH, segments=most))
+    assert inspect(path, Format.NPZ, None, LIMITS).segments == 1000
 
 
 def test_memory_does_not_grow_with_the_names(tmp_path):
     wide = np.broadcast_to(np.array("web", "<U200"), 2 * ROWS)
-    arrays = {"logits": np.tile(PLAIN, (2, 1)), "labels": np.tile(TRUTH, 2), "groups": wide}
+    arrays = {"logits": np.tile(PLAIN, (2, 1)), "labels": np.tile(TRUTH, 2), "segments": wide}
     path = written(tmp_path, npz(packed=True, **arrays))
     del arrays
     limits = LIMITS.__class__(bytes=1 << 30, json_bytes=1, classes=10)
     tracemalloc.start()
     try:
-        assert inspect(path, Format.NPZ, None, limits).groups == 1
+        assert inspect(path, Format.NPZ, None, limits).segments == 1
         assert tracemalloc.get_traced_memory()[1] < 1 << 25
     finally:
         tracemalloc.stop()
@@ -257,12 +260,12 @@ def claiming(descr: str, data: bytes = b"") -> bytes:
 
 
 FILES = {
-    "a header of long names": (claiming("'<U1000000'", b"web"), "bad_group_name", "<U1000000"),
-    "names of no characters": (claiming("'<U0'"), "bad_group_name", "<U0"),
-    "pickled": (npy(np.array(NAMES, object)), "bad_groups", "object: save groups.astype(str)"),
-    "bytes": (npy(np.array(NAMES[:1] * 7).astype("S3")), "bad_groups", "|S3"),
+    "a header of long names": (claiming("'<U1000000'", b"web"), "bad_segment_name", "<U1000000"),
+    "names of no characters": (claiming("'<U0'"), "bad_segment_name", "<U0"),
+    "pickled": (npy(np.array(NAMES, object)), "bad_segments", "object: save segments.astype(str)"),
+    "bytes": (npy(np.array(NAMES[:1] * 7).astype("S3")), "bad_segments", "|S3"),
     "dates": (npy(np.zeros(7, "M8[s]")), "bad_header", None),
-    "beyond Unicode": (beyond_unicode(), "bad_group_name", "2 rows break this rule, first row 2"),
+    "beyond Unicode": (beyond_unicode(), "bad_segment_name", "2 rows break this rule, first row 2"),
     "cut off": (claiming("'<U3'", b"web"), "truncated_body", None),
     "structured": (claiming("[('a', '<U3')]"), "bad_type", None),
 }
@@ -271,7 +274,7 @@ FILES = {
 @pytest.mark.parametrize("case", FILES)
 def test_names_that_are_none_are_refused_by_their_header_or_their_bytes(tmp_path, case):
     member, code, told = FILES[case]
-    body = zip_of({"logits.npy": npy(LOGITS), "labels.npy": npy(LABELS), "groups.npy": member})
+    body = zip_of({"logits.npy": npy(LOGITS), "labels.npy": npy(LABELS), "segments.npy": member})
     for look in (
         lambda: read(Format.NPZ, body),
         lambda: inspect(written(tmp_path, body), Format.NPZ, None, LIMITS),
@@ -283,7 +286,7 @@ def test_names_that_are_none_are_refused_by_their_header_or_their_bytes(tmp_path
 
 
 @pytest.mark.parametrize("name", ["logits", "labels"])
-def test_text_is_for_groups_alone(name):
+def test_text_is_for_segments_alone(name):
     arrays = {"logits": LOGITS, "labels": LABELS} | {name: np.array(NAMES)}
     with pytest.raises(Invalid) as caught:
         read(Format.NPZ, npz(**arrays))
@@ -291,21 +294,25 @@ def test_text_is_for_groups_alone(name):
 
 
 LISTS = {
-    "mixed": (["web", 1, "app"] * 2 + ["web"], "bad_groups", "2 rows break this rule, first row 1"),
-    "null": ([1, 2, None, 1, 2, 1, 2], "bad_groups", "first row 2"),
-    "booleans": ([True] * 7, "bad_groups", "7 rows break"),
-    "numbers with a point": ([1.0] * 7, "bad_groups", "7 rows break"),
-    "too long": (["a"] * 6 + ["b" * 201], "bad_group_name", "'... of 201 characters"),
-    "rows": ([["web"]] * 7, "bad_groups", "7 rows break"),
+    "mixed": (
+        ["web", 1, "app"] * 2 + ["web"],
+        "bad_segments",
+        "2 rows break this rule, first row 1",
+    ),
+    "null": ([1, 2, None, 1, 2, 1, 2], "bad_segments", "first row 2"),
+    "booleans": ([True] * 7, "bad_segments", "7 rows break"),
+    "numbers with a point": ([1.0] * 7, "bad_segments", "7 rows break"),
+    "too long": (["a"] * 6 + ["b" * 201], "bad_segment_name", "'... of 201 characters"),
+    "rows": ([["web"]] * 7, "bad_segments", "7 rows break"),
     "no list": ("web", "not_an_array", "must be a list"),
 }
 
 
 @pytest.mark.parametrize("case", LISTS)
 def test_lists_that_are_no_names(case):
-    groups, code, told = LISTS[case]
+    segments, code, told = LISTS[case]
     with pytest.raises((DataError, ServiceError)) as caught:
-        read(Format.JSON, document(groups))
+        read(Format.JSON, document(segments))
     assert caught.value.code == code
     assert told in str(caught.value)
 
@@ -313,54 +320,54 @@ def test_lists_that_are_no_names(case):
 @pytest.mark.parametrize("cells", [[1, "a", "b"], ["a", 1, None], [True, 1, 2], [None] * 3])
 def test_all_say_the_same_of_the_same_cells(cells):
     told = []
-    for look in (Groups.of, as_groups, segments.from_list):
-        with pytest.raises(DataError, match="groups must be text, or all integers") as caught:
+    for look in (Segments.of, as_segments, segment_names.from_list):
+        with pytest.raises(DataError, match="segments must be text, or all integers") as caught:
             look(cells)
         told.append((caught.value.code, str(caught.value)))
     assert len(set(told)) == 1
 
 
-@pytest.mark.parametrize("look", [Groups.of, segments.from_list])
+@pytest.mark.parametrize("look", [Segments.of, segment_names.from_list])
 def test_a_nul_at_the_end_makes_no_other_name_the_same(look):
     with pytest.raises(DataError, match=r"printable characters.*, got 'a\\x00'") as caught:
         look(["a", "a\0", "b"])
-    assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_group_name", 1, 1)
+    assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_segment_name", 1, 1)
 
 
 def test_a_long_name_among_many_rows_takes_no_room_for_all_of_them():
     names = ["a"] * 200_000 + ["a" * 200]
     tracemalloc.start()
-    groups = Groups.of(segments.from_list(names))
+    segments = Segments.of(segment_names.from_list(names))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert groups.names == ("a", "a" * 200)
+    assert segments.names == ("a", "a" * 200)
     assert peak < 20e6, peak
 
 
 def test_names_of_a_table_are_kept_once():
-    body = b"p,label,group\n" + b".5,0,aa\n" * 100_000
+    body = b"p,label,segment\n" + b".5,0,aa\n" * 100_000
     tracemalloc.start()
     found = read(Format.CSV, body)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert Groups.of(found.groups).names == ("aa",)
+    assert Segments.of(found.segments).names == ("aa",)
     assert peak < 6e6, peak
 
 
 def test_a_table_of_too_many_names_is_refused_while_it_is_read():
     lines = [f".5,0,user{row}" for row in range(2000)] + ["no line"]
     with pytest.raises(DataError, match="at most 1000 segments, got at least 1001"):
-        read(Format.CSV, "\n".join(["p,label,group", *lines]).encode())
+        read(Format.CSV, "\n".join(["p,label,segment", *lines]).encode())
 
 
-def test_csv_has_one_column_of_groups():
-    for column in ("group", "groups"):
+def test_csv_has_one_column_of_segments():
+    for column in ("segment", "segments"):
         body = with_column(csv(LOGITS, LABELS), column, NAMES)
         assert read(Format.CSV, body).declared == "logits"
-    both = with_column(with_column(csv(LOGITS, LABELS), "group", NAMES), "groups", NAMES)
+    both = with_column(with_column(csv(LOGITS, LABELS), "segment", NAMES), "segments", NAMES)
     with pytest.raises(Invalid, match="two columns name segments") as caught:
         read(Format.CSV, both)
     assert caught.value.code == "bad_columns"
     with pytest.raises(Malformed) as caught:
-        read(Format.CSV, with_column(both, "group", NAMES))
+        read(Format.CSV, with_column(both, "segment", NAMES))
     assert caught.value.code == "duplicate_names"
