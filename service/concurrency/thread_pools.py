@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from service.errors import TooMany, Unavailable
 
+SMALL_BYTES = 1 << 16
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_parsing = threading.RLock()
+
+
+@contextmanager
+def parsing_turn(size: int) -> Iterator[None]:
+    """Wait until no other thread turns a large JSON text into objects or numbers.
+
+    Such calls hold the interpreter for a tenth of a second each and hand it to each other, and the
+    event loop would wait for all of them.
+    """
+    if size <= SMALL_BYTES:
+        yield
+        return
+    with _parsing:
+        yield
 
 
 class FairExecutor:

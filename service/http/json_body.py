@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from service.concurrency.parsing_turn import parsing_turn
+from service.concurrency.thread_pools import parsing_turn
 from service.errors import Invalid, Malformed, TooLarge
 
 Bytes = bytes | memoryview

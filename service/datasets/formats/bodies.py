@@ -12,7 +12,7 @@ import orjson
 
 from calibrators.data import Kind
 from calibrators.segments import Segments
-from service.concurrency.parsing_turn import parsing_turn
+from service.concurrency.thread_pools import parsing_turn
 from service.datasets.formats import csv_text, json_text, npy, npz, safetensors, segment_names
 from service.datasets.formats.npy import Array, Bytes, Readable, check_dimensions
 from service.datasets.formats.segment_names import SEGMENTS

@@ -17,7 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from calibrators.segments import Segments
-from service.concurrency.parsing_turn import parsing_turn
+from service.concurrency.thread_pools import parsing_turn
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http.json_body import check_cost
 from service.serving.apply_map import JSON_BYTES, Prediction, check_answer
