@@ -26,7 +26,7 @@ from service.datasets import routes as datasets
 from service.datasets.formats import Limits
 from service.datasets.part_uploads import PartUploads, UploadLimits
 from service.datasets.service import Datasets
-from service.datasets.spool import remove_left_behind
+from service.datasets.spool import Spool, remove_left_behind
 from service.dependencies import Parts
 from service.errors import BlobMissing, Damaged
 from service.fits import routes as fits
@@ -139,7 +139,7 @@ def join(settings: Settings) -> Parts:
     database = Database(settings.database, seconds=settings.database_seconds)
     blobs = Blobs(settings.blobs, on_damage=note_damage, sign_endpoint=settings.sign_endpoint)
     limits = Limits(settings.max_upload_bytes, settings.max_json_bytes, settings.max_classes)
-    datasets = Datasets(database, blobs, limits)
+    datasets = Datasets(database, blobs, limits, settings.max_workspace_bytes)
     maps = Maps(database, blobs, settings.map_cache_bytes)
     metrics.watch_map_cache(lambda: len(maps))
     metrics.add_collector(functools.partial(operations.database_metrics, database))
@@ -167,6 +167,7 @@ def join(settings: Settings) -> Parts:
             ),
         ),
         executors=Executors(),
+        spool=Spool(settings.data_dir / "uploads"),
         call_memory=CallMemory(settings.body_memory_bytes),
         renderer=Renderer(settings.data_dir / "rendered", seconds=settings.render_seconds),
         metrics=metrics,
@@ -178,7 +179,7 @@ def join(settings: Settings) -> Parts:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     parts: Parts = app.state.parts
     await asyncio.to_thread(prepare_database, parts.database)
-    await asyncio.to_thread(remove_left_behind, parts.uploads)
+    await asyncio.to_thread(remove_left_behind, parts.spool.folder)
     await asyncio.to_thread(parts.refresh)
     refreshing = asyncio.create_task(_keep_fresh(parts))
     workers = Workers(parts.settings, parts.settings.workers)

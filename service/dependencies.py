@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import structlog
@@ -16,6 +15,7 @@ from service.concurrency.memory_budget import CallMemory
 from service.concurrency.thread_pools import Executors
 from service.datasets.part_uploads import PartUploads
 from service.datasets.service import Datasets
+from service.datasets.spool import Spool
 from service.fits.service import FitWatcher, Queue
 from service.http.metrics import Metrics
 from service.maintenance.readiness import Probe
@@ -46,6 +46,7 @@ class Parts:
     datasets: Datasets
     part_uploads: PartUploads
     executors: Executors
+    spool: Spool
     call_memory: CallMemory
     renderer: Renderer
     metrics: Metrics
@@ -67,11 +68,6 @@ class Parts:
         """Answer all who wait for something, because the service ends."""
         self.watcher.stop()
         self.run_watcher.stop()
-
-    @property
-    def uploads(self) -> Path:
-        """Where bodies land while they arrive."""
-        return self.settings.data_dir / "uploads"
 
 
 def _parts(request: Request) -> Parts:

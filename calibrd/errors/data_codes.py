@@ -37,6 +37,12 @@ class UploadsTooLarge(TooLarge):
     hint = "commit or delete uploads that are open"
 
 
+class WorkspaceFull(TooLarge):
+    """The datasets and maps of a workspace take all the room it may have."""
+
+    hint = "delete datasets that no fit needs any more, or let max_workspace_bytes be raised"
+
+
 class TooManyUploads(Conflict):
     """A workspace has too many open uploads."""
 

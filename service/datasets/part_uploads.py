@@ -6,13 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from service.access.permissions import Principal
 from service.datasets.formats.bodies import check_size
 from service.datasets.service import Added, Datasets, Keeping, find
-from service.datasets.spool import SpooledBody, spooled_body
+from service.datasets.spool import Spool, SpooledBody
 from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid, NotFound, TooLarge
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key, parts_prefix
@@ -141,7 +140,7 @@ class PartUploads:
         self,
         principal: Principal,
         id: str,
-        folder: Path,
+        spool: Spool,
         *,
         parts: int | None,
         sha256: str | None,
@@ -155,7 +154,7 @@ class PartUploads:
             return Added(dataset, is_new=False)
         try:
             self._check_arrived(dataset, promised, parts)
-            with spooled_body(folder) as whole:
+            with spool.body(principal.workspace) as whole:
                 for piece in self._joined(dataset, promised):
                     whole.write(piece)
                 if sha256 is not None and sha256 != whole.sha256:
@@ -207,6 +206,7 @@ class PartUploads:
             return
         ahead = 0 if is_noted else more
         check_size(store.datasets.bytes_of_parts(dataset.id) + ahead, self._limits.bytes)
+        self._datasets.check_room(store, dataset.workspace, ahead)
         total = store.datasets.open_bytes(dataset.workspace) + ahead
         if total > self._limits.open_bytes:
             raise TooLarge(

@@ -18,7 +18,7 @@ from service.datasets.schemas import (
     part_out,
 )
 from service.datasets.service import Keeping
-from service.datasets.spool import spool, spooled_body
+from service.datasets.spool import spool
 from service.dependencies import Joined
 from service.errors import Invalid
 from service.http import openapi_bodies
@@ -81,7 +81,7 @@ async def create_dataset(
         )
         response.headers["Location"] = f"/v1/datasets/{opened.id}"
         return DatasetOut.of(opened, parts=[])
-    with spooled_body(joined.uploads) as arrived:
+    with joined.spool.body(caller.workspace) as arrived:
         await spool(request, arrived, joined.executors.store.of(caller.workspace))
         content_type = request.headers.get("content-type")
         added = await joined.executors.inspect.run(
@@ -145,7 +145,7 @@ async def put_part(
     number: Annotated[int, Path(ge=1, le=MOST_PARTS)],
 ) -> PartOut:
     """Parts come in any order and may be sent again; their bytes are joined by number."""
-    with spooled_body(joined.uploads) as arrived:
+    with joined.spool.body(caller.workspace) as arrived:
         await spool(request, arrived, joined.executors.store.of(caller.workspace))
         part = await joined.executors.store.run(
             caller.workspace, joined.part_uploads.put, caller, id, number, arrived
@@ -187,7 +187,7 @@ async def commit_dataset(
         joined.part_uploads.commit,
         caller,
         id,
-        joined.uploads,
+        joined.spool,
         parts=asked.parts,
         sha256=asked.sha256,
         content_type=asked.content_type,

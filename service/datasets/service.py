@@ -23,6 +23,7 @@ from service.errors import (
     Malformed,
     NotFound,
     ServiceError,
+    TooLarge,
 )
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key
@@ -56,10 +57,27 @@ class Added(NamedTuple):
 class Datasets:
     """The use cases that need both the database and the blobs."""
 
-    def __init__(self, database: Database, blobs: Blobs, limits: formats.Limits) -> None:
+    def __init__(
+        self, database: Database, blobs: Blobs, limits: formats.Limits, quota: int = 0
+    ) -> None:
         self._database = database
         self._blobs = blobs
         self._limits = limits
+        self._quota = quota or blobs.share_of_disk
+
+    def check_room(self, store: Store, workspace: str, more: int = 0) -> None:
+        """Raise TooLarge unless a workspace may store so many bytes more."""
+        if self._quota is None:
+            return
+        stored = store.datasets.stored_bytes(workspace) + store.calibrators.stored_bytes(workspace)
+        if stored + more > self._quota:
+            raise TooLarge(
+                "workspace_full",
+                f"the datasets and maps of this workspace have {stored} bytes, and with these it "
+                f"would have more than the {self._quota} it may: delete datasets, or let "
+                "max_workspace_bytes be raised",
+                limit=self._quota,
+            )
 
     def add(
         self,
@@ -85,6 +103,8 @@ class Datasets:
                 return Added(known, is_new=False)
             id, unnamed = new_id("ds"), Unnamed()
             key = dataset_key(principal.workspace, id, arrived.sha256)
+            with self._database.read() as store:
+                self.check_room(store, principal.workspace, arrived.bytes)
             self._blobs.put(key, arrived.path)
             with self._database.write() as store:
                 unnamed.check()

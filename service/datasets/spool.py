@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import shutil
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,33 +17,87 @@ from starlette.requests import Request
 
 from service.concurrency.thread_pools import Runner
 from service.errors import NoSpace
-from service.storage.blobs import FULL
+from service.storage.blobs import FULL, SHARE_PART, check_free
 
 HEAD = 512
 PREFIX = "upload-"
 
 
+class ArrivingBytes:
+    """What bodies that are not complete take on the disk of a folder, by owner.
+
+    One owner gets a quarter of what there is, so that its uploads keep out nobody else's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._taken: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def take(self, owner: str, size: int) -> None:
+        """Count bytes that are about to be written; raise if there is no room for them."""
+        check_free(self._folder)
+        with self._lock:
+            mine = self._taken[owner] + size
+            room = shutil.disk_usage(self._folder).free + self._taken.total()
+            if mine > room // SHARE_PART:
+                raise NoSpace(
+                    "no_space",
+                    f"bodies of this workspace that are arriving have {mine} bytes together, and "
+                    f"there is room for {room // SHARE_PART}: send fewer at once, or try later",
+                )
+            self._taken[owner] = mine
+
+    def give_back(self, owner: str, size: int) -> None:
+        """Forget bytes that were removed."""
+        with self._lock:
+            self._taken[owner] -= size
+            if not self._taken[owner]:
+                del self._taken[owner]
+
+
+class Spool:
+    """The folder of bodies that arrive, with the room that each owner (a workspace) takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.arriving = ArrivingBytes(folder)
+
+    @contextmanager
+    def body(self, owner: str) -> Iterator[SpooledBody]:
+        """Provide a file for a body, which is removed at the end."""
+        made = SpooledBody(self, owner)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
 class SpooledBody:
     """A file that takes bytes as they arrive, and hashes them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = _new_file(folder)
+    def __init__(self, spool: Spool, owner: str) -> None:
+        self._arriving = spool.arriving
+        self._owner = owner
+        self._file = _new_file(spool.folder)
         self._digest = hashlib.sha256()
         self.path = Path(self._file.name)
         self.bytes = 0
 
     def write(self, piece: bytes) -> None:
         """Take some more bytes."""
+        self._arriving.take(self._owner, len(piece))
+        self.bytes += len(piece)
         with _room():
             self._file.write(piece)
         self._digest.update(piece)
-        self.bytes += len(piece)
 
     def close(self) -> None:
         """Remove the file."""
         self.path.unlink(missing_ok=True)
         with suppress(OSError):  # bytes that found no room, and that nobody will read
             self._file.close()
+        self._arriving.give_back(self._owner, self.bytes)
 
     @property
     def sha256(self) -> str:
@@ -96,16 +153,6 @@ def _room() -> Iterator[None]:
         if error.errno not in FULL:
             raise
         raise NoSpace("no_space", "the service has no room for uploads: try later") from error
-
-
-@contextmanager
-def spooled_body(folder: Path) -> Iterator[SpooledBody]:
-    """Open the file of a body, and remove it at the end."""
-    made = SpooledBody(folder)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 BLOCK = 1 << 18

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from service.access.idempotency import check_key
 from service.access.permissions import Principal, Scope
 from service.datasets.service import Keeping
-from service.datasets.spool import SpooledBody, spooled_body
+from service.datasets.spool import SpooledBody
 from service.dependencies import Joined, Parts
 from service.errors import TooMany, Unauthenticated
 from service.fits import service as fits
@@ -68,7 +68,7 @@ async def create_fit(
     """
     key = check_key(idempotency_key)
     keeping = Keeping(delete_after_fit, joined.settings.dataset_days or None)
-    with spooled_body(joined.uploads) as arrived:
+    with joined.spool.body(caller.workspace) as arrived:
         sent = await read_fit(request, arrived, name, joined.executors.store.of(caller.workspace))
         ask = functools.partial(_ask, joined, caller, sent, arrived, kind, keeping, key)
         executors = joined.executors
@@ -161,6 +161,7 @@ def _ask(
         added = joined.datasets.add(caller, arrived, sent.arrays_type, kind, keeping)
         dataset = added.dataset.id
     with joined.database.write() as store:
+        joined.datasets.check_room(store, caller.workspace)
         fit = fits.submit(
             store,
             joined.queue,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from calibrators.sample import TITLE, sample
 from service.access.permissions import Principal
 from service.datasets.service import Datasets, Keeping
-from service.datasets.spool import spooled_body
+from service.datasets.spool import Spool
 from service.fits import service as fits
 from service.fits.service import FitOrder, FitRequest, MethodOrder, Queue
 from service.storage.database import Database
@@ -28,14 +27,14 @@ def order_sample(
     queue: Queue,
     principal: Principal,
     *,
-    uploads: Path,
+    spool: Spool,
     keeping: Keeping,
     most_open: int,
 ) -> Fit:
     """Order fits on one part of the sample, judged on the other."""
 
     def add(part: Literal["cal", "test"]) -> str:
-        with spooled_body(uploads) as arrived:
+        with spool.body(principal.workspace) as arrived:
             arrived.write(_npz(part))
             return datasets.add(principal, arrived, NPZ, None, keeping).dataset.id
 

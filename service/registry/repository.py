@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Select, insert, select, update
+from sqlalchemy import Select, func, insert, select, update
 
 from service.storage.records import CalibratorRow, Version
 from service.storage.repository import Repository, new_id, now
@@ -91,6 +91,12 @@ class Calibrators(Repository):
         facts = dict(row)
         document: dict[str, Any] | None = facts.pop("document")
         return Version(**facts), document
+
+    def stored_bytes(self, workspace: str) -> int:
+        """Return the bytes of all maps."""
+        mine = calibrators.c.workspace == workspace
+        total = select(func.sum(versions.c.map_bytes)).join(calibrators).where(mine)
+        return int(self.session.scalar(total) or 0)
 
     def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
         """Return the SHA-256 of all blobs of each of these versions that is there."""

@@ -147,6 +147,8 @@ async def register_version(
             body.tags,
             body.description,
         )
+        with joined.database.read() as store:
+            joined.datasets.check_room(store, caller.workspace, len(sent.content))
         return register(joined.database, joined.blobs, caller, sent, key=key)
 
     made = await joined.executors.inspect.run(caller.workspace, registered)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -15,7 +17,6 @@ from sqlalchemy.orm import Session
 
 from service.errors import NoSpace, Unavailable
 from service.storage.deadlines import Deadlines
-from service.storage.statement_limit import UNLIMITED, limit_statements
 from service.storage.store import Store
 from service.storage.write_turns import WriteTurns
 
@@ -61,6 +62,9 @@ LIMITS = {
 }
 # of the time that the client waits
 SERVER_SHARE = 0.8
+# operations of SQLite's virtual machine between two looks at the clock: some milliseconds
+LOOK_EVERY = 50_000
+UNLIMITED = "unlimited"  # the execution option of connections without the limit
 
 
 class Database:
@@ -201,3 +205,18 @@ def _sqlite(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def limit_statements(engine: Engine, seconds: float) -> None:
+    """Interrupt statements on an engine that take longer, with their rows (SQLITE_INTERRUPT)."""
+
+    @event.listens_for(engine, "connect")
+    def _watch(connection: Any, record: Any) -> None:
+        facts = record.info
+        facts["deadline"] = math.inf
+        connection.set_progress_handler(lambda: time.monotonic() > facts["deadline"], LOOK_EVERY)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _begin(connection: Connection, *_: Any) -> None:
+        is_limited = not connection.get_execution_options().get(UNLIMITED, False)
+        connection.info["deadline"] = time.monotonic() + seconds if is_limited else math.inf

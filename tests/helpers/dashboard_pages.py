@@ -73,11 +73,17 @@ def check_page(answer: httpx.Response) -> Shell:
     return shell
 
 
-def make_key(client: Local, *scopes: Scope, name: str = "somebody", **facts: float) -> str:
+def make_key(
+    client: Local,
+    *scopes: Scope,
+    name: str = "somebody",
+    workspace: str = keys.DEFAULT_WORKSPACE,
+    **facts: float,
+) -> str:
     """The token of a new key."""
     parts = client.app.state.parts
     with parts.database.write() as store:
-        workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
+        workspace = keys.workspace_named(store, workspace, make=True).id
         if Scope.ADMIN not in scopes and store.keys.count() == 0:
             keys.create(store, workspace, name="root", scopes=[Scope.ADMIN])
         token = keys.create(store, workspace, name=name, scopes=list(scopes), **facts).token

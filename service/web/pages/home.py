@@ -60,7 +60,7 @@ def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
         joined.datasets,
         joined.queue,
         caller,
-        uploads=joined.uploads,
+        spool=joined.spool,
         keeping=Keeping(days=joined.settings.dataset_days or None),
         most_open=joined.settings.max_open_fits,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from calibrators.fitting.evaluation import Judged, fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.temperature import TemperatureScaling
 from service.access.permissions import Scope
+from service.comparisons.service import Comparisons
 
 PATH = "/v1/calibrators/fashion/compare"
 CLASSES = 5
@@ -113,3 +116,36 @@ def test_judged_rows_of_other_classes_are_refused(local: Local) -> None:
     body = registration(judged(Identity(), rows=200).map, judged_rows=rows)
     answer = local.post("/v1/calibrators/fashion/versions", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "wrong_classes")
+
+
+def test_one_workspace_does_not_wait_for_the_comparisons_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of one run one after the other; the process of the other stays free."""
+    released, running, order = threading.Event(), threading.Event(), []
+
+    def compare(self: Any, principal: Any, pair: Any, process: Any) -> str:
+        order.append((principal.workspace, pair.key))
+        if principal.workspace == "busy":
+            running.set()
+            assert released.wait(20)
+        return principal.workspace
+
+    monkeypatch.setattr(Comparisons, "_compare_judged", compare)
+    comparisons = Comparisons(None, None)  # type: ignore[arg-type]
+
+    def ask(workspace: str, number: int) -> Any:
+        pair = SimpleNamespace(key=("a", number, 2))
+        return comparisons.ask(SimpleNamespace(workspace=workspace), pair, None)  # type: ignore[arg-type]
+
+    try:
+        busy = [ask("busy", number) for number in range(3)]
+        assert running.wait(20)
+        assert ask("other", 1).result(20) == "other"
+        assert [name for name, _ in order] == ["busy", "other"]
+        released.set()
+        assert [one.result(20) for one in busy] == ["busy"] * 3
+        assert [number for name, (_, number, _) in order if name == "busy"] == [0, 1, 2]
+    finally:
+        released.set()
+        comparisons.close()

@@ -21,7 +21,7 @@ from service.access.permissions import Principal, Scope
 from service.datasets import service as datasets
 from service.datasets.formats import Limits
 from service.datasets.service import Datasets, Keeping
-from service.datasets.spool import spooled_body
+from service.datasets.spool import Spool
 from service.errors import Conflict, Unavailable
 from service.maintenance.doctor import Doctor
 from service.maintenance.sweep import CHORE, sweep
@@ -212,7 +212,7 @@ def test_sweeping_while_writers_write_resend_delete_and_pause(
         register(place.database, blobs, principal, Registration("c", MAP))
 
     def sending_datasets() -> None:
-        with spooled_body(tmp_path) as arrived:
+        with Spool(tmp_path).body("ws_1") as arrived:
             arrived.write(random.choice(bodies))  # noqa: S311
             kept.add(principal, arrived, "application/x-npz", None, Keeping())
 

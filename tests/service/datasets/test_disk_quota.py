@@ -1,0 +1,117 @@
+"""No workspace fills the disk: a quota, a reserve for the database, shares of what arrives."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.live_service import NPZ, Local, in_process
+from helpers.registration import temperature_registration
+
+from service.datasets.spool import Spool
+from service.errors import NoSpace
+
+
+def body(seed: int, rows: int = 500) -> bytes:
+    rng = np.random.default_rng(seed)
+    file = io.BytesIO()
+    np.savez(file, logits=rng.normal(size=(rows, 4)), labels=rng.integers(4, size=rows))
+    return file.getvalue()
+
+
+def sent(service: Local, seed: int) -> Any:
+    return service.post("/v1/datasets", content=body(seed), headers=NPZ)
+
+
+def test_a_workspace_stores_so_much_and_no_more(tmp_path: Path) -> None:
+    size = len(body(0))
+    with in_process(tmp_path, max_workspace_bytes=3 * size + 100) as service:
+        kept = [sent(service, seed).json()["id"] for seed in range(3)]
+        refused = sent(service, 3)
+        assert (refused.status_code, refused.json()["code"]) == (413, "workspace_full")
+        assert refused.json()["limit"] == 3 * size + 100
+        assert sent(service, 0).status_code == 200  # bytes that are there already take no room
+        map_of = temperature_registration(2.0, k=3)
+        answer = service.post("/v1/calibrators/a/versions", json=map_of)
+        assert answer.json()["code"] == "workspace_full"
+        opened = service.post("/v1/datasets?upload=parts").json()["id"]
+        part = service.put(f"/v1/datasets/{opened}/parts/1", content=b"a" * 1000)
+        assert part.json()["code"] == "workspace_full"
+        assert service.delete(f"/v1/datasets/{kept[0]}").status_code == 204
+        assert sent(service, 3).status_code == 201
+
+
+def test_maps_count(tmp_path: Path) -> None:
+    with in_process(tmp_path, max_workspace_bytes=1024) as service:
+        answers = [
+            service.post(
+                f"/v1/calibrators/c{n}/versions", json=temperature_registration(1.0 + n, k=3)
+            )
+            for n in range(9)
+        ]
+        size = answers[0].json()["map_bytes"]
+        assert [one.status_code for one in answers].count(201) == 1024 // size
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_can_be_freed(small_disk: Path) -> None:
+    with in_process(small_disk, max_workspace_bytes=1 << 30) as service:
+        kept = []
+        for seed in range(100):
+            answer = service.post("/v1/datasets", content=body(seed, 20_000), headers=NPZ)
+            if answer.status_code == 507:
+                break
+            kept.append(answer.json()["id"])
+        assert answer.status_code == 507
+        assert len(kept) > 10
+        assert service.delete(f"/v1/datasets/{kept[0]}").status_code == 204
+        for id in kept[1:6]:
+            assert service.delete(f"/v1/datasets/{id}").status_code == 204
+        assert sent(service, 1000).status_code == 201
+
+
+def test_by_default_a_workspace_gets_a_quarter_of_the_disk(small_disk: Path) -> None:
+    with in_process(small_disk) as service:
+        codes = [
+            service.post("/v1/datasets", content=body(seed, 20_000), headers=NPZ)
+            for seed in range(20)
+        ]
+        assert codes[0].status_code == 201
+        assert codes[-1].json()["code"] == "workspace_full"
+        assert codes[-1].json()["limit"] == 10 << 20
+
+
+def test_bodies_that_arrive_take_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(total=1 << 30, free=100 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    spool = Spool(tmp_path)
+    with spool.body("slow") as first, spool.body("slow") as second, spool.body("other") as other:
+        first.write(b"a" * (20 << 20))
+        with pytest.raises(NoSpace, match="send fewer at once"):
+            second.write(b"a" * (20 << 20))
+        other.write(b"a" * (20 << 20))
+    with spool.body("slow") as again:
+        again.write(b"a" * (20 << 20))
+
+
+def test_a_reserve_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(total=1 << 40, free=60 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with Spool(tmp_path).body("a") as body, pytest.raises(NoSpace):
+        body.write(b"a")
