@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     max_open_upload_bytes: int = Field(0, ge=0)
     """Most bytes of their parts together; 0 means 4 times max_upload_bytes."""
     max_workspace_bytes: int = Field(0, ge=0)
-    """Most bytes of a workspace's datasets and maps; 0 means a quarter of the disk, any on S3."""
+    """Most bytes that a workspace stores; 0 means a quarter of the disk, any number on S3."""
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
     """Largest body of a predict call, as sent and unpacked."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)

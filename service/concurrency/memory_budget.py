@@ -29,7 +29,7 @@ class MemoryBudget:
     """Let calls proceed while what they hold together stays within a number of bytes.
 
     One owner (a workspace) gets half of it, so that it cannot keep out the others. A call that is
-    larger than its share runs when its owner holds nothing else. Owners take turns.
+    larger counts as that half: it runs when its owner holds nothing else. Owners take turns.
 
     Parameters
     ----------
@@ -51,6 +51,11 @@ class MemoryBudget:
         self._wait_seconds = wait_seconds
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[_Waiter]] = {}
+
+    @property
+    def share(self) -> int:
+        """Return how many bytes one owner may hold."""
+        return self._share
 
     @property
     def held(self) -> int:
@@ -147,12 +152,14 @@ class MemoryHold:
 
     async def grow_to(self, size: int) -> None:
         """Wait until at least ``size`` bytes can be held; raise TooMany if that takes too long."""
+        size = min(size, self._budget.share)
         if size > self._size:
             await self._budget.grow(self._owner, self._size, size)
             self._size = size
 
     def grow_now(self, size: int) -> bool:
         """Return whether at least ``size`` bytes are held now; do not wait for them."""
+        size = min(size, self._budget.share)
         if size <= self._size:
             return True
         if not self._budget.grow_now(self._owner, self._size, size):

@@ -66,16 +66,19 @@ class Datasets:
         self._quota = quota or blobs.share_of_disk
 
     def check_room(self, store: Store, workspace: str, more: int = 0) -> None:
-        """Raise TooLarge unless a workspace may store so many bytes more."""
+        """Raise unless a workspace may store so many bytes more, and there is room for them."""
+        self._blobs.check_free()
         if self._quota is None:
             return
-        stored = store.datasets.stored_bytes(workspace) + store.calibrators.stored_bytes(workspace)
+        stored = sum(
+            one.stored_bytes(workspace) for one in (store.datasets, store.calibrators, store.runs)
+        )
         if stored + more > self._quota:
             raise TooLarge(
                 "workspace_full",
-                f"the datasets and maps of this workspace have {stored} bytes, and with these it "
-                f"would have more than the {self._quota} it may: delete datasets, or let "
-                "max_workspace_bytes be raised",
+                f"what this workspace stores has {stored} bytes, and with this it would have more "
+                f"than the {self._quota} it may: delete datasets, or let max_workspace_bytes be "
+                "raised",
                 limit=self._quota,
             )
 

@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from calibrators import CalibrationMap, CalibrationSet, Calibrator, archive, fit_and_judge
 from calibrators.comparison.recommendation import Candidate, Recommendation, recommend
@@ -67,6 +67,13 @@ class NewVersion:
     id: str
     report: dict[str, Any]
     facts: dict[str, Any]
+
+
+class WrittenOnnx(NamedTuple):
+    """A map's ONNX form in the blob store, if it has one."""
+
+    sha256: str | None = None
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -262,7 +269,7 @@ def _written(
     check_map_size(recipe, len(content))
     sha256 = hashlib.sha256(content).hexdigest()
     blobs.put(map_key(fit.workspace, id, sha256), content)
-    onnx_sha256, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
+    onnx, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
     rows = judged.rows.dump()
     judged_sha256 = hashlib.sha256(rows).hexdigest()
     blobs.put(judged_key(fit.workspace, id, judged_sha256), rows)
@@ -283,7 +290,8 @@ def _written(
         "libraries": archive.describe(content)["libraries"],
         "map_sha256": sha256,
         "map_bytes": len(content),
-        "onnx_sha256": onnx_sha256,
+        "blob_bytes": len(content) + onnx.bytes + len(rows),
+        "onnx_sha256": onnx.sha256,
         "judged_sha256": judged_sha256,
         "judged_data": judged.rows.data,
         "tags": order["tags"],
@@ -307,15 +315,15 @@ def check_map_size(recipe: Calibrator, size: int) -> None:
 
 def _written_onnx(
     blobs: Blobs, workspace: str, id: str, fitted: CalibrationMap
-) -> tuple[str | None, list[dict[str, str]]]:
-    """The hash of the map's ONNX form, or a warning why it has none."""
+) -> tuple[WrittenOnnx, list[dict[str, str]]]:
+    """The map's ONNX form, or a warning why it has none."""
     try:
         content = export(fitted)
     except ExportError as error:
-        return None, [{"code": error.code, "message": f"{NO_ONNX}: {error}"}]
+        return WrittenOnnx(), [{"code": error.code, "message": f"{NO_ONNX}: {error}"}]
     sha256 = hashlib.sha256(content).hexdigest()
     blobs.put(onnx_key(workspace, id, sha256), content)
-    return sha256, []
+    return WrittenOnnx(sha256, len(content)), []
 
 
 def ending_of(reason: Stop, time_limit: float) -> Ending | None:

@@ -49,6 +49,11 @@ class Registration:
     tags: dict[str, str] = field(default_factory=dict)
     description: str = ""
 
+    @property
+    def bytes(self) -> int:
+        """How many bytes it takes, beside its report."""
+        return len(self.content) + len(self.judged_rows or b"")
+
 
 def register(
     database: Database,
@@ -80,7 +85,12 @@ def register(
             return known
         calibrator = calibrator_for(store, principal, sent.calibrator)
         made = store.calibrators.add_version(
-            calibrator.id, id, report, created_by=principal.actor, **facts
+            calibrator.id,
+            id,
+            report,
+            blob_bytes=sent.bytes,
+            created_by=principal.actor,
+            **facts,
         )
         idempotency.keep(store, principal, key, request, {"version": made.number})
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -49,13 +50,23 @@ class Calibrators(Repository):
         return self._all(CalibratorRow, chosen.order_by(calibrators.c.name).limit(limit))
 
     def add_version(
-        self, calibrator: str, id: str, report: dict[str, Any] | None, **facts: Any
+        self,
+        calibrator: str,
+        id: str,
+        report: dict[str, Any] | None,
+        *,
+        blob_bytes: int,
+        **facts: Any,
     ) -> Version:
         """The next version of a calibrator, with its report; its blobs lie under this id."""
+        size = blob_bytes + (0 if report is None else len(json.dumps(report)))
         counted = (
             update(calibrators)
             .where(calibrators.c.id == calibrator)
-            .values(last_version=calibrators.c.last_version + 1)
+            .values(
+                last_version=calibrators.c.last_version + 1,
+                stored_bytes=calibrators.c.stored_bytes + size,
+            )
             .returning(calibrators.c.last_version)
         )
         number = self.session.execute(counted).scalar_one()
@@ -93,10 +104,9 @@ class Calibrators(Repository):
         return Version(**facts), document
 
     def stored_bytes(self, workspace: str) -> int:
-        """Return the bytes of all maps."""
-        mine = calibrators.c.workspace == workspace
-        total = select(func.sum(versions.c.map_bytes)).join(calibrators).where(mine)
-        return int(self.session.scalar(total) or 0)
+        """Return the bytes of all versions, with their blobs and reports."""
+        total = select(func.sum(calibrators.c.stored_bytes))
+        return int(self.session.scalar(total.where(calibrators.c.workspace == workspace)) or 0)
 
     def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
         """Return the SHA-256 of all blobs of each of these versions that is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -88,9 +89,15 @@ class Runs(Repository):
         """Archive a run; one that is archived stays as it is."""
         return self.change(id, archived_at=func.coalesce(runs.c.archived_at, now()))
 
-    def touch(self, id: str) -> None:
-        """Note that something happened in a run."""
-        self._changed(update(runs).where(runs.c.id == id).values(updated_at=now()))
+    def touch(self, id: str, more_bytes: int = 0) -> None:
+        """Note that something happened in a run, and how many bytes were stored."""
+        values = {"updated_at": now(), "stored_bytes": runs.c.stored_bytes + more_bytes}
+        self._changed(update(runs).where(runs.c.id == id).values(values))
+
+    def stored_bytes(self, workspace: str) -> int:
+        """Return the bytes of statistics and steps of all runs."""
+        total = select(func.sum(runs.c.stored_bytes)).where(runs.c.workspace == workspace)
+        return int(self.session.scalar(total) or 0)
 
     def counts(self) -> dict[str, int]:
         """Return how many runs there are that are not archived, by kind."""
@@ -190,10 +197,17 @@ class RunSteps(Repository):
             run_statistics.c.session == key.number,
             run_statistics.c.step == step,
         )
-        kept = select(run_statistics.c.rank).where(mine, run_statistics.c.statistics.is_not(None))
-        ranks = list(self.session.scalars(kept.limit(limit)))
-        given = update(run_statistics).where(mine, run_statistics.c.rank.in_(ranks))
+        content = run_statistics.c.statistics
+        kept = select(run_statistics.c.rank, func.length(content)).where(mine, content.is_not(None))
+        found = self.session.execute(kept.limit(limit)).all()
+        sizes = {row[0]: row[1] for row in found}
+        self._add_bytes(key.run, -sum(sizes.values()))
+        given = update(run_statistics).where(mine, run_statistics.c.rank.in_(sizes))
         return self._changed(given.values(statistics=None, claimed=None))
+
+    def _add_bytes(self, run: str, more: int) -> None:
+        values = {"stored_bytes": runs.c.stored_bytes + more}
+        self._changed(update(runs).where(runs.c.id == run).values(values))
 
     def add(self, session: RunSession, step: int, **facts: Any) -> RunStep:
         """Write that a step is decided."""
@@ -203,6 +217,7 @@ class RunSteps(Repository):
             insert(run_steps).values(**values, decided_at=now(), **facts).returning(*run_steps.c),
         )
         assert made is not None  # noqa: S101
+        self._add_bytes(session.run, len(json.dumps(facts)))
         return made
 
     def get(self, session: RunSession, step: int) -> RunStep | None:

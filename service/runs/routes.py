@@ -154,6 +154,8 @@ async def post_statistics(
             BinStatistics.from_bytes(_decoded(body.statistics)),
             None if body.state is None else body.state.read(),
         )
+        with joined.database.read() as store:
+            joined.datasets.check_room(store, caller.workspace, len(sent.content))
         return runs.record(joined.database, caller, run, sent)
 
     executors, workspace = joined.executors, caller.workspace

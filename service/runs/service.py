@@ -160,7 +160,7 @@ def _recorded(
             )
         return known
     is_late = sent.step <= head.step
-    store.runs.touch(run.id)
+    store.runs.touch(run.id, 0 if is_late else len(sent.content))
     return store.run_steps.post(
         session,
         sent.step,

@@ -86,6 +86,11 @@ class Blobs:
         """How many bytes one workspace may keep in a folder; None in a bucket, which has no end."""
         return None if self._folder is None else share_of_disk(self._folder)
 
+    def check_free(self) -> None:
+        """Raise NoSpace if the blobs lie on a disk that has no more room than its reserve."""
+        if self._folder is not None:
+            check_free(self._folder)
+
     @property
     def can_sign(self) -> bool:
         """Whether clients can be given URLs to write to."""
@@ -93,8 +98,7 @@ class Blobs:
 
     def put(self, key: str, content: bytes | Path | IO[bytes]) -> None:
         """Write a blob."""
-        if self._folder is not None:
-            check_free(self._folder)
+        self.check_free()
         with _told():
             obstore.put(self._bulk, key, content, chunk_size=CHUNK, max_concurrency=2)
             if self._folder is not None:

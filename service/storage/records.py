@@ -100,6 +100,7 @@ class CalibratorRow:
     workspace: str
     name: str
     last_version: int
+    stored_bytes: int
     created_at: float
 
 
@@ -213,6 +214,7 @@ class Run:
     tags: dict[str, str]
     description: str
     archived_at: float | None
+    stored_bytes: int
     created_by: str
     created_at: float
     updated_at: float

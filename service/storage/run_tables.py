@@ -18,7 +18,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from service.storage.tables import ID, NAME, SHA256, metadata, workspace
+from service.storage.tables import ID, NAME, SHA256, metadata, stored_bytes, workspace
 
 runs = Table(
     "runs",
@@ -31,6 +31,7 @@ runs = Table(
     Column("tags", JSON, nullable=False),
     Column("description", Text, nullable=False),
     Column("archived_at", Float),
+    stored_bytes(),
     Column("created_by", String(200), nullable=False),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),

@@ -38,6 +38,11 @@ def workspace() -> Column[str]:
     return Column("workspace", ID, ForeignKey("workspaces.id"), nullable=False)
 
 
+def stored_bytes() -> Column[int]:
+    """Return a column for the bytes of what belongs to a row, blobs included."""
+    return Column("stored_bytes", BigInteger, nullable=False, server_default="0")
+
+
 workspaces = Table(
     "workspaces",
     metadata,
@@ -115,6 +120,7 @@ calibrators = Table(
     workspace(),
     Column("name", NAME, nullable=False),
     Column("last_version", Integer, nullable=False),
+    stored_bytes(),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("workspace", "name"),
 )

@@ -198,6 +198,7 @@ def add_version(place: Place, **facts: object) -> None:
         "libraries": {},
         "map_sha256": "0" * 64,
         "map_bytes": 100,
+        "blob_bytes": 100,
         "tags": {},
         "description": "",
         "created_by": "tests",

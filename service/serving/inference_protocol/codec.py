@@ -89,14 +89,19 @@ def decode(
         )
     with parsing_turn(length):
         document = _parse(memoryview(body)[:length])
-        values, segments = read_inputs(document, memoryview(body)[length:], served)
-    check_call_cost(served, values)
     parameters = fields.parameters(document, "parameters")
     binary = _wants_binary(document, parameters)
-    number = 4 if values.dtype in (np.float32, np.float16) else 8
-    size = len(values) * served.map.k * (number if binary else JSON_BYTES[number])
-    advice = "send fewer rows" if binary else "send fewer rows, or ask for binary_data_output"
-    check_answer(size, limits.body if binary else limits.json, advice)
+
+    def answer_size(values: NDArray[Any]) -> int:
+        number = 4 if values.dtype in (np.float32, np.float16) else 8
+        return len(values) * served.map.k * (number if binary else JSON_BYTES[number])
+
+    def check(values: NDArray[Any]) -> None:
+        check_call_cost(served, values)
+        advice = "send fewer rows" if binary else "send fewer rows, or ask for binary_data_output"
+        check_answer(answer_size(values), limits.body if binary else limits.json, advice)
+
+    values, segments = read_inputs(document, memoryview(body)[length:], served, check)
     return InferRequest(
         fields.optional(document, "id", str),
         values,
@@ -104,7 +109,7 @@ def decode(
         binary,
         fields.optional(parameters, "parameters.model", str),
         _only_warns(parameters),
-        size,
+        answer_size(values),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from calibrators.segments import Segments, check_length
+from service.concurrency.thread_pools import parsing_turn
 from service.datasets.formats.segment_names import SEGMENTS, from_names
 from service.errors import Invalid, Malformed
 from service.serving.inference_protocol import fields
@@ -25,6 +26,8 @@ from service.serving.inference_protocol.tensors import (
     names_from_json,
 )
 from service.serving.map_cache import Served
+
+NUMBER_BYTES = 8  # of a number in a list
 
 
 class Inputs(NamedTuple):
@@ -88,7 +91,8 @@ class Tensor:
     def numbers(self, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Its numbers, flat."""
         if self.size is None:
-            return from_json(self.data(shape), datatype, f"{self.path}.data")
+            with parsing_turn(NUMBER_BYTES * math.prod(shape)):
+                return from_json(self.data(shape), datatype, f"{self.path}.data")
         count = math.prod(shape)
         expected = count * DATATYPES[datatype].itemsize
         if self.size != expected:
@@ -106,13 +110,22 @@ class Tensor:
         return names_from_bytes(self.raw, math.prod(shape), self.path)
 
 
-def read_inputs(document: dict[str, Any], tail: memoryview, served: Served) -> Inputs:
-    """The inputs for a map; ``tail`` are the bytes behind the JSON."""
+def read_inputs(
+    document: dict[str, Any],
+    tail: memoryview,
+    served: Served,
+    check: Callable[[NDArray[Any]], None] = lambda _: None,
+) -> Inputs:
+    """The inputs for a map; ``tail`` are the bytes behind the JSON.
+
+    ``check`` may refuse the values before names of segments are read, which takes longer.
+    """
     found = _tensors(document, tail, served)
     tensor = found[served.map.kind]
     datatype = tensor.datatype(DATATYPES)
     shape = _shape(tensor, served)
     values = tensor.numbers(datatype, shape).reshape(shape)
+    check(values)
     if SEGMENTS not in found:
         return Inputs(values, None)
     return Inputs(values, _segments(found[SEGMENTS], rows=len(values)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import shutil
 import subprocess
@@ -11,9 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_service import NPZ, Local, in_process
-from helpers.registration import temperature_registration
+from helpers.live_service import NPZ, Local, in_process, sample
+from helpers.registration import registration, temperature_registration
+from helpers.training_clients import open_shared, post, seen
 
+from calibrators import CalibrationSet
+from calibrators.fitting.evaluation import fit_and_judge
+from calibrators.methods.temperature import TemperatureScaling
+from service.access.keys import DEFAULT_WORKSPACE, workspace_named
 from service.datasets.spool import Spool
 from service.errors import NoSpace
 
@@ -57,6 +63,43 @@ def test_maps_count(tmp_path: Path) -> None:
         ]
         size = answers[0].json()["map_bytes"]
         assert [one.status_code for one in answers].count(201) == 1024 // size
+
+
+def test_judged_rows_and_reports_count(tmp_path: Path) -> None:
+    data = CalibrationSet(*sample(2000, 5))
+    made = fit_and_judge(TemperatureScaling(), data)
+    facts = {
+        "report": made.report.to_dict(),
+        "judged_rows": base64.b64encode(made.rows.dump()).decode(),
+    }
+    with in_process(tmp_path) as service:
+        answer = service.post("/v1/calibrators/a/versions", json=registration(made.map, **facts))
+        assert answer.status_code == 201, answer.text
+        parts = service.app.state.parts
+        with parts.database.read() as store:
+            stored = store.calibrators.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)
+        blobs = answer.json()["map_bytes"] + len(made.rows.dump())
+        assert blobs + 1000 < stored < blobs + 200_000
+
+
+def test_statistics_of_runs_count_until_they_are_merged(tmp_path: Path) -> None:
+    size = len(seen(0, 20_000).to_bytes())
+    with in_process(tmp_path, max_workspace_bytes=3 * size) as service:
+        open_shared(service, ranks=2)
+        answers = [post(service, "job", "a", step, seen(0, 20_000)) for step in (1, 2, 3)]
+        assert {one.status_code for one in answers[:2]} <= {200, 202}
+        assert stored_of_runs(service) == 3 * size
+        refused = post(service, "job", "a", 4, seen(0, 20_000))
+        assert (refused.status_code, refused.json()["code"]) == (413, "workspace_full")
+    with in_process(tmp_path) as service:
+        assert post(service, "job", "a", 1, seen(1, 20_000), rank=1).status_code == 200
+        assert 2 * size < stored_of_runs(service) < 3 * size
+
+
+def stored_of_runs(service: Local) -> int:
+    """Return what is noted as stored of the runs of the workspace."""
+    with service.app.state.parts.database.read() as store:
+        return store.runs.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)
 
 
 @pytest.fixture
