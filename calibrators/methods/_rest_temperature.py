@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.data import CalibrationSet
+from calibrators.methods.temperature import bracketed_newton
 from calibrators.numerics.parallel import Floats
-from calibrators.numerics.solvers import bracketed_newton
 
 MOST_VALUES = 1 << 20
 PRIOR_DEVIATION = 0.5

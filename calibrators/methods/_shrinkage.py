@@ -20,8 +20,9 @@ import numpy as np
 
 from calibrators.arrays import Labels, row_maxima
 from calibrators.fitting.context import FitContext
+from calibrators.methods.temperature import bracketed_newton
 from calibrators.numerics.parallel import Floats
-from calibrators.numerics.solvers import bracketed_newton, partition_sums
+from calibrators.numerics.softmax import partition_sums
 from calibrators.segments import Segments
 
 REACH = 16.0

@@ -15,9 +15,9 @@ from calibrators.errors import OutOfTime, ParameterError, SmallSample, shown
 from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature, why_hopeless
 from calibrators.methods._cross_validation import BASE, Contest, Trial, steps
-from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
+from calibrators.methods.temperature import TemperatureMap, TemperatureScaling, minimise_on_grid
 from calibrators.metrics import Interval, calibration_intervals, fold_factor, mean_interval
-from calibrators.numerics.solvers import mean_nll, minimise_on_grid
+from calibrators.numerics.softmax import mean_nll
 
 FEW_ROWS = 20
 PRIOR_DEVIATION = 0.5

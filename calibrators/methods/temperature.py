@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -16,16 +16,16 @@ from calibrators.errors import BoundarySolution, FitError, FlatLogits, Parameter
 from calibrators.export.onnx import Builder
 from calibrators.fitting.context import FitContext
 from calibrators.metrics.bins import equal_width
-from calibrators.numerics.confidence_curves import Samples, mean_gaps, observe
+from calibrators.numerics.confidence_curves import Samples, observe
 from calibrators.numerics.objectives import SMOOTHING, make_objective
 from calibrators.numerics.parallel import Floats
-from calibrators.numerics.softmax import margins
-from calibrators.numerics.solvers import Root, bracketed_newton, minimise_on_grid, partition_sums
+from calibrators.numerics.softmax import margins, mean_gaps, partition_sums
 
 REACH = 1e4
 SUBSAMPLE = 500
 LEAST_START = 100
 OCTAVES = 4
+ITERATIONS = 100
 ALL_RIGHT = (
     "every prediction on the fit set is right (or all but right), so the best T is 0 or near it"
 )
@@ -202,3 +202,87 @@ def _why_infinite(data: CalibrationSet) -> str:
         f"row {worst} outweighs all others together (check it: the logit of its label is "
         f"{pull[worst]:.3g} below its largest), so the best T is infinite"
     )
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where a derivative vanishes; ``at_bound`` if it has one sign on the whole interval."""
+
+    value: float
+    at_bound: bool
+    evaluations: int
+
+
+def bracketed_newton(
+    derivatives: Callable[[float], Sequence[float]],
+    low: float,
+    high: float,
+    start: float,
+    accuracy: float = 1e-7,
+) -> Root:
+    """The minimiser of a convex function on [low, high], 0 < low < high.
+
+    ``derivatives(x)`` gives the first and second derivative, and the third if it is known. Steps
+    are taken in log x; one that leaves the bracket goes to the bound if that was not seen yet, else
+    to the (geometric) middle, so no start and no data can make it cycle. A step squares the error
+    (Newton), with a third derivative it cubes it (Halley): the last one, which is still taken, is
+    the first whose square or cube is below ``accuracy``, relative to x.
+
+    >>> bracketed_newton(lambda x: (x - 1 / x, 1 + 1 / x**2), 1e-3, 1e3, 50.0).value
+    1.0...
+    """
+    lower_known = upper_known = False
+    lowest, highest = lower, upper = math.log(low), math.log(high)
+    at = min(max(math.log(start), lower), upper)
+    for evaluations in range(1, ITERATIONS + 1):
+        x = math.exp(at)
+        slope, bend, *third = derivatives(x)
+        if (at == lowest and slope >= 0) or (at == highest and slope <= 0):
+            return Root(low if at == lowest else high, True, evaluations)
+        if slope > 0:
+            upper, upper_known = at, True
+        else:
+            lower, lower_known = at, True
+        step = _step(x, slope, bend, *third)
+        following = at + step
+        if abs(step) < accuracy ** (1 / (2 + len(third))) or upper - lower < accuracy:
+            return Root(math.exp(min(max(following, lower), upper)), False, evaluations)
+        if following <= lower:
+            following = 0.5 * (lower + upper) if lower_known else lower
+        elif following >= upper:
+            following = 0.5 * (lower + upper) if upper_known else upper
+        at = following
+    raise FitError("no_root", f"no root of the derivative in [{low}, {high}]: is it convex?")
+
+
+def _step(x: float, slope: float, bend: float, third: float = math.nan) -> float:
+    """Halley's step in log x; Newton's if the two differ twofold or no third is known."""
+    if not bend > 0:
+        return math.copysign(math.inf, -slope)
+    newton = -slope / (x * bend)
+    divisor = 1 + newton * (1 + x * third / bend) / 2
+    return newton / divisor if 0.5 < divisor < 2 else newton
+
+
+def minimise_on_grid(
+    function: Callable[[float], float], centre: float, octaves: float = 4.0
+) -> tuple[float, int]:
+    """The minimiser of a function of one positive number that need not be convex, and evaluations.
+
+    Eight points an octave around ``centre``, then ever finer grids around the best point, to one
+    part in a million. Ties go to the point nearest to the centre.
+
+    >>> round(minimise_on_grid(lambda x: abs(math.log(x / 3)), 1.0)[0], 5)
+    3.0
+    """
+    best, width, evaluations = math.log(centre), octaves * math.log(2), 0
+    points = int(16 * octaves) + 1
+    while width > 1e-6:
+        offsets = np.linspace(-width, width, points)
+        values = [function(math.exp(best + offset)) for offset in offsets]
+        evaluations += len(values)
+        order = np.lexsort(np.stack([np.abs(offsets), values]))
+        best += float(offsets[order[0]])
+        width = float(offsets[1] - offsets[0])
+        points = 9
+    return math.exp(best), evaluations

@@ -1,1 +1,1 @@
-"""Numerical ground of the methods: parallel blocks, softmax, solvers."""
+"""Numerical ground of the methods: parallel blocks, softmax, curves."""

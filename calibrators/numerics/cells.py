@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.data import CalibrationSet
-from calibrators.numerics.confidence_curves import Samples, TabulatedCurve, mean_gaps, to_device
+from calibrators.numerics.confidence_curves import Samples, TabulatedCurve, to_device
 from calibrators.numerics.curve_tables import Nodes, Table
 from calibrators.numerics.parallel import Floats
+from calibrators.numerics.softmax import mean_gaps
 
 MOST_CELLS = 2048
 FINEST = 0.02

@@ -21,7 +21,8 @@ import numpy as np
 
 from calibrators.data import CalibrationSet
 from calibrators.numerics.curve_tables import FAR, OCTAVES_DOWN, Nodes, Table, tabulate
-from calibrators.numerics.parallel import Floats, Scratch, map_blocks, row_blocks
+from calibrators.numerics.parallel import Floats, row_blocks
+from calibrators.numerics.softmax import mean_gaps
 
 Array = Any
 MANY_CLASSES = 16
@@ -110,18 +111,6 @@ def _curve(data: CalibrationSet, scale: float, device: str | None) -> Curve:
 def correctness(data: CalibrationSet) -> Floats:
     """Return 1.0 where the largest logit is the label's and 0.0 elsewhere, (n,)."""
     return np.asarray(data.logits.argmax(axis=1) == data.labels, dtype=np.float64)
-
-
-def mean_gaps(data: CalibrationSet) -> Floats:
-    """Return the mean over the finite classes of d_k, (n,)."""
-
-    def work(start: int, stop: int, scratch: Scratch) -> Floats:
-        gaps = data.row_max[start:stop, np.newaxis] - data.logits[start:stop]
-        finite = np.isfinite(gaps)
-        means = np.where(finite, gaps, 0).sum(axis=1, dtype=np.float64) / finite.sum(axis=1)
-        return np.asarray(means)
-
-    return np.concatenate(map_blocks(work, data.n, data.k))
 
 
 @dataclass(frozen=True)

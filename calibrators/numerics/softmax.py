@@ -1,16 +1,23 @@
-"""The blocked softmax that applies every temperature-type map: numpy only, exact to the type."""
+"""The blocked softmax of temperature-type maps, and the sums over classes that fit them.
+
+Numpy only, and exact to the type of the logits.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.arrays import check_rows, row_maxima
+from calibrators.data import CalibrationSet
 from calibrators.errors import MapError
 from calibrators.numerics.parallel import Floats, Scratch, map_blocks, oriented
+
+FAR = -1e30
 
 InverseTemperature = Callable[[Floats], Floats | float] | Floats
 
@@ -158,3 +165,87 @@ def two_largest(block: Floats, axis: int) -> tuple[Floats, Floats]:
     rest = block.copy()
     rest[rows, top] = -np.inf
     return block[rows, top], rest.max(axis=1)
+
+
+def mean_gaps(data: CalibrationSet) -> Floats:
+    """Return the mean over the finite classes of ``d = row_max - logits``, (n,)."""
+
+    def work(start: int, stop: int, scratch: Scratch) -> Floats:
+        gaps = data.row_max[start:stop, np.newaxis] - data.logits[start:stop]
+        finite = np.isfinite(gaps)
+        means = np.where(finite, gaps, 0).sum(axis=1, dtype=np.float64) / finite.sum(axis=1)
+        return np.asarray(means)
+
+    return np.concatenate(map_blocks(work, data.n, data.k))
+
+
+class PartitionSums(NamedTuple):
+    """``L = log sum_k exp(-beta d_k)`` summed over rows, and its derivatives in beta.
+
+    They are minus the mean of d under softmax(beta z), its variance, and minus its third central
+    moment.
+    """
+
+    value: float
+    first: float
+    second: float
+    third: float
+
+
+def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSums:
+    """All that temperature scaling needs to know, with ``d = row_max - logits``.
+
+    Blocks in the type of the logits, sums in float64. Moments are those of ``beta d``, which has
+    the same size whatever the scale of the logits is.
+    """
+
+    def work(start: int, stop: int, scratch: Scratch) -> NDArray[np.float64]:
+        block, axis = oriented(logits[start:stop], scratch)
+        gaps = scratch.take("gaps", block.shape, block.dtype)
+        np.subtract(block, np.expand_dims(row_max[start:stop], axis), out=gaps)
+        with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+            gaps *= gaps.dtype.type(beta)
+            sums = _block_sums(gaps, axis, scratch)
+            if not np.isfinite(sums).all():
+                np.maximum(gaps, FAR, out=gaps)
+                sums = _block_sums(gaps, axis, scratch)
+        return sums
+
+    total = np.sum(map_blocks(work, *logits.shape), axis=0)
+    return PartitionSums(*(total / np.float64(beta) ** np.arange(4)).tolist())
+
+
+def _block_sums(gaps: Floats, axis: int, scratch: Scratch) -> NDArray[np.float64]:
+    weights = scratch.take("weights", gaps.shape, gaps.dtype)
+    np.exp(gaps, out=weights)
+    total, *moments = (moment.astype(np.float64) for moment in _moments(weights, gaps, axis))
+    mean, square, cube = (moment / total for moment in moments)
+    return np.array(
+        [
+            np.log(total).sum(),
+            mean.sum(),
+            (square - mean * mean).sum(),
+            (cube - 3 * mean * square + 2 * mean**3).sum(),
+        ]
+    )
+
+
+def _moments(weights: Floats, gaps: Floats, axis: int) -> Iterator[Floats]:
+    """Yield sums over classes of ``weights * gaps**i``, i = 0 to 3; ``weights`` is used up."""
+    if axis == 0:
+        for power in range(4):
+            if power:
+                weights *= gaps
+            yield weights.sum(axis=0)
+        return
+    yield np.vecdot(weights, np.ones(gaps.shape[1], dtype=gaps.dtype))
+    for power in range(1, 4):
+        if power > 1:
+            weights *= gaps
+        yield np.vecdot(weights, gaps)
+
+
+def mean_nll(data: CalibrationSet, beta: float) -> float:
+    """Mean negative log likelihood of ``softmax(beta * logits)``, at any scale."""
+    total = partition_sums(data.logits, data.row_max, beta).value
+    return beta * float(data.label_gaps.mean(dtype=np.float64)) + total / data.n

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from dbos import DBOSClient, DBOSPortableJSONSerializer, EnqueueOptions
+from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, EnqueueOptions
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.fits.service import QUEUES
-from service.storage.database import Database
-from service.storage.records import Fit
+from service.settings import HOUR
+from service.storage.database import PASSING, Database, connection_arguments
+from service.storage.records import Fit, FitStatus
 from service.storage.store import Store
 
 APPLICATION = "calibrd"
@@ -21,6 +22,10 @@ APPLICATION = "calibrd"
 VERSION = "1"
 WORKFLOW = "fit"
 POLL_SECONDS = 0.2
+# while the database is away DBOS warns ten times a second; housekeeping does once a heartbeat
+QUIET = "ERROR"
+# before the next fit of a workspace whose fits lose workers
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 OPEN = ["ENQUEUED", "PENDING", "DELAYED"]
 DONE = ["SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"]
 
@@ -147,3 +152,59 @@ class DbosQueue:
 
 def _entry(id: str) -> QueueEntry:
     return QueueEntry(id, id.partition(".")[0])
+
+
+def listen(database: Database, worker: str, queues: Sequence[str]) -> None:
+    """Let DBOS hand over the entries of queues to a worker, from now on."""
+    url = database.url
+    DBOS(
+        config={
+            "name": APPLICATION,
+            "application_version": VERSION,
+            "executor_id": worker,
+            "system_database_url": url.render_as_string(hide_password=False),
+            "db_engine_kwargs": {}
+            if database.is_sqlite
+            else {"connect_args": connection_arguments(url)},
+            "serializer": DBOSPortableJSONSerializer(),
+            "run_migrations": False,
+            "notification_listener_polling_interval_sec": 0.5,
+            "log_level": QUIET,
+        }
+    )
+    DBOS.listen_queues(list(queues))
+    try:
+        DBOS.launch()
+    except PASSING:
+        DBOS.destroy()  # what was launched by half cannot be launched again
+        raise
+
+
+def pause_after(losses: int) -> float:
+    """Return the seconds that a workspace waits after so many workers lost in the last hour.
+
+    A fit that needs more memory than there is takes its worker with it, and starting another
+    takes seconds: the fits of others must not wait for that again and again.
+
+    >>> [pause_after(losses) for losses in (0, 1, 2, 3, 50)]
+    [0.0, 5.0, 10.0, 20.0, 600.0]
+    """
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(losses - 1, 30)) if losses else 0.0
+
+
+def seconds_to_wait(store: Store, workspace: str) -> float:
+    """Return how long no fit of a workspace may start."""
+    losses = store.fits.losses(workspace, HOUR)
+    return max(0.0, pause_after(losses.attempts) - losses.seconds_ago)
+
+
+def postpone(database: Database, queue: DbosQueue, id: str) -> bool:
+    """Put a fit that was taken from its queue back for later if its workspace has to wait."""
+    with database.read() as store:
+        fit = store.fits.get(id)
+        seconds = 0.0 if fit is None else seconds_to_wait(store, fit.workspace)
+    if fit is None or fit.status is not FitStatus.QUEUED or not seconds:
+        return False
+    with database.write() as store:
+        queue.enqueue_again(store, fit, seconds)
+    return True

@@ -22,6 +22,8 @@ from service.storage.write_turns import WriteTurns
 
 # what a database raises that is away, or that for a while is a copy which takes no writes
 AWAY = (OperationalError, InternalError, InterfaceError, TimeoutError)
+# troubles of the database and the blob store, not of whoever meets them
+PASSING = (*AWAY, Unavailable)
 # the errors of a full disk, and of what took too long, by the databases' own names
 FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100")
 SLOW = (

@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from service.datasets.service import forget_dataset
 from service.errors import Conflict
 from service.fits.execution import failed
-from service.fits.queue import DbosQueue, QueueEntry
+from service.fits.queue import DbosQueue, QueueEntry, seconds_to_wait
 from service.fits.service import WORKER_IS_ALIVE
 from service.maintenance.sweep import CHORE, sweep
 from service.runs.decisions import decide_due, release_merged
 from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
-from service.storage.database import Database
+from service.storage.database import PASSING, Database
 from service.storage.records import Fit, FitStatus
 from service.storage.repository import AT_ONCE
 from service.storage.store import Store
-from service.worker.lost_workers import seconds_to_wait
-from service.worker.retry import PASSING
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A process that takes fits from the queues and runs them."""
+"""The process of a worker: its device and its signals, until it leaves or is replaced."""
 
 from __future__ import annotations
 
@@ -13,36 +13,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from dbos import DBOS, DBOSPortableJSONSerializer
-
-from calibrators import CalibrationSet, CalibrationWarning, ExportError, FitError
-from calibrators.export.onnx import export
+from calibrators import CalibrationWarning, FitError
 from calibrators.fitting.context import FitContext
 from calibrators.fitting.devices import array_device
-from calibrators.methods.smart import Smart
 from service import logs
-from service.datasets.service import forget_spent_datasets
 from service.errors import Invalid
-from service.fits.execution import begin, conclude, run
-from service.fits.queue import APPLICATION, VERSION, WORKFLOW, DbosQueue
+from service.fits.queue import QUIET
 from service.fits.service import CPU, QUEUES
-from service.settings import DAY, Settings
-from service.storage.blobs import log_damage
-from service.storage.database import Database, connection_arguments
-from service.storage.records import Fit
-from service.worker.housekeeping import Housekeeping, Pace
-from service.worker.identity import new_worker_id
-from service.worker.lost_workers import postpone
-from service.worker.monitor import RunningFit
-from service.worker.retry import PASSING, PatientBlobs, patiently
-from service.worker.startup import limit_memory, prepare_database
-from service.worker.supervisor import SLOT, SUPERVISOR, note_fit
+from service.settings import Settings
+from service.worker.housekeeping import Pace
+from service.worker.queue_worker import Worker
+from service.worker.startup import limit_memory
+from service.worker.supervisor import SLOT, SUPERVISOR
 
-# while the database is away DBOS warns ten times a second; housekeeping does once a heartbeat
-QUIET = "ERROR"
 LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 4.0
-FOREVER = 10 * 365 * DAY
 
 logger = logging.getLogger(__name__)
 
@@ -93,158 +78,6 @@ def run_worker(
     _restart()
 
 
-class Worker:
-    """Takes fits through DBOS and runs them, one at a time however many its queues are.
-
-    DBOS hands over one entry of each queue. While a fit of one queue runs, an entry of the other
-    waits here for its turn: its fit is still queued, and can be cancelled at once. If the worker
-    leaves or dies meanwhile, the entry goes back to its queue.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        queues: list[str],
-        device: str,
-        pace: Pace,
-        leaving: threading.Event,
-    ) -> None:
-        unknown = [name for name in queues if name not in QUEUES]
-        if unknown:
-            raise ValueError(f"a queue must be one of {', '.join(QUEUES)}, got {unknown[0]!r}")
-        self.id = new_worker_id()
-        self._settings = settings
-        self._queues = queues
-        self._device = device
-        self._pace = pace
-        self._leaving = leaving
-        self.is_stuck = False
-        self._at_work: set[str] = set()
-        self._turn = threading.Lock()
-        self._database = Database(settings.database)
-        self._blobs = PatientBlobs(settings.blobs, seconds=pace.patience, on_damage=log_damage)
-        self._queue = DbosQueue(self._database)
-        self._housekeeping = Housekeeping(
-            self._database,
-            self._blobs,
-            self._queue,
-            settings,
-            pace,
-            worker=self.id,
-            queues=queues,
-            device=device,
-            at_work=lambda: set(self._at_work),
-        )
-
-    def start(self) -> None:
-        """Take fits from now on."""
-        patiently(lambda: prepare_database(self._database), self._pace.patience)
-        patiently(self._housekeeping.start, self._pace.patience)
-        _warm_up(self._device)
-        if self._leaving.is_set():
-            return
-
-        @DBOS.workflow(name=WORKFLOW)
-        def work(id: str) -> None:
-            self._work(id)
-
-        patiently(self._launch, self._pace.patience)
-
-    def _launch(self) -> None:
-        url = self._database.url
-        DBOS(
-            config={
-                "name": APPLICATION,
-                "application_version": VERSION,
-                "executor_id": self.id,
-                "system_database_url": url.render_as_string(hide_password=False),
-                "db_engine_kwargs": {}
-                if self._database.is_sqlite
-                else {"connect_args": connection_arguments(url)},
-                "serializer": DBOSPortableJSONSerializer(),
-                "run_migrations": False,
-                "notification_listener_polling_interval_sec": 0.5,
-                "log_level": QUIET,
-            }
-        )
-        DBOS.listen_queues(self._queues)
-        try:
-            DBOS.launch()
-        except PASSING:
-            DBOS.destroy()  # what was launched by half cannot be launched again
-            raise
-
-    def stop(self) -> None:
-        """Take no more fits, and give those at hand to other workers."""
-        self._leaving.set()
-        self._housekeeping.stop()
-        DBOS.destroy()
-        self._housekeeping.hand_back()
-        self._queue.close()
-
-    def _work(self, id: str) -> None:
-        self._at_work.add(id)
-        try:
-            with self._turn:
-                if not self._leaving.is_set():
-                    self._run(id)
-        finally:
-            if not self._leaving.is_set():  # else it is handed back, and must not count as lost
-                self._at_work.discard(id)
-        if self._leaving.is_set():
-            # DBOS must not note this entry as done: its fit may have to wait for another worker
-            threading.Event().wait()
-
-    def _run(self, id: str) -> None:
-        if patiently(lambda: postpone(self._database, self._queue, id), FOREVER):
-            return
-        note_fit()
-        job = patiently(
-            lambda: begin(self._database, id, worker=self.id, device=self._device), FOREVER
-        )
-        if job is None:
-            return
-        logger.info("fit %s starts, attempt %d", id, job.fit.attempt)
-        limit = self._settings.fit_seconds
-        hooks = RunningFit(
-            self._database,
-            job,
-            every=self._pace.report,
-            leaving=self._leaving,
-            time_limit=limit,
-            grace=self._pace.grace,
-            on_stuck=self._give_up,
-        )
-        with hooks:
-            ending = run(
-                job,
-                self._blobs,
-                hooks,
-                device=self._device,
-                time_limit=limit,
-                memory_limit=self._settings.fit_memory_bytes,
-            )
-        if ending is None:
-            logger.warning("fit %s, attempt %d, is left to others", id, job.fit.attempt)
-            return
-        told = hooks.told
-        done = patiently(
-            lambda: conclude(self._database, job.fit, ending, told), self._pace.patience
-        )
-        logger.info("fit %s ends: %s", id, done.status if done else "by another worker")
-        self._tidy_up(job.fit)
-
-    def _give_up(self) -> None:
-        """Let the process be replaced: a fit does not come back."""
-        self.is_stuck = True
-
-    def _tidy_up(self, fit: Fit) -> None:
-        try:
-            forget_spent_datasets(self._database, self._blobs, fit)
-        except Exception:
-            logger.exception("datasets of fit %s are left to the housekeeping", fit.id)
-
-
 def _checked(device: str) -> str:
     try:
         array_device(FitContext(device).device)
@@ -269,15 +102,6 @@ def device_of_slot(slot: int, gpus: int) -> str:
     (['cuda:0', 'cuda:1', 'cuda:0'], 'cpu')
     """
     return f"cuda:{slot % gpus}" if gpus else "cpu"
-
-
-def _warm_up(device: str) -> None:
-    """Let the libraries load what they load at first use, so that the first fit need not wait."""
-    data = CalibrationSet([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]] * 2, [0, 1, 1, 0, 0, 1])
-    try:
-        export(Smart(steps=1).fit(data, device=device))
-    except (FitError, ExportError) as error:
-        logger.warning("not all that fits may need is there: %s", error)
 
 
 def _sign_off(worker: Worker) -> None:

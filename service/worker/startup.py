@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from contextlib import closing
 from pathlib import Path
 
 from dbos import DBOS
 
+from calibrators import CalibrationSet, ExportError, FitError
+from calibrators.export.onnx import export
+from calibrators.methods.smart import Smart
 from service.access.keys import DEFAULT_WORKSPACE, workspace_named
 from service.fits.queue import DbosQueue
 from service.storage.database import Database
@@ -16,6 +20,8 @@ from service.storage.upgrade import migration_lock, upgrade
 # estimates of fits are no promises
 MEMORY_MARGIN = 2
 KILOBYTE = 1024
+
+logger = logging.getLogger(__name__)
 
 
 def limit_memory(fit_bytes: int) -> None:
@@ -53,3 +59,12 @@ def prepare_database(database: Database) -> None:
 
 def _migrate_dbos(database: Database) -> None:
     DBOS.migrate(database.url.render_as_string(hide_password=False))
+
+
+def warm_up(device: str) -> None:
+    """Let the libraries load what they load at first use, so that the first fit need not wait."""
+    data = CalibrationSet([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]] * 2, [0, 1, 1, 0, 0, 1])
+    try:
+        export(Smart(steps=1).fit(data, device=device))
+    except (FitError, ExportError) as error:
+        logger.warning("not all that fits may need is there: %s", error)

@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from service.settings import Settings
@@ -138,14 +137,6 @@ class _Slot:
             return 0.0
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return pause
-
-
-def note_fit() -> None:
-    """Tell the supervisor of this process, if it has one, that a fit was taken."""
-    path = os.environ.get(FITTING)
-    if path:
-        with suppress(OSError):
-            Path(path).touch()
 
 
 def _environment(settings: Settings, slot: int) -> dict[str, str]:

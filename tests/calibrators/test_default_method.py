@@ -12,7 +12,7 @@ from calibrators import all_methods
 from calibrators.registry import DEFAULT_METHOD
 from calibrd.cli.arguments import command_parser
 from calibrd.cli.fit import _wanted
-from service.fits.requests import _methods
+from service.fits.routes import _methods
 from service.fits.schemas import FitIn
 from service.web.pages.new_fit import choices
 

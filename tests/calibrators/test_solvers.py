@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrators import FitError
-from calibrators.numerics.solvers import bracketed_newton, minimise_on_grid, partition_sums
+from calibrators.methods.temperature import bracketed_newton, minimise_on_grid
+from calibrators.numerics.softmax import partition_sums
 
 
 @settings(max_examples=200, deadline=None)

@@ -27,7 +27,10 @@ from calibrators.methods.temperature import TemperatureMap
 from calibrd.api.references import Reference
 from calibrd.maps.cache import LoadedMap
 from calibrd.maps.local_map import LocalMap
+from service.fits.service import CPU
 from service.storage.run_tables import run_steps
+from service.worker.housekeeping import Pace
+from service.worker.queue_worker import Worker
 
 ARCHITECTURE = "docs/architecture.md"
 DOCUMENTS = (
@@ -49,6 +52,8 @@ CONFIGURATION = (
 # middleware that is of use to predict calls alone
 SHORTCUT = "service/serving/predict/shortcut.py"
 PRODUCT = ("calibrators/", "calibrd/", "service/")
+# where the list of a fit goes on in a worker
+WORKER = "service/worker/queue_worker.py"
 every_document = pytest.mark.parametrize("document", DOCUMENTS)
 
 
@@ -220,8 +225,7 @@ def test_a_prediction_passes_through_the_files_listed(tmp_path: Path) -> None:
 
 def test_an_upload_with_a_fit_passes_through_the_files_listed(tmp_path: Path) -> None:
     """Up to the queue: what a worker does is in another process."""
-    text = text_of(ARCHITECTURE).split("### Upload and fit")[1].split("In the worker process:")[0]
-    listed = [one for one in JOURNEYS["Upload and fit"].files if f"`{one}`" in text]
+    listed = JOURNEYS["Upload and fit"].files[: JOURNEYS["Upload and fit"].files.index(WORKER)]
     content = npz(*sample(rows=300, classes=4))
     url = "/v1/calibrators/fashion/fits?method=temperature"
     with traced() as trace, in_process(tmp_path, refresh_seconds=60) as client:
@@ -232,6 +236,30 @@ def test_an_upload_with_a_fit_passes_through_the_files_listed(tmp_path: Path) ->
     assert set(listed) <= set(trace.files)
     own = {one for one in trace.files if one.startswith("service/") and is_own(one)}
     assert own - {SHORTCUT} <= set(listed)
+
+
+def test_a_fit_in_a_worker_passes_through_the_files_listed(tmp_path: Path) -> None:
+    """From the entry of the queue on; files that were entered before are listed there."""
+    listed = JOURNEYS["Upload and fit"].files
+    url = "/v1/calibrators/fashion/fits?method=temperature"
+    with traced() as trace, in_process(tmp_path, refresh_seconds=60) as client:
+        fit = client.post(url, content=npz(*sample(rows=300, classes=4)), headers=NPZ).json()["id"]
+        settings = client.app.state.parts.settings
+        worker = Worker(settings, [CPU], "cpu", Pace(), threading.Event())
+        trace.is_on = True
+        worker._run(fit)
+        trace.is_on = False
+        assert client.get(f"/v1/fits/{fit}").json()["status"] == "succeeded"
+    own = [one for one in trace.files if one.startswith(PRODUCT) and is_own(one)]
+    figures = ("calibrators/metrics/", "calibrators/report/")
+    counted = [one for one in own if one in listed or not one.startswith(figures)]
+    assert set(counted) <= set(listed)
+    assert set(listed[listed.index(WORKER) :]) <= set(own)
+    said = re.search(r"(\d+) more files in `(.+?)` and (\d+) in `(.+?)`", text_of(ARCHITECTURE))
+    rest = [one for one in own if one not in listed]
+    assert said is not None
+    for number, folder in (said.group(1, 2), said.group(3, 4)):
+        assert len([one for one in rest if one.startswith(folder)]) == int(number)
 
 
 def test_a_step_of_adafocal_passes_through_the_files_listed(tmp_path: Path) -> None:

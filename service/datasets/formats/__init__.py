@@ -16,7 +16,8 @@ from service.datasets.formats.bodies import (
     read_arrays,
     unpacked_size,
 )
-from service.datasets.formats.dataset_files import Facts, Limits, inspect, load, sample
+from service.datasets.formats.dataset_files import Facts, Limits, inspect, load
+from service.datasets.formats.dataset_sample import sample
 
 __all__ = [
     "ANSWERED",

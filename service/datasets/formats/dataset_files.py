@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrators import CalibrationSet, DataError
-from calibrators.arrays import row_maxima
-from calibrators.comparison.judged_rows import fingerprint, fingerprint_of
 from calibrators.data import Kind, as_logits, check_probabilities, two_columns
 from calibrators.rounding import GridFinder
-from service.datasets.formats import segment_names
+from calibrators.segments import Segments
+from service.datasets.formats import npy, npz, safetensors, segment_names
 from service.datasets.formats.bodies import (
     LABELS,
     VALUES,
+    Arrays,
     Format,
     check_names,
     check_size,
     declared_kind,
+    npz_members,
+    read_arrays,
 )
-from service.datasets.formats.columns import Column, by_rows, columns
-from service.datasets.formats.npy import Array, Layout, check_dimensions
+from service.datasets.formats.npy import Array, Layout, check_dimensions, check_length, read_at
 from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, TooLarge
-
-Rows = NDArray[np.intp]
 
 BLOCK = 1 << 18
 FORTRAN_ROWS, FORTRAN_BYTES = 64, 24 << 20
@@ -70,12 +68,17 @@ class Facts:
     segments: int | None = None
 
 
-class Sampled(NamedTuple):
-    """Rows drawn from a dataset: how many it has, those drawn, and the fingerprint of all."""
+class Column(Protocol):
+    """One array of a file."""
 
-    rows: int
-    data: CalibrationSet
-    fingerprint: str
+    @property
+    def layout(self) -> Layout: ...
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Some rows; blocks must be asked for in order."""
+
+    def mapped(self, path: Path) -> Array:
+        """The whole array of the file at ``path``, mapped into memory where that is possible."""
 
 
 class Found(NamedTuple):
@@ -94,7 +97,9 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
     """
     check_size(path.stat().st_size, limits.of(format))
     with path.open("rb") as file:
-        kind, values, labels, segments = _found(columns(file, format, limits.of(format)), kind)
+        kind, values, labels, segments = found_columns(
+            columns(file, format, limits.of(format)), kind
+        )
         classes = _check_layouts(values.layout, labels.layout, kind, limits)
         rows, named = values.layout.shape[0], None
         rounding = 0.0 if kind == "logits" else _rounding(path, format, kind, limits)
@@ -114,80 +119,14 @@ def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet
     """
     with path.open("rb") as file:
         limit = 1 << 62
-        kind, values, labels, segments = _found(columns(file, format, limit), kind)
+        kind, values, labels, segments = found_columns(columns(file, format, limit), kind)
         make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
         named = None if segments is None else segment_names.load(segments.layout, segments.rows)
         return make(values.mapped(path), labels.mapped(path), named)
 
 
-def sample(path: Path, format: Format, kind: Kind, most_rows: int, most_values: int) -> Sampled:
-    """Draw rows evenly from a dataset that ``inspect`` has passed; the seed is fixed.
-
-    Logits are read in blocks, and only the drawn rows are kept. Probabilities are loaded whole,
-    since what their zeros stand for follows from all rows.
-    """
-    if kind == "probabilities":
-        whole = load(path, format, kind)
-        chosen = _drawn(whole.n, whole.k, most_rows, most_values)
-        return Sampled(whole.n, whole.take(chosen), fingerprint(whole))
-    with path.open("rb") as file, TemporaryFile() as spool:
-        _, values, labels, segments = _found(columns(file, format, 1 << 62), kind)
-        rows, classes = values.layout.shape[0], _classes(values.layout)
-        chosen = _drawn(rows, classes, most_rows, most_values)
-        truth, logits = _Chosen(chosen), _Chosen(chosen)
-        digest = fingerprint_of(
-            (rows, classes),
-            kind,
-            truth.seen(_column_blocks(labels)),
-            map(row_maxima, logits.seen(map(as_logits, _column_blocks(by_rows(values, spool))))),
-        )
-        named = None
-        if segments is not None:
-            named = segment_names.load_rows(segments.layout, segments.rows, chosen)
-        return Sampled(rows, CalibrationSet(logits.taken(), truth.taken(), named), digest)
-
-
-class _Chosen:
-    """Chosen rows of a column, kept while its blocks pass by."""
-
-    def __init__(self, chosen: Rows) -> None:
-        self._chosen = chosen
-        self._kept: list[Array] = []
-
-    def seen(self, blocks: Iterable[Array]) -> Iterator[Array]:
-        """Yield the blocks of all rows in order."""
-        start = 0
-        for block in blocks:
-            first, last = np.searchsorted(self._chosen, (start, start + len(block)))
-            self._kept.append(block[self._chosen[first:last] - start])
-            start += len(block)
-            yield block
-
-    def taken(self) -> Array:
-        """Return the chosen rows, once all blocks were seen."""
-        return np.concatenate(self._kept)
-
-
-def _drawn(rows: int, classes: int, most_rows: int, most_values: int) -> Rows:
-    most = max(1, min(most_rows, most_values // classes))
-    if rows <= most:
-        return np.arange(rows)
-    return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
-
-
-def _column_blocks(column: Column) -> Iterator[Array]:
-    total, step = column.layout.shape[0], _rows_at_once(column.layout)
-    flat = column.layout.shape[1:] in ((), (1,))
-    for start in range(0, total, step):
-        block = column.rows(start, min(total, start + step))
-        yield block.reshape(-1) if flat else block
-
-
-def _classes(layout: Layout) -> int:
-    return max(2, layout.shape[1] if len(layout.shape) > 1 else 1)
-
-
-def _found(found: dict[str, Column], kind: Kind | None) -> Found:
+def found_columns(found: dict[str, Column], kind: Kind | None) -> Found:
+    """Return the columns of a dataset among the arrays of a file; raise if one is missing."""
     if LABELS not in found:
         raise Invalid(
             "no_labels", "a dataset needs labels: send npz, safetensors, JSON or CSV with both"
@@ -203,6 +142,49 @@ def _found(found: dict[str, Column], kind: Kind | None) -> Found:
     if kind not in (None, known):
         raise Invalid("wrong_kind", f"the dataset is said to hold {kind} but holds {known}")
     return Found(known, found[declared or VALUES], found[LABELS], found.get(SEGMENTS))
+
+
+def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
+    """The arrays of a file by name; an npy file has one without a name, called ``values``."""
+    size = file.seek(0, io.SEEK_END)
+    match format:
+        case Format.NPY:
+            start = npy.header_length(read_at(file, 0, min(size, npy.PREFIX)))
+            layout = npy.parse_header(read_at(file, 0, min(size, start)))
+            check_length(start + layout.nbytes, size)
+            return {VALUES: npy.Plain(file, start, layout)}
+        case Format.NPZ:
+            found = npz_members(file, size, limit)
+            return {
+                name: npz.Zipped(file, member, is_text=name == SEGMENTS)
+                for name, member in found.items()
+            }
+        case Format.SAFETENSORS:
+            start = safetensors.header_length(read_at(file, 0, min(size, safetensors.PREFIX)))
+            header = safetensors.parse_header(read_at(file, 0, min(size, start)))
+            check_length(header.file_length, size)
+            return {
+                name: npy.Plain(file, one.start, one.layout) for name, one in header.tensors.items()
+            }
+        case Format.JSON | Format.CSV:
+            return _held(read_arrays(format, read_at(file, 0, size), limit=limit))
+
+
+def by_rows(column: Column, spool: BinaryIO) -> Column:
+    """A column whose rows can be read in order, whatever the order it is stored in."""
+    by_column = column.layout.fortran and len(column.layout.shape) == 2
+    return column.by_column(spool) if by_column and isinstance(column, npz.Zipped) else column
+
+
+def _held(arrays: Arrays) -> dict[str, Column]:
+    found: dict[str, Column] = {arrays.declared or VALUES: npy.Held(arrays.values)}
+    if arrays.labels is not None:
+        found[LABELS] = npy.Held(arrays.labels)
+    if isinstance(arrays.segments, Segments):
+        found[SEGMENTS] = segment_names.Named(arrays.segments)
+    elif arrays.segments is not None:
+        found[SEGMENTS] = npy.Held(arrays.segments, is_text=True)
+    return found
 
 
 def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -> int:
@@ -242,7 +224,7 @@ def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, roundi
     is the first of the whole, and blocks that report another one have no row that breaks it.
     """
     total = values.layout.shape[0]
-    step = _rows_at_once(values.layout)
+    step = rows_at_once(values.layout)
     broken: dict[str, DataError] = {}
     for start in range(0, total, step):
         stop = min(total, start + step)
@@ -258,7 +240,7 @@ def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, roundi
         raise next(iter(broken.values()))
 
 
-def _rows_at_once(layout: Layout) -> int:
+def rows_at_once(layout: Layout) -> int:
     """Return how many rows of an array are read as a block."""
     width = max(1, layout.shape[1] if len(layout.shape) > 1 else 1)
     step = max(1, BLOCK // width)
@@ -275,9 +257,11 @@ def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
     """
     finder = GridFinder()
     with path.open("rb") as file, TemporaryFile(dir=path.parent) as spool:
-        values = by_rows(_found(columns(file, format, limits.of(format)), kind).values, spool)
+        values = by_rows(
+            found_columns(columns(file, format, limits.of(format)), kind).values, spool
+        )
         total = values.layout.shape[0]
-        step = _rows_at_once(values.layout)
+        step = rows_at_once(values.layout)
         for start in range(0, total, step):
             if not finder.is_open:
                 break

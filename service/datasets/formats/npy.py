@@ -12,6 +12,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -242,3 +243,58 @@ def check_length(expected: int, got: int) -> None:
         )
     if got > expected:
         raise Malformed("trailing_bytes", f"{got - expected} bytes follow the end of the data")
+
+
+class Plain:
+    """Numbers that lie in a file as they are, from ``start`` on."""
+
+    def __init__(self, file: Readable, start: int, layout: Layout) -> None:
+        self.layout = layout
+        self._file = file
+        self._start = start
+
+    def rows(self, start: int, stop: int) -> Array:
+        layout, size = self.layout, self.layout.dtype.itemsize
+        if layout.fortran and len(layout.shape) == 2:
+            total, width = layout.shape
+            raw = np.empty((stop - start, width), layout.dtype)
+            for column in range(width):
+                place = self._start + (column * total + start) * size
+                raw[:, column] = np.frombuffer(
+                    read_at(self._file, place, (stop - start) * size), layout.dtype
+                )
+            return raw
+        wide = layout.count // layout.shape[0] * size
+        data = read_at(self._file, self._start + start * wide, (stop - start) * wide)
+        return rows_of(layout, data, stop - start)
+
+    def mapped(self, path: Path) -> Array:
+        layout = self.layout
+        if not layout.count:
+            return np.empty(layout.shape, layout.dtype)
+        raw: Array = np.memmap(
+            path, layout.dtype, "r", self._start, layout.shape, "F" if layout.fortran else "C"
+        )
+        return widened_bfloat16(raw) if layout.bfloat16 else raw
+
+
+class Held:
+    """Numbers that are in memory already."""
+
+    def __init__(self, array: Array, *, is_text: bool = False) -> None:
+        self.layout = Layout(array.dtype, array.shape, is_text=is_text)
+        self._array = array
+
+    def rows(self, start: int, stop: int) -> Array:
+        return self._array[start:stop]
+
+    def mapped(self, path: Path) -> Array:
+        return self._array
+
+
+def rows_of(layout: Layout, data: bytes, count: int) -> Array:
+    """Some rows of an array from the bytes that they take, in C order."""
+    raw = np.frombuffer(data, layout.dtype)
+    if layout.bfloat16:
+        raw = widened_bfloat16(raw)
+    return raw.reshape(count, *layout.shape[1:])

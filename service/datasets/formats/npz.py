@@ -11,12 +11,18 @@ out while it is. zipfile reads a directory of any size into memory first, so it 
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
 
-from service.datasets.formats.npy import Readable, read_at
+import numpy as np
+
+from service.datasets.formats import npy
+from service.datasets.formats.npy import Array, Plain, Readable, check_length, read_at, rows_of
 from service.errors import Malformed
 
 END = struct.Struct("<4s4H2LH")
@@ -30,7 +36,7 @@ MOST_MEMBERS = 16
 LONGEST_DIRECTORY = 1 << 14
 HIGHEST_RATIO = 1040
 FULL_16, FULL_32 = 0xFFFF, 0xFFFFFFFF
-PIECE = 1 << 16
+PIECE, LARGE_PIECE = 1 << 16, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,47 @@ class Inflated:
             if ended:
                 break
         return part
+
+
+class Zipped:
+    """Numbers in a member of a zip file; unpacked as they are read, and never kept."""
+
+    def __init__(self, file: Readable, member: Member, *, is_text: bool = False) -> None:
+        self._file = file
+        self._member = member
+        self._stream = Unpacked(file, member)
+        prefix = self._stream.read(min(npy.PREFIX, member.unpacked))
+        self._header = npy.header_length(prefix)
+        missing = min(self._header, member.unpacked) - len(prefix)
+        self.layout = npy.parse_header(prefix + self._stream.read(missing), is_text=is_text)
+        check_length(self._header + self.layout.nbytes, member.unpacked)
+
+    def rows(self, start: int, stop: int) -> Array:
+        wide = self.layout.nbytes // self.layout.shape[0]
+        return rows_of(self.layout, self._stream.read((stop - start) * wide), stop - start)
+
+    def mapped(self, path: Path) -> Array:
+        if not self._member.deflated:
+            return self.plain().mapped(path)
+        array = np.empty(self.layout.nbytes, np.uint8)
+        for start in range(0, len(array), LARGE_PIECE):
+            stop = min(start + LARGE_PIECE, len(array))
+            array[start:stop] = np.frombuffer(self._stream.read(stop - start), np.uint8)
+        return self.layout.array(array.data)
+
+    def plain(self) -> Plain:
+        """A stored member as plain numbers in the file."""
+        return Plain(self._file, self._member.start + self._header, self.layout)
+
+    def by_column(self, spool: BinaryIO) -> Plain:
+        """The same column with its rows at hand; what is packed is unpacked into ``spool``."""
+        start, left = spool.seek(0, io.SEEK_END), self.layout.nbytes
+        while left:
+            piece = self._stream.read(min(LARGE_PIECE, left))
+            left -= len(piece)
+            if self._member.deflated:
+                spool.write(piece)
+        return Plain(spool, start, self.layout) if self._member.deflated else self.plain()
 
 
 def _directory(file: Readable, size: int) -> tuple[int, int, int]:

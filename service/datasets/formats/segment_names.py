@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,18 @@ def _refuse_where(broken: Any, code: str, rule: str) -> None:
     places = np.asarray(broken, dtype=bool)
     if places.any():
         raise DataError(code, rule, rows=int(places.sum()), first=int(places.argmax()))
+
+
+class Named:
+    """Segments that are in memory already, read as names."""
+
+    def __init__(self, segments: Segments) -> None:
+        self.layout = Layout(np.dtype("U1"), segments.codes.shape, is_text=True)
+        self._names: Array = np.array(segments.names, dtype=object)
+        self._codes = segments.codes
+
+    def rows(self, start: int, stop: int) -> Array:
+        return np.asarray(self._names[self._codes[start:stop]])
+
+    def mapped(self, path: Path) -> Array:
+        return self.rows(0, len(self._codes))

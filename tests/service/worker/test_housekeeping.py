@@ -22,8 +22,7 @@ from service.runs.service import Sent
 from service.runs.sessions import Opening, open_session
 from service.storage.blobs import Blobs
 from service.storage.records import Fit, FitStatus
-from service.worker.monitor import RunningFit
-from service.worker.retry import patiently
+from service.worker.queue_worker import RunningFit, patiently
 
 pytestmark = pytest.mark.both_backends
 

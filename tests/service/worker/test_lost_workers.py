@@ -7,9 +7,9 @@ from helpers.fit_fixtures import Place
 from helpers.workers import housekeeping
 from sqlalchemy import column, select, table, update
 
+from service.fits.queue import FIRST_PAUSE, postpone, seconds_to_wait
 from service.storage.records import Fit, FitStatus
 from service.storage.tables import fits
-from service.worker.lost_workers import FIRST_PAUSE, postpone, seconds_to_wait
 
 pytestmark = pytest.mark.both_backends
 

@@ -17,7 +17,7 @@ from sqlalchemy import make_url, text
 
 from service.fits.execution import begin, run
 from service.storage.records import FitStatus
-from service.worker.retry import PatientBlobs
+from service.worker.queue_worker import PatientBlobs
 
 LATE = re.compile("ends: by another worker|attempt 1, is left to others")
 SOME_SECONDS = ("smart", {"steps": 1200})

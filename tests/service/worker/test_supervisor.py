@@ -148,7 +148,7 @@ def test_one_that_had_taken_a_fit_is_replaced_at_once(
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 30.0)
-    code = "import os; from service.worker.supervisor import note_fit; note_fit(); os._exit(9)"
+    code = "import os; from service.worker.queue_worker import note_fit; note_fit(); os._exit(9)"
     workers = Workers(Settings(data_dir=tmp_path), 1, (sys.executable, "-c", code))
     workers.start()
     try:
