@@ -33,7 +33,7 @@ from calibrators.errors import (
     MapError,
     ParameterError,
 )
-from calibrators.fitting.context import FitContext, Progress
+from calibrators.fitting.context import FitContext, ProgressCallback
 from calibrators.fitting.parameters import check_fields
 from calibrators.metrics.estimates import check_level
 from calibrators.numerics.parallel import Floats, scratch_bytes
@@ -331,7 +331,7 @@ class Calibrator(ABC):
         data: CalibrationSet,
         *,
         device: str = "cpu",
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> CalibrationMap:
         """Fit on ``data``; the same data and recipe give the same map (on a GPU, up to rounding).

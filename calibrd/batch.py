@@ -32,7 +32,7 @@ from calibrd.io.row_blocks import (
     written_whole,
 )
 from calibrd.maps.local_map import LocalMap
-from calibrd.progress import Progress
+from calibrd.progress import ProgressBar
 
 Array = NDArray[Any]
 Applies = CalibrationMap | LocalMap
@@ -168,7 +168,7 @@ def apply_file(
         kept = opened.kept(end, drop_inputs=drop_inputs)
         with (
             written_whole(end) as part,
-            Progress(opened.rows, "apply", shown=progress, unit=" rows", unit_scale=True) as bar,
+            ProgressBar(opened.rows, "apply", shown=progress, unit=" rows", unit_scale=True) as bar,
             open_target(part, end.suffix.lower(), opened, kept, output) as write,
         ):
             for block in opened.blocks:

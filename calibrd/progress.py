@@ -11,7 +11,7 @@ from calibrd.models import Fit
 from calibrd.terminal import printable
 
 
-class Progress:
+class ProgressBar:
     """A bar of tqdm, or nothing if it is not shown."""
 
     def __init__(self, total: int | None, words: str, *, shown: bool, **options: Any) -> None:
@@ -48,7 +48,7 @@ class Progress:
                 self._bar.set_postfix(facts)
 
 
-class FitProgress(Progress):
+class FitProgress(ProgressBar):
     """The bar of a fit on the service: method, step, loss, and the time it still takes."""
 
     TICKS = 1000

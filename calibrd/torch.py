@@ -28,7 +28,7 @@ from calibrators import CalibrationMap
 from calibrators.data import Kind
 from calibrd.maps.local_map import LocalMap
 from calibrd.maps.torch_graph import MapModule
-from calibrd.progress import Progress
+from calibrd.progress import ProgressBar
 
 __all__ = ["CalibratedModule", "MapModule", "collect_logits", "fingerprint"]
 
@@ -90,7 +90,7 @@ def collect_logits(
     with (
         _evaluating(model),
         torch.inference_mode(),
-        Progress(_length(loader), "logits", shown=progress, unit="batch") as bar,
+        ProgressBar(_length(loader), "logits", shown=progress, unit="batch") as bar,
     ):
         for batch in loader:
             args, kwargs, truth = _parts(batch)

@@ -17,6 +17,7 @@ from starlette.types import Scope
 from service.access import routes as keys
 from service.access.keys import KeyRing
 from service.access.permissions import Principal
+from service.access.quota import Quota
 from service.access.sessions import Sessions
 from service.comparisons import routes as comparisons
 from service.comparisons.service import Comparisons
@@ -56,11 +57,11 @@ from service.serving.map_cache import Maps, Served
 from service.settings import Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
-from service.storage.notifications import Listener
+from service.storage.notifications import NotificationListener
 from service.web.components.layout import refuse_as_page
 from service.web.pages import ROUTERS as PAGES
 from service.worker.startup import prepare_database
-from service.worker.supervisor import Workers
+from service.worker.supervisor import WorkerSupervisor
 
 LEAST_PAUSE = 0.05  # many moves at once are looked up once
 MAX_FORM_BYTES = 1 << 16
@@ -139,7 +140,8 @@ def join(settings: Settings) -> Parts:
     database = Database(settings.database, seconds=settings.database_seconds)
     blobs = Blobs(settings.blobs, on_damage=note_damage, sign_endpoint=settings.sign_endpoint)
     limits = Limits(settings.max_upload_bytes, settings.max_json_bytes, settings.max_classes)
-    datasets = Datasets(database, blobs, limits, settings.max_workspace_bytes)
+    quota = Quota(settings.max_workspace_bytes, blobs.folder)
+    datasets = Datasets(database, blobs, limits, quota)
     maps = Maps(database, blobs, settings.map_cache_bytes)
     metrics.watch_map_cache(lambda: len(maps))
     metrics.add_collector(functools.partial(operations.database_metrics, database))
@@ -151,10 +153,11 @@ def join(settings: Settings) -> Parts:
         keys=KeyRing(database),
         sessions=Sessions(database),
         maps=maps,
-        comparisons=Comparisons(blobs, maps),
+        comparisons=Comparisons(blobs),
         watcher=FitWatcher(database),
         run_watcher=RunWatcher(database),
         datasets=datasets,
+        quota=quota,
         part_uploads=PartUploads(
             database,
             blobs,
@@ -182,7 +185,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await asyncio.to_thread(remove_left_behind, parts.spool.folder)
     await asyncio.to_thread(parts.refresh)
     refreshing = asyncio.create_task(_keep_fresh(parts))
-    workers = Workers(parts.settings, parts.settings.workers)
+    workers = WorkerSupervisor(parts.settings, parts.settings.workers)
     workers.start()
     try:
         yield
@@ -206,7 +209,7 @@ async def _keep_fresh(parts: Parts) -> None:
     def heard() -> None:
         loop.call_soon_threadsafe(news.set)
 
-    listener = Listener(parts.database.unhurried, heard)
+    listener = NotificationListener(parts.database.unhurried, heard)
     with ThreadPoolExecutor(1, thread_name_prefix="refresh") as thread, listener:
         while True:
             with suppress(TimeoutError):

@@ -9,6 +9,7 @@ import structlog
 from fastapi import Depends, Request
 
 from service.access.keys import KeyRing
+from service.access.quota import Quota
 from service.access.sessions import Sessions
 from service.comparisons.service import Comparisons
 from service.concurrency.memory_budget import CallMemory
@@ -47,6 +48,7 @@ class Parts:
     part_uploads: PartUploads
     executors: Executors
     spool: Spool
+    quota: Quota
     call_memory: CallMemory
     renderer: Renderer
     metrics: Metrics

@@ -18,7 +18,7 @@ LARGEST = 1e100
 MARK_NAMES = {"point": "symbol", "bar": "rect", "tick": "rule"}
 
 
-class Place(NamedTuple):
+class MarkPosition(NamedTuple):
     """A layer in its panel: what to draw, of which rows, on which scales."""
 
     mark: Spec
@@ -61,7 +61,7 @@ def _is_drawable(value: float) -> bool:
     return abs(value) < LARGEST  # which NaN is not, either
 
 
-def drawn(place: Place) -> str:
+def drawn(place: MarkPosition) -> str:
     """Return the marks of a layer as a group of SVG elements."""
     kind = place.mark["type"]
     shapes = "".join(SHAPES[kind](place))
@@ -71,7 +71,7 @@ def drawn(place: Place) -> str:
     return f'<g class="mark-{name} role-mark" fill="none"{faded}>{shapes}</g>'
 
 
-def right_end(place: Place) -> float:
+def right_end(place: MarkPosition) -> float:
     """Return how far to the right the texts of a layer reach."""
     if place.mark["type"] != "text":
         return 0.0
@@ -80,52 +80,52 @@ def right_end(place: Place) -> float:
     return float(max(ends, default=0.0) + place.mark["dx"])
 
 
-def _rects(place: Place) -> Iterable[str]:
+def _rects(place: MarkPosition) -> Iterable[str]:
     offsets = place.mark.get("xOffset", 0), place.mark.get("x2Offset", 0)
     for row, (x, x2, y, y2) in place.points("x", "x2", "y", "y2"):
         left, right = x + offsets[0], x2 + offsets[1]
         yield _rect(place, row, left, min(y, y2), right - left, abs(y2 - y))
 
 
-def _bars(place: Place) -> Iterable[str]:
+def _bars(place: MarkPosition) -> Iterable[str]:
     height, zero = place.mark["height"], place.x(0.0)
     for row, (x, y) in place.points("x", "y"):
         yield _rect(place, row, min(zero, x), y - height / 2, abs(x - zero), height)
 
 
-def _rect(place: Place, row: Datum, x: float, y: float, width: float, height: float) -> str:
+def _rect(place: MarkPosition, row: Datum, x: float, y: float, width: float, height: float) -> str:
     size = f'width="{pixels(max(width, 0.0))}" height="{pixels(height)}"'
     shape = f'rect x="{pixels(x)}" y="{pixels(y)}" {size} fill="{place.colour(row)}"'
     return _element(shape, place, row)
 
 
-def _ticks(place: Place) -> Iterable[str]:
+def _ticks(place: MarkPosition) -> Iterable[str]:
     half = place.mark["height"] / 2
     for row, (x, y) in place.points("x", "y"):
         yield _line(place, row, (x, y - half, x, y + half), place.mark["thickness"])
 
 
-def _rules(place: Place) -> Iterable[str]:
+def _rules(place: MarkPosition) -> Iterable[str]:
     across = "x2" in place.encoding
     for row, (x, y, end) in place.points("x", "y", "x2" if across else "y2"):
         ends = (x, y, end, y) if across else (x, y, x, end)
         yield _line(place, row, ends, place.mark["strokeWidth"])
 
 
-def _line(place: Place, row: Datum, ends: tuple[float, ...], width: float) -> str:
+def _line(place: MarkPosition, row: Datum, ends: tuple[float, ...], width: float) -> str:
     names = zip(("x1", "y1", "x2", "y2"), ends, strict=True)
     where = " ".join(f'{name}="{pixels(one)}"' for name, one in names)
     return _element(f'line {where} stroke="{place.colour(row)}" stroke-width="{width}"', place, row)
 
 
-def _circles(place: Place) -> Iterable[str]:
+def _circles(place: MarkPosition) -> Iterable[str]:
     radius = math.sqrt(place.mark["size"] / math.pi)
     for row, (x, y) in place.points("x", "y"):
         where = f'cx="{pixels(x)}" cy="{pixels(y)}" r="{pixels(radius)}"'
         yield _element(f'circle {where} fill="{place.colour(row)}"', place, row)
 
 
-def _curve(place: Place) -> Iterable[str]:
+def _curve(place: MarkPosition) -> Iterable[str]:
     corners = [f"{pixels(x)},{pixels(y)}" for _, (x, y) in place.points("x", "y")]
     dash = " ".join(map(str, place.mark.get("strokeDash", [])))
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
@@ -134,7 +134,7 @@ def _curve(place: Place) -> Iterable[str]:
         yield f'<path d="M{"L".join(corners)}" {stroke}/>'
 
 
-def _area(place: Place) -> Iterable[str]:
+def _area(place: MarkPosition) -> Iterable[str]:
     ends = [one for _, one in place.points("x", "y", "y2")]
     above = [f"{pixels(x)},{pixels(y)}" for x, y, _ in ends]
     below = [f"{pixels(x)},{pixels(y)}" for x, _, y in reversed(ends)]
@@ -142,7 +142,7 @@ def _area(place: Place) -> Iterable[str]:
         yield f'<path d="M{"L".join([*above, *below])}Z" fill="{place.mark["color"]}"/>'
 
 
-def _texts(place: Place) -> Iterable[str]:
+def _texts(place: MarkPosition) -> Iterable[str]:
     mark, field = place.mark, place.encoding["text"]["field"]
     for row, (x, y) in place.points("x", "y"):
         middle = y + mark["fontSize"] * 0.3
@@ -151,7 +151,7 @@ def _texts(place: Place) -> Iterable[str]:
         yield f"<text {where} {look}>{xml(row[field])}</text>"
 
 
-SHAPES: dict[str, Callable[[Place], Iterable[str]]] = {
+SHAPES: dict[str, Callable[[MarkPosition], Iterable[str]]] = {
     "area": _area,
     "bar": _bars,
     "line": _curve,
@@ -163,7 +163,7 @@ SHAPES: dict[str, Callable[[Place], Iterable[str]]] = {
 }
 
 
-def _element(shape: str, place: Place, row: Datum) -> str:
+def _element(shape: str, place: MarkPosition, row: Datum) -> str:
     """Return a shape, with its tooltip if the layer has one."""
     tooltip = place.encoding.get("tooltip")
     if not tooltip:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from calibrators.charts.marks import Datum, Place, drawn, pixels, right_end, value_in, xml
+from calibrators.charts.marks import Datum, MarkPosition, drawn, pixels, right_end, value_in, xml
 from calibrators.charts.scales import (
     Bands,
     Linear,
@@ -31,7 +31,7 @@ LEGEND_GAP = 18
 
 
 @dataclass
-class Block:
+class SvgBlock:
     """A part of a chart, drawn around its origin, and how far it reaches to each side."""
 
     left: float = 0.0
@@ -40,7 +40,7 @@ class Block:
     bottom: float = 0.0
     parts: list[str] = field(default_factory=list)
 
-    def place(self, other: Block, x: float, y: float) -> None:
+    def place(self, other: SvgBlock, x: float, y: float) -> None:
         """Add another block with its origin at (x, y)."""
         moved = f'<g transform="translate({pixels(x)},{pixels(y)})">'
         self.parts.append(f"{moved}{''.join(other.parts)}</g>" if x or y else "".join(other.parts))
@@ -66,7 +66,7 @@ def draw(spec: Spec) -> str:
     )
 
 
-def _block(spec: Spec, rows: list[Datum]) -> Block:
+def _block(spec: Spec, rows: list[Datum]) -> SvgBlock:
     """Return a panel, or panels beside or below each other, with the title above."""
     rows = spec["data"]["values"] if "data" in spec else rows
     if "hconcat" in spec or "vconcat" in spec:
@@ -79,8 +79,8 @@ def _block(spec: Spec, rows: list[Datum]) -> Block:
     return block
 
 
-def _joined(children: list[Block], spacing: float, *, across: bool) -> Block:
-    block, x, y = Block(), 0.0, 0.0
+def _joined(children: list[SvgBlock], spacing: float, *, across: bool) -> SvgBlock:
+    block, x, y = SvgBlock(), 0.0, 0.0
     for place, child in enumerate(children):
         if place and across:
             x = block.right + spacing + child.left
@@ -90,15 +90,15 @@ def _joined(children: list[Block], spacing: float, *, across: bool) -> Block:
     return block
 
 
-def _panel(spec: Spec, rows: list[Datum]) -> Block:
+def _panel(spec: Spec, rows: list[Datum]) -> SvgBlock:
     layers = [_Layer.of(one, rows) for one in spec.get("layer", [spec])]
     x, y = (_scale(layers, channel, spec) for channel in ("x", "y"))
     width = float(spec["width"])
     height = y.step * len(y.names) if isinstance(y, Bands) else float(spec["height"])
-    block = Block(right=width, bottom=height)
+    block = SvgBlock(right=width, bottom=height)
     _add_x_axis(block, x, _axis(layers, "x"), width, height)
     _add_y_axis(block, y, _axis(layers, "y"), width, height)
-    places = [Place(one.mark, one.encoding, one.rows, x, y) for one in layers]
+    places = [MarkPosition(one.mark, one.encoding, one.rows, x, y) for one in layers]
     block.parts += [drawn(place) for place in places]
     block.right = max(block.right, *(right_end(place) for place in places))
     return block
@@ -141,7 +141,7 @@ def _axis(layers: list[_Layer], channel: str) -> Spec | None:
     return axis
 
 
-def _add_x_axis(block: Block, x: Scale, axis: Spec | None, width: float, height: float) -> None:
+def _add_x_axis(block: SvgBlock, x: Scale, axis: Spec | None, width: float, height: float) -> None:
     if axis is None or not isinstance(x, Linear):
         return
     at = x.ticks(axis)
@@ -174,7 +174,7 @@ def _every(labels: list[str], at: list[float], x: Linear) -> int:
     return max(1, -int(-widest // room))
 
 
-def _add_y_axis(block: Block, y: Scale, axis: Spec | None, width: float, height: float) -> None:
+def _add_y_axis(block: SvgBlock, y: Scale, axis: Spec | None, width: float, height: float) -> None:
     if axis is None:
         return
     size = axis.get("labelFontSize", LABEL)
@@ -218,7 +218,7 @@ def _lines(given: Any) -> list[str]:
     return [] if given is None else given if isinstance(given, list) else [given]
 
 
-def _add_title(block: Block, title: Spec | None) -> None:
+def _add_title(block: SvgBlock, title: Spec | None) -> None:
     """Put a title and its subtitles above a block, at its left edge."""
     if title is None:
         return
@@ -236,7 +236,7 @@ def _add_title(block: Block, title: Spec | None) -> None:
     block.top = -first + large
 
 
-def _add_legend(block: Block, spec: Spec) -> None:
+def _add_legend(block: SvgBlock, spec: Spec) -> None:
     """Put one row of colours and their names below everything."""
     found = dict(_colours(spec))
     if not found:

@@ -12,7 +12,7 @@ from typing import Protocol
 from calibrators.errors import CalibrationWarning, FitCancelled, FitError
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Called as a fit goes on: the step just done, of how many, and the loss if there is one."""
 
     def __call__(self, step: int, total: int, loss: float | None) -> None: ...
@@ -28,7 +28,7 @@ class FitContext:
     def __init__(
         self,
         device: str = "cpu",
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):

@@ -19,7 +19,7 @@ from calibrators.errors import (
     FitError,
     UnknownSegments,
 )
-from calibrators.fitting.context import FitContext, Progress
+from calibrators.fitting.context import FitContext, ProgressCallback
 from calibrators.numerics.parallel import Floats
 from calibrators.numerics.softmax import margins, softmax
 from calibrators.report.band import band_of
@@ -63,7 +63,7 @@ def fit_and_judge(
     held_out: float | None = None,
     seed: int = 0,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     cancel: Callable[[], bool] | None = None,
 ) -> Judged:
     """Fit ``recipe`` on all of ``data``, and report how it does on rows it was not fitted on.
@@ -208,7 +208,7 @@ class _Job:
         self,
         recipe: Calibrator,
         device: str,
-        progress: Progress | None,
+        progress: ProgressCallback | None,
         cancel: Callable[[], bool] | None,
     ) -> None:
         self.recipe = recipe

@@ -29,7 +29,7 @@ from calibrators.errors import ParameterError
 from calibrators.export.onnx import DOUBLE, FLOAT, Builder
 from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
-from calibrators.methods._newton import Array, Minimum, minimise
+from calibrators.methods._newton import Array, NewtonMinimum, minimise
 from calibrators.methods._regression import Full
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.numerics.parallel import Floats, Scratch, map_blocks
@@ -140,7 +140,7 @@ def features_of(
 
 
 def fitted_map(
-    kind: type[LinearMap], base: TemperatureMap, weights: Floats, bias: Floats, found: Minimum
+    kind: type[LinearMap], base: TemperatureMap, weights: Floats, bias: Floats, found: NewtonMinimum
 ) -> LinearMap:
     """The map of a method from its parameters and how they were found."""
     return kind(

@@ -17,7 +17,7 @@ ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class LogisticProblem:
     """For each of c classes the minimum over w of a mean over its rows and a prior.
 
     ``mean(log(1 + e^m) - label m) + prior / (2 rows) |w - (1, 1, 0)|^2`` with
@@ -31,11 +31,11 @@ class Problem:
     counts: Floats | None
     prior: float
 
-    def of(self, classes: NDArray[np.intp]) -> Problem:
+    def of(self, classes: NDArray[np.intp]) -> LogisticProblem:
         """The problems of some classes."""
         counts = None if self.counts is None else self.counts[classes]
         first, second, label = (one[classes] for one in (self.first, self.second, self.label))
-        return Problem(first, second, label, counts, self.prior)
+        return LogisticProblem(first, second, label, counts, self.prior)
 
     def rows(self) -> Floats:
         """How many rows count for each class, at least 1."""
@@ -45,7 +45,7 @@ class Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class Minimum:
+class LogisticMinimum:
     """Of each class the weights (c, 3), the mean NLL with the prior's part, and the gradient left.
 
     ``gradient`` is the largest component among the weights that are free.
@@ -57,7 +57,7 @@ class Minimum:
     iterations: int
 
 
-def minimum(problem: Problem, tolerance: float) -> Minimum:
+def minimum(problem: LogisticProblem, tolerance: float) -> LogisticMinimum:
     """The minimum with ``w0, w1 >= 0``: where the free one breaks that, the best on an edge.
 
     The problem is convex, so the constrained minimum is the free minimum of the edge it lies on,
@@ -74,12 +74,12 @@ def minimum(problem: Problem, tolerance: float) -> Minimum:
     for name in ("weights", "value", "gradient"):
         chosen = np.stack([getattr(edge, name) for edge in edges])[best, place]
         getattr(found, name)[broken] = chosen
-    return Minimum(
+    return LogisticMinimum(
         found.weights, found.value, found.gradient, max(e.iterations for e in [found, *edges])
     )
 
 
-def _newton(problem: Problem, free: Bools, tolerance: float) -> Minimum:
+def _newton(problem: LogisticProblem, free: Bools, tolerance: float) -> LogisticMinimum:
     """Newton's method from (1, 1, 0), weights that are not free at 0; steps that raise are halved.
 
     Every step is tried for all classes at once; classes that have arrived stay where they are.
@@ -100,10 +100,12 @@ def _newton(problem: Problem, free: Bools, tolerance: float) -> Minimum:
         weights[at], value[at], slope[at] = tried[good], new_value[good], new_slope[good]
         step[at] = -np.linalg.solve(new_bend[good], new_slope[good][..., np.newaxis])[..., 0]
         going = np.flatnonzero(np.abs(slope).max(axis=1) > tolerance)
-    return Minimum(weights, value, np.abs(slope).max(axis=1), iterations)
+    return LogisticMinimum(weights, value, np.abs(slope).max(axis=1), iterations)
 
 
-def _derivatives(problem: Problem, weights: Floats, free: Bools) -> tuple[Floats, Floats, Floats]:
+def _derivatives(
+    problem: LogisticProblem, weights: Floats, free: Bools
+) -> tuple[Floats, Floats, Floats]:
     """Value (c,), gradient (c, 3) and Hessian (c, 3, 3) of each class's objective."""
     sums = _sums(problem, weights)
     rows = problem.rows()
@@ -116,7 +118,7 @@ def _derivatives(problem: Problem, weights: Floats, free: Bools) -> tuple[Floats
     return value, slope / rows[:, np.newaxis], bend / rows[:, np.newaxis, np.newaxis]
 
 
-def _sums(problem: Problem, weights: Floats) -> list[Floats]:
+def _sums(problem: LogisticProblem, weights: Floats) -> list[Floats]:
     """Over the rows of each class: the NLL, its three first and its six second derivatives."""
     first, second, label = problem.first, problem.second, problem.label
     w0, w1, w2 = weights.T[..., np.newaxis]

@@ -44,7 +44,7 @@ class Convex(Protocol):
 
 
 @dataclass(frozen=True)
-class Minimum:
+class NewtonMinimum:
     """Where a fit ended: ``gradient`` is the largest of the gradient's components."""
 
     point: Array
@@ -66,7 +66,7 @@ class Minimum:
         }
 
 
-def minimise(function: Convex, tolerance: float, context: FitContext) -> Minimum:
+def minimise(function: Convex, tolerance: float, context: FitContext) -> NewtonMinimum:
     """The minimiser, from 0, to a gradient with no component above ``tolerance``.
 
     A step that goes too far is shortened, so the value never rises by more than its rounding
@@ -91,7 +91,7 @@ def minimise(function: Convex, tolerance: float, context: FitContext) -> Minimum
             f"iterations, above the tolerance of {tolerance:g}",
         )
     context.step(PROGRESS, PROGRESS, search.value)
-    return Minimum(
+    return NewtonMinimum(
         search.point, search.value, search.norm, iterations, search.evaluations, search.products
     )
 

@@ -34,7 +34,7 @@ COST_OF_CLASS = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class ClassShares:
     """Probabilities of classes with their logarithms, float64, (n, k) or some classes as (c, n).
 
     ``top`` are the places of the rows' largest probabilities, ``top_log_rest`` what they leave to
@@ -76,7 +76,7 @@ class OneVsRestMap(CalibrationMap):
         return COST_OF_CLASS * self.k
 
     @abstractmethod
-    def _log_probabilities(self, shares: Shares) -> Floats:
+    def _log_probabilities(self, shares: ClassShares) -> Floats:
         """Logarithms (n, k) of the new probabilities, not yet normalised, in an array of its own.
 
         What it says of classes with p = 0 at -inf is of no account.
@@ -142,7 +142,7 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
         return self._map_of(parts, base, context)
 
     @abstractmethod
-    def _fit_classes(self, shares: Shares, is_label: Bools, k: int) -> Part:
+    def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> Part:
         """Fit some of the k classes on their shares (c, n) and on where they are the label.
 
         Rows where ``informative`` is False say nothing about a class's function.
@@ -153,7 +153,7 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
         """The map, from what was found for all classes in their order."""
 
 
-def informative(shares: Shares) -> Bools:
+def informative(shares: ClassShares) -> Bools:
     """Where a class may be the label and may not: neither it nor all others are at -inf."""
     possible = np.isfinite(shares.log_p)
     possible[shares.top] = np.isfinite(shares.top_log_rest)
@@ -181,7 +181,7 @@ class _Rows:
         total, top_log_rest = (np.concatenate(one) for one in zip(*parts, strict=True))
         return cls(data, temperature, data.logits.argmax(axis=1), total, top_log_rest)
 
-    def of_classes(self, start: int, stop: int) -> Shares:
+    def of_classes(self, start: int, stop: int) -> ClassShares:
         """Shares of the classes start..stop-1, (c, n)."""
         wide = np.ascontiguousarray(
             _scaled(self.data, self.temperature, slice(None), slice(start, stop)).T
@@ -190,7 +190,7 @@ class _Rows:
             p = np.exp(wide) / self.total
         wide -= np.log(self.total)
         rows = np.flatnonzero((self.top >= start) & (self.top < stop))
-        return Shares(p, wide, (self.top[rows] - start, rows), self.top_log_rest[rows])
+        return ClassShares(p, wide, (self.top[rows] - start, rows), self.top_log_rest[rows])
 
 
 def _scaled(data: CalibrationSet, temperature: float, rows: slice, classes: slice) -> Floats:
@@ -202,7 +202,7 @@ def _scaled(data: CalibrationSet, temperature: float, rows: slice, classes: slic
     return gaps
 
 
-def _shares(scaled: Floats) -> Shares:
+def _shares(scaled: Floats) -> ClassShares:
     """Shares (n, k) of every class, given scaled logits whose largest is 0."""
     wide, top = scaled.astype(np.float64), scaled.argmax(axis=1)
     p = np.exp(wide)
@@ -211,7 +211,7 @@ def _shares(scaled: Floats) -> Shares:
     top_log_rest[np.isinf(top_log_rest)] = 0
     p /= total[:, np.newaxis]
     wide -= np.log(total)[:, np.newaxis]
-    return Shares(p, wide, (np.arange(len(top)), top), top_log_rest)
+    return ClassShares(p, wide, (np.arange(len(top)), top), top_log_rest)
 
 
 def _sums(wide: Floats, weights: Floats, top: NDArray[np.intp]) -> tuple[Floats, Floats]:

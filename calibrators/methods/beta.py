@@ -11,13 +11,13 @@ from annotated_types import Gt, Le
 from calibrators.errors import NotConverged, ParameterError
 from calibrators.export.onnx import Builder
 from calibrators.fitting.context import FitContext
-from calibrators.methods._logistic3 import Minimum, Problem, minimum
+from calibrators.methods._logistic3 import LogisticMinimum, LogisticProblem, minimum
 from calibrators.methods._one_vs_rest import (
     Bools,
+    ClassShares,
     OneVsRestCalibrator,
     OneVsRestMap,
     OnnxShares,
-    Shares,
     informative,
 )
 from calibrators.methods._step_tables import refuse
@@ -51,7 +51,7 @@ class BetaMap(OneVsRestMap):
         refuse("a", "be at least 0", self.a, self.a < 0)
         refuse("b", "be at least 0", self.b, self.b < 0)
 
-    def _log_probabilities(self, shares: Shares) -> Floats:
+    def _log_probabilities(self, shares: ClassShares) -> Floats:
         moved = self.a * np.maximum(shares.log_p, FAR)
         moved -= self.b * shares.log_rest()
         moved += self.c
@@ -70,7 +70,7 @@ class BetaMap(OneVsRestMap):
 
 
 @dataclass(frozen=True)
-class Beta(OneVsRestCalibrator[Minimum]):
+class Beta(OneVsRestCalibrator[LogisticMinimum]):
     """Each class's log odds become ``a ln p - b ln(1 - p) + c``, a and b >= 0; rows sum to 1.
 
     ``p = softmax(z / T)`` with the T of temperature scaling. The three numbers of class k are the
@@ -114,17 +114,19 @@ class Beta(OneVsRestCalibrator[Minimum]):
     prior: Annotated[float, Gt(0), Le(1e9)] = 0.1
     tolerance: Annotated[float, Gt(0), Le(1e-2)] = 1e-8
 
-    def _fit_classes(self, shares: Shares, is_label: Bools, k: int) -> Minimum:
+    def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> LogisticMinimum:
         rows = informative(shares)
         log_p, log_rest = shares.log_p, shares.log_rest()
         counts = None
         if not rows.all():
             log_p, log_rest = np.where(rows, log_p, 0), np.where(rows, log_rest, 0)
             is_label, counts = is_label & rows, rows.astype(np.float64)
-        problem = Problem(log_p, -log_rest, is_label.astype(np.float64), counts, self.prior)
+        problem = LogisticProblem(log_p, -log_rest, is_label.astype(np.float64), counts, self.prior)
         return minimum(problem, self.tolerance)
 
-    def _map_of(self, parts: list[Minimum], base: TemperatureMap, context: FitContext) -> BetaMap:
+    def _map_of(
+        self, parts: list[LogisticMinimum], base: TemperatureMap, context: FitContext
+    ) -> BetaMap:
         gradient = float(max(one.gradient.max() for one in parts))
         if gradient > self.tolerance:
             context.warn(

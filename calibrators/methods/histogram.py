@@ -15,10 +15,10 @@ from calibrators.fitting.context import FitContext
 from calibrators.methods._bins import Binning, Bins, bins_of, even_edges
 from calibrators.methods._one_vs_rest import (
     Bools,
+    ClassShares,
     OneVsRestCalibrator,
     OneVsRestMap,
     OnnxShares,
-    Shares,
     informative,
 )
 from calibrators.methods._step_tables import (
@@ -161,7 +161,7 @@ class HistogramOneVsRestMap(OneVsRestMap):
         check_rising("edges", self.edges, least=0)
         check_shares("frequency", self.frequency)
 
-    def _log_probabilities(self, shares: Shares) -> Floats:
+    def _log_probabilities(self, shares: ClassShares) -> Floats:
         place = count_below(shares.p, self.edges)
         place += np.arange(self.k) * self.frequency.shape[1]
         return self._log_frequency.ravel().take(place)
@@ -220,7 +220,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
         """The same, with the map and what is made of it: an archive, an ONNX model, its trial."""
         return super().memory_bytes(n, k) + MAP_COPIES * 2 * 8 * self.bins * k
 
-    def _fit_classes(self, shares: Shares, is_label: Bools, k: int) -> list[Bins]:
+    def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> list[Bins]:
         parts = zip(shares.p, is_label, informative(shares), strict=True)
         even = even_edges(self.bins)
         return [

@@ -14,10 +14,10 @@ from calibrators.fitting.context import FitContext
 from calibrators.methods._isotonic_fit import RisingFunction, rising_function
 from calibrators.methods._one_vs_rest import (
     Bools,
+    ClassShares,
     OneVsRestCalibrator,
     OneVsRestMap,
     OnnxShares,
-    Shares,
     informative,
 )
 from calibrators.methods._step_tables import (
@@ -160,7 +160,7 @@ class IsotonicOneVsRestMap(OneVsRestMap):
             check_rising(name, getattr(self, name))
             check_shares(name, getattr(self, name))
 
-    def _log_probabilities(self, shares: Shares) -> Floats:
+    def _log_probabilities(self, shares: ClassShares) -> Floats:
         new = interpolated(shares.p, self.probability, self.frequency)
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(new, out=new))
@@ -207,7 +207,7 @@ class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
 
     smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
 
-    def _fit_classes(self, shares: Shares, is_label: Bools, k: int) -> list[RisingFunction]:
+    def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> list[RisingFunction]:
         share = self.smoothing / k
         parts = zip(shares.p, is_label, informative(shares), strict=True)
         return [

@@ -239,7 +239,7 @@ class ParametrizedTemperature(AfterTemperature):
         centre, spread = inputs.mean(axis=0), inputs.std(axis=0)
         spread[spread == 0] = 1.0
         samples = observe(data, 1 / base.temperature)
-        problem = Problem(samples, (inputs - centre) / spread, self.decay / data.n)
+        problem = PtsProblem(samples, (inputs - centre) / spread, self.decay / data.n)
         start = Network.start(inputs.shape[1], self.hidden, self.seed)
         found, value, iterations = problem.solve(start, self.tolerance, context)
         w1, b1, w2, b2, w3, b3 = found.parts
@@ -265,7 +265,7 @@ class ParametrizedTemperature(AfterTemperature):
 
 
 @dataclass(frozen=True)
-class Problem:
+class PtsProblem:
     """Mean of (c - a)^2 plus ``pull`` times the squared distance from the start."""
 
     samples: Samples

@@ -28,7 +28,7 @@ from calibrators.numerics.confidence_curves import (
     observe,
     to_device,
 )
-from calibrators.numerics.curve_tables import FAR, Table, tabulate
+from calibrators.numerics.curve_tables import FAR, CurveTable, tabulate
 from calibrators.numerics.objectives import Objective, ObjectiveName, make_objective
 from calibrators.numerics.parallel import Floats, scratch_bytes
 
@@ -202,7 +202,7 @@ class Smart(AfterTemperature):
             },
         )
 
-    def _signal(self, data: CalibrationSet, temperature: float, table: Table | None) -> Floats:
+    def _signal(self, data: CalibrationSet, temperature: float, table: CurveTable | None) -> Floats:
         """Return the indicator (n, inputs), from the margins if they are known."""
         if table is None or self.indicator != "margin":
             return indicate(self.indicator, data.logits, temperature)
@@ -212,7 +212,7 @@ class Smart(AfterTemperature):
         self,
         data: CalibrationSet,
         scale: float,
-        table: Table | None,
+        table: CurveTable | None,
         signal: Floats,
         device: str | None,
     ) -> tuple[Samples, Floats]:

@@ -23,7 +23,7 @@ from calibrators.metrics.toplabel import TopLabel
 DRAWN_AT_ONCE = 1 << 19
 
 
-class Shares(NamedTuple):
+class BinShares(NamedTuple):
     """The shares of cells in bins, without the zeros: cell and share of each, bin after bin.
 
     ``first`` are the places where a bin begins; bins without rows are left out.
@@ -37,7 +37,7 @@ class Shares(NamedTuple):
         """Return sums over bins (draws, bins) of values of cells (draws, cells)."""
         return np.asarray(np.add.reduceat(values[:, self.cell] * self.share, self.first, axis=1))
 
-    def squared(self) -> Shares:
+    def squared(self) -> BinShares:
         """Return the squares of the shares."""
         return self._replace(share=self.share**2)
 
@@ -48,8 +48,8 @@ class Cells:
 
     index: Integers
     count: int
-    width: Shares
-    mass: Shares
+    width: BinShares
+    mass: BinShares
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,11 +106,11 @@ def split(top: TopLabel, bins: int) -> Cells:
     index[top.ranked.order] = np.repeat(np.arange(end.size), end - begin)
     cell = np.flatnonzero(end > begin)
     width = bin_index(score[begin[cell]], bins)
-    alone = Shares(cell, np.ones(cell.size), np.flatnonzero(np.diff(width, prepend=-1)))
+    alone = BinShares(cell, np.ones(cell.size), np.flatnonzero(np.diff(width, prepend=-1)))
     return Cells(index, end.size, alone, _overlaps(begin, end, edge))
 
 
-def _overlaps(begin: Integers, end: Integers, edge: Integers) -> Shares:
+def _overlaps(begin: Integers, end: Integers, edge: Integers) -> BinShares:
     """Return the shares of cells, from `begin` to `end` in rank, in bins between edges."""
     lowest = np.searchsorted(edge, begin, side="right") - 1
     many = np.where(end > begin, np.searchsorted(edge, end, side="left") - lowest, 0)
@@ -120,7 +120,7 @@ def _overlaps(begin: Integers, end: Integers, edge: Integers) -> Shares:
     held = overlap > 0
     cell, bins, overlap = cell[held], bins[held], overlap[held]
     share = overlap / (end - begin)[cell]
-    return Shares(cell, share, np.flatnonzero(np.diff(bins, prepend=-1)))
+    return BinShares(cell, share, np.flatnonzero(np.diff(bins, prepend=-1)))
 
 
 def _strata(sides: list[TopLabel], cells: list[Cells]) -> Strata:

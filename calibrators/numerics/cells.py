@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from calibrators.data import CalibrationSet
 from calibrators.numerics.confidence_curves import Samples, TabulatedCurve, to_device
-from calibrators.numerics.curve_tables import Nodes, Table
+from calibrators.numerics.curve_tables import CurveTable, Nodes
 from calibrators.numerics.parallel import Floats
 from calibrators.numerics.softmax import mean_gaps
 
@@ -32,7 +32,7 @@ LARGEST_LOG_ODDS = 20.0
 def observe_cells(
     data: CalibrationSet,
     scale: float,
-    table: Table,
+    table: CurveTable,
     signal: Floats,
     device: str | None = None,
     *,
@@ -48,7 +48,7 @@ def observe_cells(
     def mean(values: Floats) -> Floats:
         return np.bincount(cell, values) / count
 
-    merged = Table(
+    merged = CurveTable(
         np.stack([mean(values) for values in table.values]),
         mean(table.margin),
         mean(table.correct),

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from calibrators.data import CalibrationSet
-from calibrators.numerics.curve_tables import FAR, OCTAVES_DOWN, Nodes, Table, tabulate
+from calibrators.numerics.curve_tables import FAR, OCTAVES_DOWN, CurveTable, Nodes, tabulate
 from calibrators.numerics.parallel import Floats, row_blocks
 from calibrators.numerics.softmax import mean_gaps
 
@@ -169,7 +169,7 @@ class TabulatedCurve:
         return cls.of(tabulate(data, scale, FINE), device)
 
     @classmethod
-    def of(cls, table: Table, device: str | None) -> TabulatedCurve:
+    def of(cls, table: CurveTable, device: str | None) -> TabulatedCurve:
         """Return the curve of a table."""
         pieces = _pieces(table.values, table.nodes)
         return cls(to_device(pieces, device), to_device(table.margin, device), table.nodes)

@@ -44,7 +44,7 @@ class Nodes:
         return float(2.0 ** (node / self.per_octave - OCTAVES_DOWN))
 
 
-class Table(NamedTuple):
+class CurveTable(NamedTuple):
     """The curves of n rows, times a scale, as :class:`confidence_curves.TabulatedCurve` uses them.
 
     ``values`` is (2 nodes + 2, n) in float32: r at every node, its derivative in log beta at every
@@ -63,7 +63,7 @@ class Table(NamedTuple):
         return np.asarray(self.margin - self.values[self.nodes.at_one])
 
 
-def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> Table:
+def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> CurveTable:
     """Return the table of all rows, logits times ``scale``, in one pass.
 
     Nodes an octave apart are one squaring apart, exp(-2 b e) = exp(-b e)^2, so few exponentials are
@@ -98,7 +98,7 @@ def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> Table:
                     values[-2 if node == 0 else -1, rows] = bend
 
     map_blocks(work, data.n, data.k)
-    return Table(values, margin, correct, nodes)
+    return CurveTable(values, margin, correct, nodes)
 
 
 def _excess(

@@ -6,7 +6,7 @@ from typing import Any
 
 from calibrators.data import Kind
 from calibrd.api.base import Asking
-from calibrd.api.upload import Keeping, Upload
+from calibrd.api.upload import Retention, Upload
 from calibrd.errors import NoSuchDataset
 from calibrd.io.payload import Payload, packed
 from calibrd.models import Dataset
@@ -36,7 +36,7 @@ class DatasetCalls(Asking):
         an upload that broke off goes on with the parts that are missing.
         """
         payload: Payload = yield Work(lambda: packed(logits, labels, kind, segments))
-        keeping = Keeping(delete_after_fit, days)
+        keeping = Retention(delete_after_fit, days)
         return (yield from Upload(self, payload, keeping, progress=progress).flow())
 
     @call

@@ -7,7 +7,7 @@ from calibrd.api.references import Reference
 from calibrd.errors import CalibrdError, MapDamaged, NotCalibrd, Refused, ServerTrouble, ServiceAway
 from calibrd.maps.cache import LoadedMap, MapMemory
 from calibrd.maps.loader import Loading, Wanted
-from calibrd.maps.local_map import LocalMap, Source, checked_refresh
+from calibrd.maps.local_map import LocalMap, MapSource, checked_refresh
 from calibrd.models import Version
 from calibrd.transport.disk_cache import Cache
 from calibrd.transport.flows import Flow, Work, call
@@ -45,7 +45,7 @@ class LocalCalls(Asking):
                     raise
                 wanted.check_model(known.number, known.model)
                 loaded, trouble = known, error
-        source = Source(self.connection, wanted)
+        source = MapSource(self.connection, wanted)
         return LocalMap(loaded, wanted.reference, source, refresh, trouble)
 
     def _short_try(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from calibrd.errors import Conflict, Invalid, NoPresignedUploads, NoSuchDataset, StoreAway
 from calibrd.io.payload import Payload
 from calibrd.models import Dataset, Part
-from calibrd.progress import Progress
+from calibrd.progress import ProgressBar
 from calibrd.transport.connection import given
 from calibrd.transport.disk_cache import Cache, CacheEntry
 from calibrd.transport.flows import Flow, Together, Work
@@ -34,7 +34,7 @@ JOINED_A_SECOND = 1 << 23
 _log = logging.getLogger("calibrd")
 
 
-class Keeping(NamedTuple):
+class Retention(NamedTuple):
     """How long the service keeps a dataset."""
 
     delete_after_fit: bool = False
@@ -53,7 +53,7 @@ class Upload:
 
     client: Asking
     payload: Payload
-    keeping: Keeping
+    keeping: Retention
     progress: bool
     straight: bool = True
     _learning: threading.Lock = field(default_factory=threading.Lock)
@@ -76,7 +76,7 @@ class Upload:
 
     def _stays(self, known: Dataset) -> bool:
         """Whether it is kept as it should be; else sending it again says how long."""
-        if self.keeping != Keeping() or known.delete_after_fit:
+        if self.keeping != Retention() or known.delete_after_fit:
             return False
         return known.expires_at is None or known.expires_at - datetime.now(UTC) > SOON
 
@@ -120,7 +120,7 @@ class Upload:
         id, there = yield from self._opened(remembered)
         yield Work(lambda: memory.write(id))
         count = -(-self.payload.bytes // size)
-        with Progress(
+        with ProgressBar(
             self.payload.bytes, "upload", shown=self.progress, unit="B", unit_scale=True
         ) as bar:
             sending = [
@@ -156,7 +156,7 @@ class Upload:
         return opened.id, {}
 
     def _sending(
-        self, id: str, number: int, size: int, there: dict[int, Part], bar: Progress
+        self, id: str, number: int, size: int, there: dict[int, Part], bar: ProgressBar
     ) -> Callable[[], Flow[None]]:
         def send() -> Flow[None]:
             start = (number - 1) * size

@@ -25,7 +25,7 @@ FIRST_ROWS = 16
 NUMBER_BYTES = 4
 
 
-class Table:
+class ParquetTable:
     """A file of rows in named columns."""
 
     def __init__(self, path: Path, reader: Any) -> None:
@@ -112,7 +112,7 @@ def _width_of(batch: pa.RecordBatch) -> int:
 
 
 @contextmanager
-def open_table(path: Path) -> Iterator[Table]:
+def open_table(path: Path) -> Iterator[ParquetTable]:
     """A parquet file, or an arrow file (the IPC file format), by its ending."""
     pa = _pyarrow()
     # buffered and not read ahead: a row group may be larger than memory
@@ -130,7 +130,7 @@ def open_table(path: Path) -> Iterator[Table]:
         except (pa.ArrowException, OSError) as error:
             form = "parquet" if path.suffix.lower() in PARQUET else "arrow (IPC file format)"
             raise DataError("not_a_table", f"{path} is no {form} file: {error}") from error
-        yield Table(path, reader)
+        yield ParquetTable(path, reader)
 
 
 def _arrow_file(path: Path) -> Any:

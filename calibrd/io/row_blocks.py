@@ -26,7 +26,7 @@ ENDINGS = (*NUMPY, *parquet_files.PARQUET, *parquet_files.ARROW)
 BLOCK_VALUES = 1 << 20
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Some rows: their numbers, all their columns if they have such, and their segments."""
 
     values: Array
@@ -34,14 +34,14 @@ class Block(NamedTuple):
     segments: Array | None = None
 
 
-class Source(NamedTuple):
+class RowSource(NamedTuple):
     """What is read: how many rows, which of its columns the numbers are in, and the rows."""
 
     path: Path
     rows: int
     names: list[str]
     inputs: list[str]
-    blocks: Iterator[Block]
+    blocks: Iterator[RowBlock]
 
     def kept(self, target: Path, *, drop_inputs: bool) -> list[str]:
         """The columns or arrays that a target takes over: tables those of tables, npz of npz."""
@@ -57,7 +57,7 @@ class Source(NamedTuple):
         return [name for name in self.names if not (drop_inputs and name in self.inputs)]
 
 
-Write = Callable[[Block, Mapping[str, Array]], None]
+Write = Callable[[RowBlock, Mapping[str, Array]], None]
 
 
 def _form(path: Path) -> str:
@@ -95,7 +95,7 @@ def open_source(
     kind: str,
     columns: Sequence[str] | None,
     find_segments: Callable[[Sequence[str]], str | None] = lambda names: None,
-) -> Iterator[Source]:
+) -> Iterator[RowSource]:
     """A file to read; what holds the numbers is called as their ``kind``, or is ``columns``.
 
     ``find_segments`` says which of its arrays or columns names segments, if one does.
@@ -104,7 +104,7 @@ def open_source(
         with parquet_files.open_table(path) as table:
             chosen = table.chosen(columns or [kind])
             blocks = _blocks_of_table(table, chosen, find_segments(table.schema.names))
-            yield Source(path, table.rows, table.schema.names, chosen, blocks)
+            yield RowSource(path, table.rows, table.schema.names, chosen, blocks)
         return
     if columns is not None:
         raise DataError("no_columns", f"{path} has no columns to choose from")
@@ -114,7 +114,7 @@ def open_source(
         rows = opened.enter_context(npy_files.open_rows(path, kind))
         step = rows.rows_of(BLOCK_VALUES)
         if segments is None:
-            found = (Block(values, None) for values in rows.blocks(step))
+            found = (RowBlock(values, None) for values in rows.blocks(step))
         else:
             named = opened.enter_context(npy_files.open_rows(path, segments))
             if named.shape[0] != rows.shape[0]:
@@ -123,19 +123,19 @@ def open_source(
                     f"{path}: {kind} have {rows.shape[0]} rows but {segments} {named.shape[0]}",
                 )
             pairs = zip(rows.blocks(step), named.blocks(step), strict=True)
-            found = (Block(values, None, names) for values, names in pairs)
-        yield Source(path, rows.shape[0], names, [kind], found)
+            found = (RowBlock(values, None, names) for values, names in pairs)
+        yield RowSource(path, rows.shape[0], names, [kind], found)
 
 
 def _blocks_of_table(
-    table: parquet_files.Table, columns: Sequence[str], segments: str | None
-) -> Iterator[Block]:
+    table: parquet_files.ParquetTable, columns: Sequence[str], segments: str | None
+) -> Iterator[RowBlock]:
     seen = 0
     for batch in table.batches(BLOCK_VALUES):
         with parquet_files.errors_of(table.path, seen):
             values = parquet_files.numbers_of(batch, columns)
             names = None if segments is None else as_segments(batch.column(segments))
-        yield Block(values, batch, names)
+        yield RowBlock(values, batch, names)
         seen += len(batch)
 
 
@@ -154,7 +154,7 @@ def written_whole(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def open_target(
-    part: Path, ending: str, source: Source, kept: Sequence[str], output: str
+    part: Path, ending: str, source: RowSource, kept: Sequence[str], output: str
 ) -> Iterator[Write]:
     """What writes blocks into a new file of the format that ``ending`` tells.
 
@@ -182,7 +182,7 @@ def open_target(
 def _rows_into(file: IO[bytes], rows: int) -> Write:
     begun = False
 
-    def write(block: Block, added: Mapping[str, Array]) -> None:
+    def write(block: RowBlock, added: Mapping[str, Array]) -> None:
         nonlocal begun
         (found,) = _single(added)
         if not begun:
@@ -217,7 +217,7 @@ class _Tables:
         if self._opened is not None:
             self._opened.__exit__(*error)
 
-    def write(self, block: Block, added: Mapping[str, Array]) -> None:
+    def write(self, block: RowBlock, added: Mapping[str, Array]) -> None:
         """A block with its new columns."""
         batch = None if block.batch is None else block.batch.select([*self._kept])
         if batch is not None and self._plain:

@@ -12,7 +12,7 @@ from calibrators.data import Kind
 from calibrators.fitting.evaluation import TICKS, Judged
 from calibrators.registry import DEFAULT_METHOD, make_recipe
 from calibrd.io.calibration_sets import checked_set
-from calibrd.progress import Progress
+from calibrd.progress import ProgressBar
 
 BAR = "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
 
@@ -56,7 +56,7 @@ def fit_local(
     if evaluation is not None and not isinstance(evaluation, CalibrationSet):
         values, truth, *names = evaluation
         evaluation = checked_set(values, truth, kind, *names)
-    with Progress(TICKS, f"fit {method}", shown=progress, bar_format=BAR) as bar:
+    with ProgressBar(TICKS, f"fit {method}", shown=progress, bar_format=BAR) as bar:
 
         def step(step: int, total: int, loss: float | None) -> None:
             bar.reach(step, **({} if loss is None else {"loss": f"{loss:.4f}"}))

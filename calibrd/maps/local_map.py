@@ -39,7 +39,7 @@ MISMATCH = (ModelMismatch, InputMismatch)
 _log = logging.getLogger("calibrd")
 
 
-class Source:
+class MapSource:
     """Where a local map came from, with a client of its own to ask again."""
 
     def __init__(self, connection: Connection, wanted: Wanted) -> None:
@@ -72,7 +72,7 @@ class LocalMap:
         self,
         loaded: LoadedMap,
         reference: Reference,
-        source: Source | None = None,
+        source: MapSource | None = None,
         refresh: float | None = None,
         trouble: Exception | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from calibrators.export.onnx import DOUBLE, FLOAT, calibrated_logits
 from calibrd.maps.local_map import LocalMap, map_of
 
 
-class Operation(NamedTuple):
+class GraphOperation(NamedTuple):
     """How torch does an operation of ONNX: ``run(tensors, numbers, attributes)``.
 
     ``numbers`` are inputs that must be known when the module is made, such as axes; they follow
@@ -29,19 +29,19 @@ class Operation(NamedTuple):
     tensors: int | None = None
 
 
-def _plain(function: Callable[..., Tensor]) -> Operation:
-    return Operation(lambda tensors, numbers, attributes: function(*tensors))
+def _plain(function: Callable[..., Tensor]) -> GraphOperation:
+    return GraphOperation(lambda tensors, numbers, attributes: function(*tensors))
 
 
-def _folded(function: Callable[..., Tensor]) -> Operation:
-    return Operation(lambda tensors, numbers, attributes: functools.reduce(function, tensors))
+def _folded(function: Callable[..., Tensor]) -> GraphOperation:
+    return GraphOperation(lambda tensors, numbers, attributes: functools.reduce(function, tensors))
 
 
-def _reduced(function: Callable[..., Tensor]) -> Operation:
+def _reduced(function: Callable[..., Tensor]) -> GraphOperation:
     def run(tensors: list[Tensor], numbers: list[list[int]], attributes: dict[str, Any]) -> Tensor:
         return function(tensors[0], dim=numbers[0], keepdim=bool(attributes.get("keepdims", 1)))
 
-    return Operation(run, tensors=1)
+    return GraphOperation(run, tensors=1)
 
 
 def _top(tensors: list[Tensor], numbers: list[list[int]], attributes: dict[str, Any]) -> Tensor:
@@ -66,11 +66,11 @@ def _part(tensors: list[Tensor], numbers: list[Any], attributes: dict[str, Any])
     return tensors[0].narrow(axis, start, end - start)
 
 
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, GraphOperation] = {
     "Abs": _plain(torch.abs),
     "Add": _plain(torch.add),
-    "ArgMax": Operation(_largest_at),
-    "Cast": Operation(_cast),
+    "ArgMax": GraphOperation(_largest_at),
+    "Cast": GraphOperation(_cast),
     "Clip": _plain(torch.clamp),
     "Div": _plain(torch.div),
     "Equal": _plain(torch.eq),
@@ -91,10 +91,10 @@ OPERATIONS: dict[str, Operation] = {
     "ReduceMin": _reduced(torch.amin),
     "ReduceSum": _reduced(torch.sum),
     "Relu": _plain(torch.relu),
-    "Slice": Operation(_part, tensors=1),
-    "Softmax": Operation(_softmax),
+    "Slice": GraphOperation(_part, tensors=1),
+    "Softmax": GraphOperation(_softmax),
     "Sub": _plain(torch.sub),
-    "TopK": Operation(_top, tensors=1),
+    "TopK": GraphOperation(_top, tensors=1),
     "Where": _plain(torch.where),
 }
 

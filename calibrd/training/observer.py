@@ -19,7 +19,7 @@ from calibrators.arrays import check_labelled, check_rows
 from calibrators.errors import DataError
 from calibrd.api.runs import checked_run
 from calibrd.io.arrays import Array, as_array
-from calibrd.training.reporting.outbox import Kind, Plan, Start, checked_session, state_of
+from calibrd.training.reporting.outbox import Kind, SessionPlan, Start, checked_session, state_of
 from calibrd.training.reporting.reporter import Reporter, Service, connection_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Observer:
         self._reporter: Reporter | None = None
         self._is_closed = False
         ranks = self._ranks
-        plan = Plan(
+        plan = SessionPlan(
             self.run,
             self.kind,
             settings,
@@ -163,7 +163,7 @@ class Observer:
     def _agreed_start(
         self,
         client: Service,
-        plan: Plan,
+        plan: SessionPlan,
         first: Start,
         *,
         fresh: bool,

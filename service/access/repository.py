@@ -10,7 +10,8 @@ from sqlalchemy.sql import ColumnElement
 from service.storage.notifications import announce
 from service.storage.records import Key, Workspace
 from service.storage.repository import AT_ONCE, After, Repository, new_id, now
-from service.storage.tables import keys, web_sessions, workspaces
+from service.storage.run_tables import runs
+from service.storage.tables import calibrators, datasets, keys, web_sessions, workspaces
 
 
 class Keys(Repository):
@@ -23,6 +24,21 @@ class Keys(Repository):
     def workspaces_among(self, ids: Collection[str]) -> set[str]:
         """Those of the ids that are workspaces."""
         return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
+
+    def stored_bytes(self, workspace: str) -> int:
+        """Return the bytes of all that a workspace stores: datasets, versions and runs."""
+        sizes = (
+            (datasets, func.coalesce(datasets.c.bytes, datasets.c.part_bytes)),
+            (calibrators, calibrators.c.stored_bytes),
+            (runs, runs.c.stored_bytes),
+        )
+        return sum(
+            int(
+                self.session.scalar(select(func.sum(size)).where(table.c.workspace == workspace))
+                or 0
+            )
+            for table, size in sizes
+        )
 
     def lock_workspace(self, id: str) -> None:
         """Let nobody else count what a workspace has until the transaction ends."""

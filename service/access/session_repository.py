@@ -8,7 +8,7 @@ from service.storage.repository import AT_ONCE, Repository, now
 from service.storage.tables import web_sessions
 
 
-class Sessions(Repository):
+class SessionRepository(Repository):
     """Sessions by the SHA-256 of their tokens."""
 
     def add(self, token_sha256: str, key: str, seconds: float) -> None:
@@ -16,6 +16,13 @@ class Sessions(Repository):
         values = {"token_sha256": token_sha256, "key": key}
         times = {"created_at": now(), "expires_at": now() + seconds}
         self._changed(insert(web_sessions).values(**values, **times))
+
+    def keep_newest(self, key: str, most: int) -> None:
+        """End the oldest sessions of a key beyond so many."""
+        mine = web_sessions.c.key == key
+        token = web_sessions.c.token_sha256
+        newest = select(token).where(mine).order_by(web_sessions.c.created_at.desc()).limit(most)
+        self._changed(delete(web_sessions).where(mine, token.not_in(newest)))
 
     def key_of(self, token_sha256: str) -> str | None:
         """The id of the key of a session that has not expired."""

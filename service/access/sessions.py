@@ -15,6 +15,7 @@ from service.storage.database import Database
 
 SESSION_HOURS = 12
 TOKEN_BYTES = 32
+MOST_SESSIONS = 200  # of a key: browsers that are signed in with it
 LONGEST_TOKEN = 100
 
 
@@ -29,6 +30,7 @@ class Sessions:
         token = secrets.token_urlsafe(TOKEN_BYTES)
         with self._database.write() as store:
             store.web_sessions.add(_digest(token), key, SESSION_HOURS * HOUR)
+            store.web_sessions.keep_newest(key, MOST_SESSIONS)
         return token
 
     def key_of(self, token: str) -> str | None:

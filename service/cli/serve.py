@@ -19,7 +19,7 @@ from service import logs
 from service.cli.open_store import check_writable, prepared
 from service.cli.output import command_to_paste, say
 from service.errors import Invalid
-from service.http.server.listener import Listener
+from service.http.server.listener import ConnectionListener
 from service.settings import Settings
 from service.storage.database import Database
 
@@ -73,12 +73,14 @@ class _Server(uvicorn.Server):
 
     greeting: str
     end_waiting: Callable[[], None]
-    _listeners: tuple[Listener, ...] | list[Listener] = ()
+    _listeners: tuple[ConnectionListener, ...] | list[ConnectionListener] = ()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         if self.started:
-            self._listeners = [Listener(one, self._make_protocol) for one in sockets or []]
+            self._listeners = [
+                ConnectionListener(one, self._make_protocol) for one in sockets or []
+            ]
             _collect_garbage_seldom()
             say(self.greeting)
 

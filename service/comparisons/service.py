@@ -11,23 +11,23 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
-from calibrators import CalibrationError, Report, archive
+from calibrators import CalibrationError, Report
 from calibrators.comparison.judged_rows import JudgedRows
 from service.access.permissions import Principal, Scope
 from service.concurrency.task_process import TASK_FAILED, TaskProcess
 from service.datasets.service import stored_file
 from service.errors import Conflict, NotFound, ServiceError, TooLarge, Unavailable
 from service.http.callers import check_scope
-from service.registry.service import Judged
-from service.serving.map_cache import Maps
-from service.storage.blob_keys import judged_key
+from service.registry.service import JudgedVersion
+from service.storage.blob_keys import judged_key, map_key
 from service.storage.blobs import Blobs
 from service.storage.records import Dataset, Version
 from service.storage.store import Store
@@ -80,9 +80,8 @@ class Comparison:
 class Comparisons:
     """Measured in processes of their own, one at a time for a workspace, and remembered."""
 
-    def __init__(self, blobs: Blobs, maps: Maps) -> None:
+    def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._maps = maps
         self._kept: OrderedDict[tuple[str, ...], Future[Comparison]] = OrderedDict()
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Waiting]] = {}
@@ -178,18 +177,16 @@ class Comparisons:
         self, principal: Principal, pair: Pair, dataset: Dataset, process: TaskProcess
     ) -> Comparison:
         sides = pair.first, pair.second
-        maps = [
-            archive.dump(self._maps.load(principal, pair.calibrator, str(one.number)).map)
-            for one in sides
-        ]
-        with stored_file(self._blobs, dataset, "dataset") as path:
+        with ExitStack() as opened:
+            path = opened.enter_context(stored_file(self._blobs, dataset, "dataset"))
+            maps = [opened.enter_context(self._map_file(principal, one)) for one in sides]
             request = {
                 "path": str(path),
                 "format": dataset.format,
                 "kind": dataset.kind,
                 "dataset": dataset.id,
                 "most_rows": MOST_ROWS,
-                "maps": [base64.b64encode(one).decode() for one in maps],
+                "maps": [str(one) for one in maps],
             }
             answer = _run(process, "compare", request)
         found = orjson.loads(answer)
@@ -200,6 +197,11 @@ class Comparisons:
         if seen:
             report = replace(report, verdict=None)
         return Comparison(report, found["rows"], dataset.id, _why_no_verdict(seen))
+
+    def _map_file(self, principal: Principal, version: Version) -> AbstractContextManager[Path]:
+        """Provide the map of a version as a file: the other process reads it."""
+        key = map_key(principal.workspace, version.id, version.map_sha256)
+        return self._blobs.file(key, version.map_sha256)
 
     def _has_seen(
         self, principal: Principal, version: Version, dataset: Dataset, fingerprint: str
@@ -240,7 +242,7 @@ def suits(dataset: Dataset, version: Version) -> bool:
 
 def is_seen(pair: Pair, dataset: Dataset) -> bool:
     """Whether one of the versions is known to be fitted on these bytes."""
-    return any(Judged(one, None).has_seen(dataset) for one in (pair.first, pair.second))
+    return any(JudgedVersion(one, None).has_seen(dataset) for one in (pair.first, pair.second))
 
 
 def no_ground(pair: Pair) -> Conflict:

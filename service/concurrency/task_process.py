@@ -118,7 +118,8 @@ class TaskProcess:
 
 def write_message(stream: IO[bytes], content: bytes) -> None:
     """Write a message behind its length."""
-    stream.write(len(content).to_bytes(LENGTH_BYTES, "little") + content)
+    stream.write(len(content).to_bytes(LENGTH_BYTES, "little"))
+    stream.write(content)
     stream.flush()
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from service.access.permissions import Principal
 from service.datasets.formats.bodies import check_size
-from service.datasets.service import Added, Datasets, Keeping, find
+from service.datasets.service import Added, Datasets, Retention, find
 from service.datasets.spool import Spool, SpooledBody
 from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid, NotFound, TooLarge
 from service.settings import DAY
@@ -63,7 +63,7 @@ class PartUploads:
         self._datasets = datasets
         self._limits = limits
 
-    def open(self, principal: Principal, kind: Kind | None, keeping: Keeping) -> Dataset:
+    def open(self, principal: Principal, kind: Kind | None, keeping: Retention) -> Dataset:
         """A dataset to be uploaded in parts."""
         with self._database.write() as store:
             store.keys.lock_workspace(principal.workspace)
@@ -206,7 +206,7 @@ class PartUploads:
             return
         ahead = 0 if is_noted else more
         check_size(store.datasets.bytes_of_parts(dataset.id) + ahead, self._limits.bytes)
-        self._datasets.check_room(store, dataset.workspace, ahead)
+        self._datasets.quota.check(store, dataset.workspace, ahead)
         total = store.datasets.open_bytes(dataset.workspace) + ahead
         if total > self._limits.open_bytes:
             raise TooLarge(
@@ -258,7 +258,7 @@ class PartUploads:
             return Added(made, is_new=True)
         kept = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at
         days = None if kept is None else kept / DAY
-        known = self._datasets.known(principal, facts, Keeping(dataset.delete_after_fit, days))
+        known = self._datasets.known(principal, facts, Retention(dataset.delete_after_fit, days))
         if known is not None and known.id == dataset.id:
             return Added(known, is_new=False)
         if known is not None:  # first, so that who misses the bytes finds out why

@@ -129,12 +129,6 @@ class Datasets(Repository):
         total = select(func.sum(datasets.c.part_bytes)).where(_is_open(workspace))
         return int(self.session.scalar(total) or 0)
 
-    def stored_bytes(self, workspace: str) -> int:
-        """Return the bytes of all datasets, those in parts included."""
-        size = func.coalesce(datasets.c.bytes, datasets.c.part_bytes)
-        total = select(func.sum(size)).where(datasets.c.workspace == workspace)
-        return int(self.session.scalar(total) or 0)
-
     def bytes_of_parts(self, id: str) -> int:
         """Return the bytes of all parts of an upload."""
         total = select(datasets.c.part_bytes).where(datasets.c.id == id)

@@ -17,7 +17,7 @@ from service.datasets.schemas import (
     PartUrlsOut,
     part_out,
 )
-from service.datasets.service import Keeping
+from service.datasets.service import Retention
 from service.datasets.spool import spool
 from service.dependencies import Joined
 from service.errors import Invalid
@@ -71,7 +71,7 @@ async def create_dataset(
     if there are any, name the segment of each row (safetensors: as whole numbers). Bytes that are
     there already are not kept twice: the answer is 200 with the dataset there is.
     """
-    keeping = Keeping(delete_after_fit, days or joined.settings.dataset_days or None)
+    keeping = Retention(delete_after_fit, days or joined.settings.dataset_days or None)
     if upload == "parts":
         async for piece in request.stream():
             if piece:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from calibrators import CalibrationSet
 from calibrators.errors import CalibrationError, FitCancelled
 from service.access.permissions import Principal
+from service.access.quota import Quota
 from service.datasets import formats
 from service.datasets.formats import Format
 from service.datasets.spool import SpooledBody
@@ -23,7 +24,6 @@ from service.errors import (
     Malformed,
     NotFound,
     ServiceError,
-    TooLarge,
 )
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key
@@ -35,7 +35,7 @@ from service.storage.store import Store
 
 
 @dataclass(frozen=True)
-class Keeping:
+class Retention:
     """How long a dataset is kept."""
 
     delete_after_fit: bool = False
@@ -58,29 +58,12 @@ class Datasets:
     """The use cases that need both the database and the blobs."""
 
     def __init__(
-        self, database: Database, blobs: Blobs, limits: formats.Limits, quota: int = 0
+        self, database: Database, blobs: Blobs, limits: formats.Limits, quota: Quota
     ) -> None:
         self._database = database
         self._blobs = blobs
         self._limits = limits
-        self._quota = quota or blobs.share_of_disk
-
-    def check_room(self, store: Store, workspace: str, more: int = 0) -> None:
-        """Raise unless a workspace may store so many bytes more, and there is room for them."""
-        self._blobs.check_free()
-        if self._quota is None:
-            return
-        stored = sum(
-            one.stored_bytes(workspace) for one in (store.datasets, store.calibrators, store.runs)
-        )
-        if stored + more > self._quota:
-            raise TooLarge(
-                "workspace_full",
-                f"what this workspace stores has {stored} bytes, and with this it would have more "
-                f"than the {self._quota} it may: delete datasets, or let max_workspace_bytes be "
-                "raised",
-                limit=self._quota,
-            )
+        self.quota = quota
 
     def add(
         self,
@@ -88,7 +71,7 @@ class Datasets:
         arrived: SpooledBody,
         content_type: str | None,
         kind: Kind | None,
-        keeping: Keeping,
+        keeping: Retention,
     ) -> Added:
         """Check what has arrived and keep it; bytes that are there already are not kept twice.
 
@@ -107,7 +90,7 @@ class Datasets:
             id, unnamed = new_id("ds"), Unnamed()
             key = dataset_key(principal.workspace, id, arrived.sha256)
             with self._database.read() as store:
-                self.check_room(store, principal.workspace, arrived.bytes)
+                self.quota.check(store, principal.workspace, arrived.bytes)
             self._blobs.put(key, arrived.path)
             with self._database.write() as store:
                 unnamed.check()
@@ -154,7 +137,7 @@ class Datasets:
         }
 
     def known(
-        self, principal: Principal, facts: dict[str, Any], keeping: Keeping
+        self, principal: Principal, facts: dict[str, Any], keeping: Retention
     ) -> Dataset | None:
         """The dataset of equal bytes, kept as long as the one who wants it longest."""
         with self._database.write() as store:

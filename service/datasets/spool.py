@@ -17,7 +17,8 @@ from starlette.requests import Request
 
 from service.concurrency.thread_pools import Runner
 from service.errors import NoSpace
-from service.storage.blobs import FULL, SHARE_PART, check_free
+from service.storage.blobs import FULL
+from service.storage.database import SHARE_PART, check_free
 
 HEAD = 512
 PREFIX = "upload-"

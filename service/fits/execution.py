@@ -51,7 +51,7 @@ class Hooks(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class FitJob:
     """A fit that was taken for its next attempt, with all that the database knows of it."""
 
     fit: Fit
@@ -87,14 +87,14 @@ class Ending:
     unnamed: Unnamed | None = None
 
 
-def begin(database: Database, id: str, *, worker: str, device: str) -> Job | None:
+def begin(database: Database, id: str, *, worker: str, device: str) -> FitJob | None:
     """Take a waiting fit; None if it does not wait (any more)."""
     with database.write() as store:
         fit = store.fits.start(id, worker=worker, device=device)
         if fit is None:
             return None
         evaluation = fit.evaluation and store.datasets.get(fit.workspace, fit.evaluation)
-        return Job(
+        return FitJob(
             fit,
             store.datasets.get(fit.workspace, fit.dataset),
             evaluation or None,
@@ -103,7 +103,7 @@ def begin(database: Database, id: str, *, worker: str, device: str) -> Job | Non
 
 
 def run(
-    job: Job,
+    job: FitJob,
     blobs: Blobs,
     hooks: Hooks,
     *,
@@ -206,7 +206,7 @@ class _Watch:
 
 
 def _judged(
-    job: Job, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str, memory_limit: int | None
+    job: FitJob, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str, memory_limit: int | None
 ) -> list[tuple[CalibrationSet, Calibrator, Judged]]:
     recipes = _recipes(job, memory_limit)
     data = load(blobs, job.dataset, "dataset")
@@ -234,7 +234,7 @@ def _judged(
     return judged
 
 
-def _recipes(job: Job, memory_limit: int | None) -> list[Calibrator]:
+def _recipes(job: FitJob, memory_limit: int | None) -> list[Calibrator]:
     """Return the recipes of a fit; raise if one would need too much memory, before data is read."""
     order, found = job.fit.order, []
     for wanted in order["methods"]:
@@ -259,7 +259,7 @@ class _Telling:
 
 
 def _written(
-    job: Job, blobs: Blobs, data: CalibrationSet, recipe: Calibrator, judged: Judged
+    job: FitJob, blobs: Blobs, data: CalibrationSet, recipe: Calibrator, judged: Judged
 ) -> NewVersion:
     """A version's blobs are written here; a row never names a blob that is not there."""
     assert job.dataset is not None  # noqa: S101 - data was loaded from it

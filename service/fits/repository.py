@@ -211,7 +211,7 @@ class Fits(Repository):
         return [Fit(**{**row, "status": FitStatus(row["status"])}) for row in rows]
 
 
-class Workers(Repository):
+class WorkerRepository(Repository):
     """Worker processes and their heartbeats."""
 
     def beat(self, id: str, *, queues: list[str], device: str) -> None:

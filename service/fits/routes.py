@@ -18,7 +18,7 @@ from calibrators.registry import DEFAULT_METHOD
 from service.access.idempotency import check_key
 from service.access.permissions import Principal, Scope
 from service.concurrency.thread_pools import Runner
-from service.datasets.service import Keeping
+from service.datasets.service import Retention
 from service.datasets.spool import SpooledBody, spool
 from service.dependencies import Joined, Parts
 from service.errors import Invalid, Malformed, TooMany
@@ -76,7 +76,7 @@ async def create_fit(
     finished, 201, or after so many seconds, 202.
     """
     key = check_key(idempotency_key)
-    keeping = Keeping(delete_after_fit, joined.settings.dataset_days or None)
+    keeping = Retention(delete_after_fit, joined.settings.dataset_days or None)
     with joined.spool.body(caller.workspace) as arrived:
         sent = await read_fit(request, arrived, name, joined.executors.store.of(caller.workspace))
         ask = functools.partial(_ask, joined, caller, sent, arrived, kind, keeping, key)
@@ -157,7 +157,7 @@ def _ask(
     sent: SentFit,
     arrived: SpooledBody,
     kind: KindName | None,
-    keeping: Keeping,
+    keeping: Retention,
     key: str | None,
 ) -> tuple[Fit, bool]:
     """The fit, and whether it was ordered before."""
@@ -169,8 +169,9 @@ def _ask(
     if sent.arrays_type is not None:
         added = joined.datasets.add(caller, arrived, sent.arrays_type, kind, keeping)
         dataset = added.dataset.id
+    with joined.database.read() as store:
+        joined.quota.check(store, caller.workspace)
     with joined.database.write() as store:
-        joined.datasets.check_room(store, caller.workspace)
         fit = fits.submit(
             store,
             joined.queue,

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrators.sample import TITLE, sample
 from service.access.permissions import Principal
-from service.datasets.service import Datasets, Keeping
+from service.datasets.service import Datasets, Retention
 from service.datasets.spool import Spool
 from service.fits import service as fits
 from service.fits.service import FitOrder, FitRequest, MethodOrder, Queue
@@ -28,7 +28,7 @@ def order_sample(
     principal: Principal,
     *,
     spool: Spool,
-    keeping: Keeping,
+    keeping: Retention,
     most_open: int,
 ) -> Fit:
     """Order fits on one part of the sample, judged on the other."""

@@ -24,7 +24,7 @@ _NAME = re.compile(rf"{re.escape(DATABASE)}|{BLOBS}\w[\w.-]*(/\w[\w.-]*)+", re.A
 
 
 @dataclass(frozen=True)
-class Member:
+class BackupMember:
     """A file in a backup."""
 
     name: str
@@ -40,7 +40,7 @@ class Manifest:
     calibrd: str
     created_at: float
     counts: dict[str, int]
-    members: list[Member]
+    members: list[BackupMember]
     damaged: list[str] = field(default_factory=list)
     format: int = FORMAT
 
@@ -56,7 +56,7 @@ class BackupWriter:
     def __init__(self, file: IO[bytes], created_at: float) -> None:
         self._file = file
         self._created_at = created_at
-        self.members: list[Member] = []
+        self.members: list[BackupMember] = []
 
     def add(self, name: str, pieces: Iterable[bytes]) -> None:
         """Add a member; what its pieces raise is raised."""
@@ -78,7 +78,7 @@ class BackupWriter:
         self._file.seek(start)
         self._file.write(info.tobuf(tarfile.GNU_FORMAT))
         self._file.seek(end)
-        self.members.append(Member(name, info.size, digest.hexdigest()))
+        self.members.append(BackupMember(name, info.size, digest.hexdigest()))
 
     def finish(self, manifest: Manifest) -> None:
         """Write the manifest, and the end."""
@@ -173,7 +173,7 @@ def _parsed(document: dict[str, Any]) -> Manifest:
             f"the backup has the format {format}, and this program reads {FORMAT}: "
             f"restore it with calibrd {document.get('calibrd')}",
         )
-    members = [Member(**member) for member in document.pop("members")]
+    members = [BackupMember(**member) for member in document.pop("members")]
     return Manifest(members=members, **document)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Select, func, insert, select, update
+from sqlalchemy import Select, insert, select, update
 
 from service.storage.records import CalibratorRow, Version
 from service.storage.repository import Repository, new_id, now
@@ -102,11 +102,6 @@ class Calibrators(Repository):
         facts = dict(row)
         document: dict[str, Any] | None = facts.pop("document")
         return Version(**facts), document
-
-    def stored_bytes(self, workspace: str) -> int:
-        """Return the bytes of all versions, with their blobs and reports."""
-        total = select(func.sum(calibrators.c.stored_bytes))
-        return int(self.session.scalar(total.where(calibrators.c.workspace == workspace)) or 0)
 
     def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
         """Return the SHA-256 of all blobs of each of these versions that is there."""

@@ -148,7 +148,7 @@ async def register_version(
             body.description,
         )
         with joined.database.read() as store:
-            joined.datasets.check_room(store, caller.workspace, sent.bytes)
+            joined.quota.check(store, caller.workspace, sent.bytes)
         return register(joined.database, joined.blobs, caller, sent, key=key)
 
     made = await joined.executors.inspect.run(caller.workspace, registered)

@@ -46,7 +46,7 @@ def find(store: Store, principal: Principal, name: str, number: int) -> Version:
     return version_of(store, calibrator_named(store, principal, name), number)
 
 
-class Judged(NamedTuple):
+class JudgedVersion(NamedTuple):
     """A version and its report, if it has one."""
 
     version: Version
@@ -62,14 +62,16 @@ class Judged(NamedTuple):
         return self.version.dataset_sha256 == dataset.sha256
 
 
-def judged(store: Store, principal: Principal, name: str, number: int) -> Judged:
+def judged(store: Store, principal: Principal, name: str, number: int) -> JudgedVersion:
     """A version of the caller's calibrator with its report, if it has one."""
     is_possible = NAME.fullmatch(name) and number < 2**31
     found = store.calibrators.judged(principal.workspace, name, number) if is_possible else None
     if found is None:
-        return Judged(find(store, principal, name, number), None)  # it says what is not there
+        return JudgedVersion(
+            find(store, principal, name, number), None
+        )  # it says what is not there
     version, document = found
-    return Judged(version, None if document is None else Report.from_dict(document))
+    return JudgedVersion(version, None if document is None else Report.from_dict(document))
 
 
 def why_no_onnx(version: Version) -> str:

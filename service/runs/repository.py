@@ -94,11 +94,6 @@ class Runs(Repository):
         values = {"updated_at": now(), "stored_bytes": runs.c.stored_bytes + more_bytes}
         self._changed(update(runs).where(runs.c.id == id).values(values))
 
-    def stored_bytes(self, workspace: str) -> int:
-        """Return the bytes of statistics and steps of all runs."""
-        total = select(func.sum(runs.c.stored_bytes)).where(runs.c.workspace == workspace)
-        return int(self.session.scalar(total) or 0)
-
     def counts(self) -> dict[str, int]:
         """Return how many runs there are that are not archived, by kind."""
         chosen = select(runs.c.kind, func.count()).where(runs.c.archived_at.is_(None))

@@ -147,7 +147,7 @@ async def post_statistics(
     """
 
     def recorded() -> runs.Recorded:
-        sent = runs.Sent(
+        sent = runs.SentStatistics(
             body.session,
             step,
             body.rank,
@@ -155,7 +155,7 @@ async def post_statistics(
             None if body.state is None else body.state.read(),
         )
         with joined.database.read() as store:
-            joined.datasets.check_room(store, caller.workspace, len(sent.content))
+            joined.quota.check(store, caller.workspace, len(sent.content))
         return runs.record(joined.database, caller, run, sent)
 
     executors, workspace = joined.executors, caller.workspace

@@ -24,7 +24,7 @@ MOST_AHEAD = 10_000
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentStatistics:
     """What a rank sends after a validation pass."""
 
     session: str
@@ -109,7 +109,7 @@ def annotate(
     return store.runs.archive(run.id) if archived else run
 
 
-def record(database: Database, principal: Principal, name: str, sent: Sent) -> Recorded:
+def record(database: Database, principal: Principal, name: str, sent: SentStatistics) -> Recorded:
     """Record a rank's statistics.
 
     Only what the rank itself has posted is read under the write lock: there may be thousands of
@@ -141,7 +141,7 @@ def _recorded(
     run: Run,
     session: RunSession,
     head: Head,
-    sent: Sent,
+    sent: SentStatistics,
     known: RunStatistics | None,
 ) -> RunStatistics:
     """Record what a rank sent, unless it is known; one that comes after the decision is late."""
@@ -172,7 +172,7 @@ def _recorded(
     )
 
 
-def _check(run: Run, session: RunSession, sent: Sent) -> None:
+def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
     if sent.step <= session.base_step:
         raise Invalid(
             "bad_step",
@@ -206,7 +206,7 @@ def _check_share(session: RunSession, statistics: BinStatistics) -> None:
         )
 
 
-def _check_claim(run: Run, sent: Sent, *, needed: bool) -> None:
+def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
     """Raise unless a trainer that decides, and nobody else, sends its state."""
     if sent.state is None:
         if needed:

@@ -47,7 +47,7 @@ class Served:
     bytes: int = 0
 
 
-class Place(NamedTuple):
+class CacheKey(NamedTuple):
     """Where a map is looked for."""
 
     workspace: str
@@ -67,11 +67,11 @@ class Maps:
         self._database = database
         self._blobs = blobs
         self._max_bytes = max_bytes
-        self._served: dict[Place, Served] = {}
+        self._served: dict[CacheKey, Served] = {}
         self._versions: dict[str, Served] = {}
         self._places: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._aliases: dict[Place, Alias] = {}
+        self._aliases: dict[CacheKey, Alias] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
@@ -86,11 +86,11 @@ class Maps:
 
     def find(self, principal: Principal, name: str, ref: str) -> Served | None:
         """A map that is in memory already."""
-        return self._served.get(Place(principal.workspace, name, ref))
+        return self._served.get(CacheKey(principal.workspace, name, ref))
 
     def load(self, principal: Principal, name: str, ref: str) -> Served:
         """A map from the database and the blobs, kept in memory from now on."""
-        place = Place(principal.workspace, name, ref)
+        place = CacheKey(principal.workspace, name, ref)
         with self._turn_of(principal.workspace):
             with self._database.read() as store:
                 alias, version = _resolve(store, principal, name, ref)
@@ -118,7 +118,7 @@ class Maps:
                 if there is not None and there.revision != alias.revision:
                     self._follow(place, there)
 
-    def _follow(self, place: Place, alias: Alias) -> None:
+    def _follow(self, place: CacheKey, alias: Alias) -> None:
         """Serve what a moved alias points at now."""
         try:
             with self._database.read() as store:
@@ -128,7 +128,7 @@ class Maps:
         except (ServiceError, CalibrationError) as error:
             _log.error("alias_not_followed", alias=alias.name, code=error.code)
 
-    def _keep(self, place: Place, alias: Alias | None, served: Served) -> None:
+    def _keep(self, place: CacheKey, alias: Alias | None, served: Served) -> None:
         with self._lock:
             self._drop(place)
             self._served[place] = served
@@ -143,7 +143,7 @@ class Maps:
                 largest = max(self._bytes, key=self._bytes.__getitem__)
                 self._drop(next(one for one in self._served if one.workspace == largest))
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: CacheKey) -> None:
         """Forget a place, and its version if no other place needs it."""
         self._aliases.pop(place, None)
         gone = self._served.pop(place, None)
@@ -157,7 +157,7 @@ class Maps:
         if not self._bytes[place.workspace]:
             del self._bytes[place.workspace]
 
-    def _read(self, place: Place, version: Version) -> Served:
+    def _read(self, place: CacheKey, version: Version) -> Served:
         """Return a version's map, from memory or from bytes checked against their hash."""
         id = f"{version.calibrator}@{version.number}"
         known = self._versions.get(id)

@@ -25,14 +25,11 @@ from obstore.store import LocalStore, S3Store
 from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, Unavailable
 from service.settings import HOUR
 from service.storage.blob_keys import kind_of
+from service.storage.database import check_free
 
 # S3 refuses parts under 5 MiB; up to four are held while one blob is written
 CHUNK = 5 << 20
 LEAST_FREE = 16 << 20
-# the database needs room to delete: so much is left to it, or a twentieth of a small disk
-RESERVE_BYTES = 64 << 20
-RESERVE_PART = 20
-SHARE_PART = 4
 # how long a call to S3 may take: to ask whether it answers, for a map or a list, for a dataset;
 # by default one that is away is tried for three minutes, and who waits has gone
 PING_SECONDS, SHORT_SECONDS, LONG_SECONDS = 2, 10, 600
@@ -82,14 +79,9 @@ class Blobs:
                 self._signer = _s3(url, SHORT_SECONDS, endpoint=sign_endpoint)
 
     @property
-    def share_of_disk(self) -> int | None:
-        """How many bytes one workspace may keep in a folder; None in a bucket, which has no end."""
-        return None if self._folder is None else share_of_disk(self._folder)
-
-    def check_free(self) -> None:
-        """Raise NoSpace if the blobs lie on a disk that has no more room than its reserve."""
-        if self._folder is not None:
-            check_free(self._folder)
+    def folder(self) -> Path | None:
+        """The folder that they lie in; None for a bucket."""
+        return self._folder
 
     @property
     def can_sign(self) -> bool:
@@ -98,7 +90,8 @@ class Blobs:
 
     def put(self, key: str, content: bytes | Path | IO[bytes]) -> None:
         """Write a blob."""
-        self.check_free()
+        if self._folder is not None:
+            check_free(self._folder)
         with _told():
             obstore.put(self._bulk, key, content, chunk_size=CHUNK, max_concurrency=2)
             if self._folder is not None:
@@ -290,15 +283,3 @@ class Unnamed:
                 "the service was paused after it had stored the bytes, and they may be gone: "
                 "try again",
             )
-
-
-def check_free(folder: Path) -> None:
-    """Raise NoSpace if the disk of a folder has no more room than its reserve."""
-    disk = shutil.disk_usage(folder)
-    if disk.free < min(RESERVE_BYTES, disk.total // RESERVE_PART):
-        raise NoSpace("no_space", "the service has no room for uploads: try later")
-
-
-def share_of_disk(folder: Path) -> int:
-    """Return how many bytes one workspace may keep on the disk of a folder."""
-    return shutil.disk_usage(folder).total // SHARE_PART

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -64,6 +65,10 @@ LIMITS = {
 }
 # of the time that the client waits
 SERVER_SHARE = 0.8
+# the database needs room to delete: so much is left to it, or a twentieth of a small disk
+RESERVE_BYTES = 64 << 20
+RESERVE_PART = 20
+SHARE_PART = 4
 # operations of SQLite's virtual machine between two looks at the clock: some milliseconds
 LOOK_EVERY = 50_000
 UNLIMITED = "unlimited"  # the execution option of connections without the limit
@@ -222,3 +227,15 @@ def limit_statements(engine: Engine, seconds: float) -> None:
     def _begin(connection: Connection, *_: Any) -> None:
         is_limited = not connection.get_execution_options().get(UNLIMITED, False)
         connection.info["deadline"] = time.monotonic() + seconds if is_limited else math.inf
+
+
+def check_free(folder: Path) -> None:
+    """Raise NoSpace if the disk of a folder has no more room than its reserve."""
+    disk = shutil.disk_usage(folder)
+    if disk.free < min(RESERVE_BYTES, disk.total // RESERVE_PART):
+        raise NoSpace("no_space", "the service has no room for uploads: try later")
+
+
+def share_of_disk(folder: Path) -> int:
+    """Return how many bytes one workspace may keep on the disk of a folder."""
+    return shutil.disk_usage(folder).total // SHARE_PART

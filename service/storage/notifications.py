@@ -30,7 +30,7 @@ def announce(session: Session) -> None:
         session.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
 
 
-class Listener:
+class NotificationListener:
     """A thread with a connection of its own that calls ``heard`` when there is news.
 
     It does so after every new connection too, because what was said before is not repeated.
@@ -44,7 +44,7 @@ class Listener:
         self._waker, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="news", daemon=True)
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> NotificationListener:
         if self._engine.dialect.name == "postgresql":
             self._thread.start()
         return self

@@ -6,9 +6,9 @@ from sqlalchemy.orm import Session
 
 from service.access.idempotency_repository import Idempotency
 from service.access.repository import Keys
-from service.access.session_repository import Sessions
+from service.access.session_repository import SessionRepository
 from service.datasets.repository import Datasets
-from service.fits.repository import Fits, Workers
+from service.fits.repository import Fits, WorkerRepository
 from service.maintenance.inventory_repository import Inventory
 from service.maintenance.periodic_tasks import Chores
 from service.registry.aliases.repository import Aliases
@@ -24,12 +24,12 @@ class Store:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.keys = Keys(session)
-        self.web_sessions = Sessions(session)
+        self.web_sessions = SessionRepository(session)
         self.datasets = Datasets(session)
         self.calibrators = Calibrators(session)
         self.aliases = Aliases(session)
         self.fits = Fits(session)
-        self.workers = Workers(session)
+        self.workers = WorkerRepository(session)
         self.idempotency = Idempotency(session)
         self.chores = Chores(session)
         self.runs = Runs(session)

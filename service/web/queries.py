@@ -12,7 +12,7 @@ from service.storage.repository import Repository
 from service.storage.tables import aliases, calibrators, reports, versions
 
 
-class Judgement(Protocol):
+class HasVerdict(Protocol):
     """The ECE in a report: intervals before and after, and the noise floor; None without one."""
 
     @property
@@ -149,7 +149,7 @@ class Overview(Repository):
 
 
 def _judgement() -> list[Any]:
-    """The columns of a Judgement."""
+    """The columns that say how a version was judged."""
     document = reports.c.document
     return [
         document[("intervals", "ece")].label("after"),

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pace:
+class WorkerPace:
     """How often things happen, in seconds."""
 
     heartbeat: float = 2.0
@@ -48,7 +48,7 @@ class Housekeeping:
         blobs: Blobs,
         queue: DbosQueue,
         settings: Settings,
-        pace: Pace,
+        pace: WorkerPace,
         *,
         worker: str,
         queues: list[str],

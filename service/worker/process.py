@@ -21,8 +21,8 @@ from service.errors import Invalid
 from service.fits.queue import QUIET
 from service.fits.service import CPU, QUEUES
 from service.settings import Settings
-from service.worker.housekeeping import Pace
-from service.worker.queue_worker import Worker
+from service.worker.housekeeping import WorkerPace
+from service.worker.queue_worker import QueueWorker
 from service.worker.startup import limit_memory
 from service.worker.supervisor import SLOT, SUPERVISOR
 
@@ -37,7 +37,7 @@ def run_worker(
     queues: Sequence[str] | None = None,
     device: str | None = None,
     *,
-    pace: Pace | None = None,
+    pace: WorkerPace | None = None,
 ) -> NoReturn:
     """Work until SIGTERM or SIGINT, or until the process named by CALIBRD_SUPERVISOR is gone.
 
@@ -63,7 +63,7 @@ def run_worker(
     # the maps' fit_info and the reports have them
     warnings.simplefilter("ignore", CalibrationWarning)
     queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))
-    worker = Worker(settings, queues, device, pace or Pace(), leaving)
+    worker = QueueWorker(settings, queues, device, pace or WorkerPace(), leaving)
     if device == "cpu":  # GPU drivers reserve addresses that no memory stands behind
         limit_memory(settings.fit_memory_bytes)
     worker.start()
@@ -104,7 +104,7 @@ def device_of_slot(slot: int, gpus: int) -> str:
     return f"cuda:{slot % gpus}" if gpus else "cpu"
 
 
-def _sign_off(worker: Worker) -> None:
+def _sign_off(worker: QueueWorker) -> None:
     """Hand back what is at hand, in a few seconds, whatever a fit or the database does."""
     logger.info("worker %s %s", worker.id, "begins anew" if worker.is_stuck else "leaves")
     thread = threading.Thread(target=_stop, args=(worker,), daemon=True)
@@ -132,7 +132,7 @@ def _restart() -> NoReturn:
         os._exit(1)  # whoever watches over this process starts another
 
 
-def _stop(worker: Worker) -> None:
+def _stop(worker: QueueWorker) -> None:
     try:
         worker.stop()
     except Exception:

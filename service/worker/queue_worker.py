@@ -16,14 +16,14 @@ from dbos import DBOS
 
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
-from service.fits.execution import Job, Stop, begin, conclude, ending_of, run
+from service.fits.execution import FitJob, Stop, begin, conclude, ending_of, run
 from service.fits.queue import WORKFLOW, DbosQueue, listen, postpone
 from service.fits.service import QUEUES
 from service.settings import DAY, Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import PASSING, Database
 from service.storage.records import Fit
-from service.worker.housekeeping import Housekeeping, Pace
+from service.worker.housekeeping import Housekeeping, WorkerPace
 from service.worker.identity import new_worker_id
 from service.worker.startup import prepare_database, warm_up
 from service.worker.supervisor import FITTING
@@ -37,7 +37,7 @@ HEED_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Worker:
+class QueueWorker:
     """Takes fits through DBOS and runs them, one at a time however many its queues are.
 
     DBOS hands over one entry of each queue. While a fit of one queue runs, an entry of the other
@@ -50,7 +50,7 @@ class Worker:
         settings: Settings,
         queues: list[str],
         device: str,
-        pace: Pace,
+        pace: WorkerPace,
         leaving: threading.Event,
     ) -> None:
         unknown = [name for name in queues if name not in QUEUES]
@@ -185,7 +185,7 @@ class RunningFit:
     def __init__(
         self,
         database: Database,
-        job: Job,
+        job: FitJob,
         *,
         every: float,
         leaving: threading.Event,

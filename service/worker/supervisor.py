@@ -32,7 +32,7 @@ HEALTHY_SECONDS = 60.0
 logger = logging.getLogger(__name__)
 
 
-class Workers:
+class WorkerSupervisor:
     """A number of worker processes with the settings of this process."""
 
     def __init__(self, settings: Settings, count: int, command: Sequence[str] = COMMAND) -> None:

@@ -149,7 +149,7 @@ def test_both_bends_may_vanish() -> None:
     rng = np.random.default_rng(0)
     first, second = -rng.exponential(size=(2, 1, 500))
     label = (rng.random((1, 500)) < expit(-first + second)).astype(np.float64)
-    problem = _logistic3.Problem(first, -second, label, None, 1e-6)
+    problem = _logistic3.LogisticProblem(first, -second, label, None, 1e-6)
     found = _logistic3.minimum(problem, 1e-9)
     assert found.weights[0, :2].tolist() == [0, 0]
     assert expit(found.weights[0, 2]) == pytest.approx(label.mean(), abs=1e-6)
@@ -160,11 +160,13 @@ def test_rows_that_do_not_count_are_as_if_they_were_not_there() -> None:
     first, second = -rng.exponential(size=(2, 3, 400))
     label = (rng.random((3, 400)) < 0.4).astype(np.float64)
     counts = (rng.random((3, 400)) < 0.7).astype(np.float64)
-    masked = _logistic3.Problem(first * counts, -second * counts, label * counts, counts, prior=0.5)
+    masked = _logistic3.LogisticProblem(
+        first * counts, -second * counts, label * counts, counts, prior=0.5
+    )
     found = _logistic3.minimum(masked, 1e-10)
     for j in range(3):
         kept = counts[j] == 1
-        alone = _logistic3.Problem(
+        alone = _logistic3.LogisticProblem(
             first[j : j + 1, kept], -second[j : j + 1, kept], label[j : j + 1, kept], None, 0.5
         )
         expected = _logistic3.minimum(alone, 1e-10)

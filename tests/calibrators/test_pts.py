@@ -17,7 +17,7 @@ from calibrators.methods.pts import (
     Network,
     ParametrizedTemperature,
     ParametrizedTemperatureMap,
-    Problem,
+    PtsProblem,
 )
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece
@@ -25,10 +25,10 @@ from calibrators.numerics.confidence_curves import observe
 from calibrators.numerics.softmax import softmax
 
 
-def problem(data: CalibrationSet, pull: float) -> Problem:
+def problem(data: CalibrationSet, pull: float) -> PtsProblem:
     inputs = sorted_gaps(data.logits, min(10, data.k) - 1, 1.0)
     standard = (inputs - inputs.mean(axis=0)) / inputs.std(axis=0)
-    return Problem(observe(data), standard, pull)
+    return PtsProblem(observe(data), standard, pull)
 
 
 def flat(network: Network) -> np.ndarray:

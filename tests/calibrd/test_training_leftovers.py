@@ -19,15 +19,15 @@ import calibrd
 from calibrators.adafocal import BinStatistics
 from calibrd.training import AdaFocal, Monitor
 from calibrd.training.reporting import reporter, sessions
-from calibrd.training.reporting.outbox import LOCK, Outbox, Pass, Plan, Start
+from calibrd.training.reporting.outbox import LOCK, Outbox, Pass, SessionPlan, Start
 from calibrd.training.reporting.outbox_recovery import has_unsent, unsent_sessions
 
 
-def monitored(session: str, begun: float = 0.0) -> Plan:
-    return Plan("run", "monitor", None, 0, 1, "trainer", session, Start(), begun=begun)
+def monitored(session: str, begun: float = 0.0) -> SessionPlan:
+    return SessionPlan("run", "monitor", None, 0, 1, "trainer", session, Start(), begun=begun)
 
 
-def leave(outbox: Outbox, plan: Plan, *numbers: int) -> Path:
+def leave(outbox: Outbox, plan: SessionPlan, *numbers: int) -> Path:
     """Write what a process leaves that ends with these passes unsent; return where."""
     folder = outbox.create(plan)
     for number in numbers:

@@ -31,7 +31,7 @@ def test_a_killed_workers_fit_runs_again_and_is_written_once(
     seconds: list[float] = []
     for _ in range(count // AT_ONCE):
         site.staff(CREW)
-        fits = [site.place.order(site.place.dataset(), SOME_SECONDS) for _ in range(AT_ONCE)]
+        fits = [order_elsewhere(site) for _ in range(AT_ONCE)]
         with ThreadPoolExecutor(AT_ONCE) as threads:
             seconds += threads.map(lambda fit: kill_its_worker(site, fit), fits)
         for fit in fits:
@@ -41,6 +41,12 @@ def test_a_killed_workers_fit_runs_again_and_is_written_once(
             assert site.place.versions_of(fit) == done.versions
     assert max(seconds) < AGAIN_SECONDS, seconds
     note(f"kill -9 a worker in mid-fit ({site.kind})", count, longest_until_again=max(seconds))
+
+
+def order_elsewhere(site: Site) -> Fit:
+    """Order a fit in a workspace of its own, which has lost no worker yet."""
+    site.place.enter_new_workspace()
+    return site.place.order(site.place.dataset(), SOME_SECONDS)
 
 
 def kill_its_worker(site: Site, fit: Fit) -> float:
@@ -63,7 +69,7 @@ def test_a_paused_worker_that_wakes_changes_nothing(site: Site, note: Callable[.
     count = 5 if site.is_fleet else 2
     site.staff(CREW)
     for number in range(count):
-        fit = site.place.order(site.place.dataset(), SOME_SECONDS)
+        fit = order_elsewhere(site)
         sleeper = site.under_way(fit)
         in_a_transaction = site.is_fleet and number == 0
         with row_held(site, fit) if in_a_transaction else nullcontext():
@@ -74,6 +80,7 @@ def test_a_paused_worker_that_wakes_changes_nothing(site: Site, note: Callable[.
                 sleeper.process.send_signal(signal.SIGCONT)
         assert (done.status, done.attempt) == (FitStatus.SUCCEEDED, 2), done
         assert not sleeper.runs(done)
+        site.place.enter_new_workspace()
         give_it_work(site, sleeper)
         assert site.place.fit(fit.id) == done
         assert site.place.versions_of(fit) == done.versions

@@ -74,6 +74,12 @@ class Place:
             self.workspace = workspace.id
             self.calibrator = store.calibrators.add(self.workspace, "digits")
 
+    def enter_new_workspace(self) -> None:
+        """Go on in another workspace: one that has lost workers waits before its next fit."""
+        with self.database.write() as store:
+            self.workspace = store.keys.add_workspace(f"w{next(self._seeds)}").id
+            self.calibrator = store.calibrators.add(self.workspace, "digits")
+
     @property
     def environment(self) -> dict[str, str]:
         """The settings for a process that works here."""
@@ -179,7 +185,7 @@ class Place:
     def versions_of(self, fit: Fit) -> list[int]:
         """The numbers of all versions that name the fit."""
         with self.database.read() as store:
-            versions = store.calibrators.versions(self.calibrator.id, 1000, None)
+            versions = store.calibrators.versions(fit.calibrator, 1000, None)
         return sorted(version.number for version in versions if version.fit == fit.id)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from service.access.permissions import Principal
 from service.runs.decisions import decide
-from service.runs.service import Posted, Sent, outcome, record
+from service.runs.service import Posted, SentStatistics, outcome, record
 from service.storage.database import Database
 
 
-def post(database: Database, principal: Principal, name: str, sent: Sent) -> Posted:
+def post(database: Database, principal: Principal, name: str, sent: SentStatistics) -> Posted:
     """Record a rank's statistics, then decide what is due."""
     recorded = record(database, principal, name, sent)
     if recorded.is_due:

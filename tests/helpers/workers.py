@@ -10,15 +10,15 @@ from pathlib import Path
 from helpers.fit_fixtures import Place
 from helpers.live_service import wait_until
 from service.storage.records import Fit, FitStatus
-from service.worker.housekeeping import Housekeeping, Pace
+from service.worker.housekeeping import Housekeeping, WorkerPace
 
 # as in service, but quicker to take a worker for dead
 WORKER = """
 from service.fits.service import QUEUES
-from service.worker.housekeeping import Pace
+from service.worker.housekeeping import WorkerPace
 from service.worker.process import run_worker
 from service.settings import Settings
-run_worker(Settings(), QUEUES, "cpu", pace=Pace(heartbeat=0.5, silence=3.0, housekeeping=1.0))
+run_worker(Settings(), QUEUES, "cpu", pace=WorkerPace(heartbeat=0.5, silence=3.0, housekeeping=1.0))
 """
 COMMAND = (sys.executable, "-c", WORKER)
 RUNNING = (FitStatus.RUNNING,)
@@ -79,7 +79,7 @@ def housekeeping(place: Place, worker: str, silence: float, **pace: float) -> Ho
         place.blobs,
         place.queue,
         place.settings,
-        Pace(silence=silence, **pace),
+        WorkerPace(silence=silence, **pace),
         worker=worker,
         queues=[],
         device="cpu",

@@ -29,8 +29,8 @@ from calibrd.maps.cache import LoadedMap
 from calibrd.maps.local_map import LocalMap
 from service.fits.service import CPU
 from service.storage.run_tables import run_steps
-from service.worker.housekeeping import Pace
-from service.worker.queue_worker import Worker
+from service.worker.housekeeping import WorkerPace
+from service.worker.queue_worker import QueueWorker
 
 ARCHITECTURE = "docs/architecture.md"
 DOCUMENTS = (
@@ -245,7 +245,7 @@ def test_a_fit_in_a_worker_passes_through_the_files_listed(tmp_path: Path) -> No
     with traced() as trace, in_process(tmp_path, refresh_seconds=60) as client:
         fit = client.post(url, content=npz(*sample(rows=300, classes=4)), headers=NPZ).json()["id"]
         settings = client.app.state.parts.settings
-        worker = Worker(settings, [CPU], "cpu", Pace(), threading.Event())
+        worker = QueueWorker(settings, [CPU], "cpu", WorkerPace(), threading.Event())
         trace.is_on = True
         worker._run(fit)
         trace.is_on = False

@@ -47,7 +47,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SessionPlan:
     """How a session of a run is opened.
 
     ``start`` is None where the service knows better. ``base`` is the step before the first pass,
@@ -80,7 +80,7 @@ class Plan:
         return found
 
     @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> Plan:
+    def from_dict(cls, document: dict[str, Any]) -> SessionPlan:
         """Return the plan that ``to_dict`` wrote."""
         given = dict(document)
         settings, start = given.pop("settings"), given.pop("start")
@@ -147,7 +147,7 @@ class SessionFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, path: Path, plan: Plan) -> SessionFolder:
+    def create(cls, path: Path, plan: SessionPlan) -> SessionFolder:
         """Create the folder of a session that begins; raise OSError if there can be none."""
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         (path / LOCK).touch(mode=0o600)
@@ -181,7 +181,7 @@ class SessionFolder:
         if not self._file(one).exists():
             _write(self._file(one), one.to_dict())
 
-    def write_plan(self, plan: Plan, last: Start | None) -> None:
+    def write_plan(self, plan: SessionPlan, last: Start | None) -> None:
         """Write how the session is opened now; and when it began, if this is where the run is."""
         with contextlib.suppress(OSError):
             _write(self.path / PLAN, plan.to_dict())
@@ -224,7 +224,7 @@ class Outbox:
         base = state_folder() if folder is None else Path(folder)
         return cls(base / f"{run}-{place}-{key}")
 
-    def create(self, plan: Plan) -> SessionFolder:
+    def create(self, plan: SessionPlan) -> SessionFolder:
         """Create the folder of a session that begins; raise OSError if there can be none."""
         return SessionFolder.create(self.path / f"{plan.session}-{plan.rank}", plan)
 

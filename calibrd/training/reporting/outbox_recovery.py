@@ -15,13 +15,13 @@ from calibrd.training.reporting.outbox import (
     PLAN,
     UNREADABLE,
     Outbox,
-    Plan,
     SessionFolder,
+    SessionPlan,
     Start,
     files_of_passes,
 )
 from calibrd.training.reporting.sender import Sender
-from calibrd.training.reporting.sessions import BackgroundExecutor, RunQuery, Session
+from calibrd.training.reporting.sessions import BackgroundExecutor, ReportingSession, RunQuery
 from calibrd.transport.disk_cache import locked
 
 _log = logging.getLogger("calibrd")
@@ -29,7 +29,7 @@ _log = logging.getLogger("calibrd")
 # the service knows times less exactly, and what goes on as another session begins a bit later
 SAME_SECONDS = 0.1
 
-UnsentSession = tuple[Plan, SessionFolder]
+UnsentSession = tuple[SessionPlan, SessionFolder]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _unsent(path: Path) -> UnsentSession | None:
         return None
     folder = SessionFolder(path, lock)
     try:
-        plan = Plan.from_dict(json.loads((path / PLAN).read_bytes()))
+        plan = SessionPlan.from_dict(json.loads((path / PLAN).read_bytes()))
     except UNREADABLE as error:
         _log.warning("cannot read what is left in %s: %s", path, error)
         folder.release()
@@ -143,9 +143,9 @@ class OutboxReplay:
     ) -> None:
         self._sender = sender
         self._disk = disk
-        self._files: deque[tuple[Session, SessionFolder, Path]] = deque()
+        self._files: deque[tuple[ReportingSession, SessionFolder, Path]] = deque()
         self._sessions = [
-            (Session(plan, disk, folder, is_left=True), folder) for plan, folder in unsent
+            (ReportingSession(plan, disk, folder, is_left=True), folder) for plan, folder in unsent
         ]
         self.is_read = threading.Event()
         for session, _ in self._sessions:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrd.client import AsyncClient, Client
-from calibrd.training.reporting.outbox import Outbox, Pass, Plan, Start, new_session
+from calibrd.training.reporting.outbox import Outbox, Pass, SessionPlan, Start, new_session
 from calibrd.training.reporting.outbox_recovery import OutboxReplay, Recovered, recover
 from calibrd.training.reporting.sender import Sender
-from calibrd.training.reporting.sessions import BackgroundExecutor, Session
+from calibrd.training.reporting.sessions import BackgroundExecutor, ReportingSession
 from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
@@ -33,7 +33,7 @@ class Reporter:
     def __init__(
         self,
         connection: Connection,
-        plan: Plan,
+        plan: SessionPlan,
         *,
         budget: float,
         folder: str | Path | None,
@@ -42,7 +42,7 @@ class Reporter:
         self._given = plan.session
         self._plan = plan
         self._outbox = Outbox.of(connection, plan.run, folder)
-        self._session: Session
+        self._session: ReportingSession
         self._replay: OutboxReplay
         self._count = 0
         self._number = 0
@@ -178,13 +178,13 @@ class Reporter:
         )
         return start
 
-    def _is_open(self, session: Session, until: float) -> bool:
+    def _is_open(self, session: ReportingSession, until: float) -> bool:
         self._sender.wait(lambda: session.opened is not None or session.refusal is not None, until)
         if session.refusal is not None:
             raise session.refusal
         return self._sender.give_up(session)
 
-    def _begin_session(self, start: Start | None, *, is_late: bool = False) -> Session:
+    def _begin_session(self, start: Start | None, *, is_late: bool = False) -> ReportingSession:
         if self._count:
             self._sender.leave(self._session)
         id = self._given or new_session()
@@ -195,7 +195,7 @@ class Reporter:
         # a clock may be set back, but what is done later counts
         self._begun = max(time.time(), self._begun + 0.001)
         plan = replace(self._plan, session=id, start=start, begun=self._begun)
-        self._session = Session(plan, self._disk)
+        self._session = ReportingSession(plan, self._disk)
         self._session.is_late = is_late
         self._sender.begin(self._session)
         return self._session
@@ -208,7 +208,7 @@ class Reporter:
         until: float,
         *,
         wants: bool = False,
-    ) -> Session:
+    ) -> ReportingSession:
         if before != self._at:  # a checkpoint was loaded
             self._begin_session(before, is_late=True)
         session = self._session
@@ -259,7 +259,7 @@ def connection_of(client: Service) -> Connection | None:
     raise TypeError(f"client must be a Client, a URL or None, got {type(client).__name__}")
 
 
-def _going_on(start: Start | None, plan: Plan) -> Start | None:
+def _going_on(start: Start | None, plan: SessionPlan) -> Start | None:
     """Return where a run of this plan can go on; if not, the service says what is wrong."""
     if start is None or plan.settings is None:
         return start and Start(start.step)

@@ -25,11 +25,11 @@ from calibrd.errors import (
 )
 from calibrd.maps.refresh import begin_anew_after_fork
 from calibrd.run_models import RunSession
-from calibrd.training.reporting.outbox import Pass, Plan
+from calibrd.training.reporting.outbox import Pass, SessionPlan
 from calibrd.training.reporting.sessions import (
     BackgroundExecutor,
+    ReportingSession,
     RunQuery,
-    Session,
     in_a_line,
     is_refusal,
     opened_by,
@@ -51,7 +51,7 @@ class Sender:
         self._connection = replace(connection, patience=0.0, timeout=timeout)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._sessions: list[Session] = []
+        self._sessions: list[ReportingSession] = []
         self._queries: deque[RunQuery] = deque()
         self._client: Client | None = None
         self._trouble = ""
@@ -64,11 +64,11 @@ class Sender:
 
     # asked by others
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: ReportingSession) -> None:
         """Open a session, after those that began before."""
         self._inbox.put(lambda: self._sessions.append(session))
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: ReportingSession) -> None:
         """Expect nothing more for a session."""
 
         def left() -> None:
@@ -76,7 +76,7 @@ class Sender:
 
         self._inbox.put(left)
 
-    def add(self, session: Session, one: Pass, wanted_until: float | None = None) -> None:
+    def add(self, session: ReportingSession, one: Pass, wanted_until: float | None = None) -> None:
         """Send a pass; until then, somebody waits for what the service decides."""
 
         def added() -> None:
@@ -99,7 +99,7 @@ class Sender:
         with self._changed:
             return self._changed.wait_for(what, max(0.0, until - time.monotonic()))
 
-    def give_up(self, session: Session) -> bool:
+    def give_up(self, session: ReportingSession) -> bool:
         """Stop waiting for a session to be opened; return whether it is."""
         with self._changed:
             session.is_late = session.opened is None
@@ -189,7 +189,7 @@ class Sender:
                 session.put_away()
         return stuck
 
-    def _forward(self, session: Session) -> None:
+    def _forward(self, session: ReportingSession) -> None:
         if session.is_resting:
             return
         opened = session.opened or self._open(session)
@@ -216,7 +216,7 @@ class Sender:
                 return  # others need not wait until all of it is sent
         self._follow(session, opened)
 
-    def _open(self, session: Session) -> RunSession:
+    def _open(self, session: ReportingSession) -> RunSession:
         plan = session.plan
         opened = opened_by(self._reached(), plan, is_old=session.is_old)
         if not session.goes_on_from(opened.step, opened.state):
@@ -237,7 +237,7 @@ class Sender:
             session.replan(replace(session.plan, base=session.base))
         return opened
 
-    def _follow(self, session: Session, opened: RunSession) -> None:
+    def _follow(self, session: ReportingSession, opened: RunSession) -> None:
         """Wait for a decision of the service, as long as somebody waits and has sent no more."""
         while session.is_wanted and self._inbox.empty():
             known = (session.base or 0) if session.decided is None else session.decided.step
@@ -263,7 +263,7 @@ class Sender:
             self._client = Client.over(self._connection)
         return self._client
 
-    def _tell(self, session: Session, state: AdaFocalState | None) -> None:
+    def _tell(self, session: ReportingSession, state: AdaFocalState | None) -> None:
         with self._changed:
             if state is not None and session.plan.decides == "service":
                 session.decided = state
@@ -281,7 +281,7 @@ class Sender:
             _log.warning("training goes on, and what is to be sent waits: %s", in_a_line(error))
         self._trouble = in_a_line(error)
 
-    def _begin_again(self, session: Session, error: Refused) -> None:
+    def _begin_again(self, session: ReportingSession, error: Refused) -> None:
         """Go on with another session: the service has lost this one, as by a restored backup."""
         plan = session.plan
         if session.opened is None or not session.waiting or plan.decides == "service":
@@ -290,13 +290,13 @@ class Sender:
         _log.warning("%s: the rest goes to a new session: %s", plan.run, in_a_line(error))
         session.begin_again()
 
-    def _is_stuck(self, session: Session, error: CalibrdError) -> None:
+    def _is_stuck(self, session: ReportingSession, error: CalibrdError) -> None:
         if not session.is_stuck:
             told = in_a_line(error)
             _log.warning("%s: what is left of %s waits: %s", *_named(session.plan), told)
         session.is_stuck = True
 
-    def _refused(self, session: Session, error: Exception) -> None:
+    def _refused(self, session: ReportingSession, error: Exception) -> None:
         is_known = session.refusal is not None
         with self._changed:
             session.refusal = error if isinstance(error, CalibrdError) else None
@@ -318,5 +318,5 @@ class Sender:
         self._disk.shutdown()
 
 
-def _named(plan: Plan) -> tuple[str, str]:
+def _named(plan: SessionPlan) -> tuple[str, str]:
     return plan.run, plan.session

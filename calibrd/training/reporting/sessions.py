@@ -19,8 +19,8 @@ from calibrd.run_models import RunSession
 from calibrd.training.reporting.outbox import (
     Outbox,
     Pass,
-    Plan,
     SessionFolder,
+    SessionPlan,
     Start,
     new_session,
 )
@@ -93,7 +93,7 @@ class RunQuery:
             self.refusal = error
 
 
-class Session:
+class ReportingSession:
     """A session of the run as this process knows it; ``base`` is its step before its first pass.
 
     Only the thread ``disk`` touches the disk, so that nobody else waits for it.
@@ -101,7 +101,7 @@ class Session:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SessionPlan,
         disk: BackgroundExecutor,
         folder: SessionFolder | None = None,
         *,
@@ -176,7 +176,7 @@ class Session:
         # just after this one, and before all that began later
         self.replan(replace(plan, begun=plan.begun + 0.001))
 
-    def replan(self, plan: Plan) -> None:
+    def replan(self, plan: SessionPlan) -> None:
         """Open it in another way from now on, also by a later process."""
         self.plan = plan
 
@@ -236,7 +236,7 @@ class Session:
         return self.plan.start == Start(step, state)
 
 
-def opened_by(client: Client, plan: Plan, *, is_old: bool) -> RunSession:
+def opened_by(client: Client, plan: SessionPlan, *, is_old: bool) -> RunSession:
     """Open the session of a plan; only of an old one is said when it began."""
     start = plan.start or Start()
     needs_step = plan.start is not None and start.state is None

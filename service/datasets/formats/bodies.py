@@ -132,7 +132,7 @@ def declared_kind(names: Iterable[str]) -> Kind | None:
     return next((kind for kind in KINDS if kind in given), None)
 
 
-def npz_members(file: Readable, size: int, limit: int) -> dict[str, npz.Member]:
+def npz_members(file: Readable, size: int, limit: int) -> dict[str, npz.ZipMember]:
     """The members of an npz file by array name; together at most ``limit`` bytes unpacked."""
     found = npz.members(file, size)
     check_names(one.name.removesuffix(".npy") for one in found if one.name.endswith(".npy"))

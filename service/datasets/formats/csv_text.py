@@ -38,7 +38,7 @@ _LARGEST = (1 << 63) - 1
 Number = TypeVar("Number", int, float)
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     """Values (n, k), labels and segments (n,), as in ``bodies.Arrays``."""
 
     values: Array
@@ -47,7 +47,7 @@ class Table(NamedTuple):
     segments: Segments | None
 
 
-class Header(NamedTuple):
+class CsvHeader(NamedTuple):
     """The names of all columns; the places of labels, segments (if any) and classes in order."""
 
     names: list[str]
@@ -57,7 +57,7 @@ class Header(NamedTuple):
     declared: Kind | None
 
 
-def decode(body: Bytes) -> Table:
+def decode(body: Bytes) -> CsvTable:
     """The arrays of a CSV file: UTF-8, with commas, quotes where they are wanted.
 
     >>> decode(b"logit_1,label,logit_0\\n2.5,1,-1\\n").values.tolist()
@@ -75,7 +75,7 @@ def decode(body: Bytes) -> Table:
         labels.append(_cell(line, header.names[header.labels], row[header.labels], _label))
         if header.segments is not None:
             coder.add_names((row[header.segments].strip(),))
-    return Table(
+    return CsvTable(
         np.frombuffer(values).reshape(len(labels), len(header.classes)),
         np.frombuffer(labels, np.int64),
         header.declared,
@@ -125,7 +125,7 @@ class _PhysicalLines:
             yield line
 
 
-def _header(line: Sequence[str]) -> Header:
+def _header(line: Sequence[str]) -> CsvHeader:
     names = [one.strip().lower() for one in line]
     _check_names(names)
     found = [place for place, name in enumerate(names) if name in LABELS]
@@ -141,7 +141,7 @@ def _header(line: Sequence[str]) -> Header:
     others = [place for place in range(len(names)) if place not in (*found, *segment)]
     if not others:
         raise Invalid("bad_columns", "there is no column but the label: add logit_0, logit_1, ...")
-    return Header(names, found[0], segment[0] if segment else None, *_classes(names, others))
+    return CsvHeader(names, found[0], segment[0] if segment else None, *_classes(names, others))
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -195,7 +195,7 @@ def _check_classes(numbers: Collection[int], columns: int) -> None:
         )
 
 
-def _check_width(line: int, row: Sequence[str], header: Header) -> None:
+def _check_width(line: int, row: Sequence[str], header: CsvHeader) -> None:
     if len(row) != len(header.names):
         raise Invalid(
             "ragged",

@@ -40,7 +40,7 @@ PIECE, LARGE_PIECE = 1 << 16, 1 << 20
 
 
 @dataclass(frozen=True)
-class Member:
+class ZipMember:
     """A file in a zip: its header lies at ``header``, its ``packed`` bytes at ``start``."""
 
     name: str
@@ -52,7 +52,7 @@ class Member:
     crc: int
 
 
-def members(file: Readable, size: int) -> list[Member]:
+def members(file: Readable, size: int) -> list[ZipMember]:
     """The members of a zip file of ``size`` bytes, in the order of their data."""
     count, offset, length = _directory(file, size)
     if count > MOST_MEMBERS or length > LONGEST_DIRECTORY:
@@ -76,7 +76,7 @@ def members(file: Readable, size: int) -> list[Member]:
 class Unpacked:
     """The bytes of a member in order; its length and CRC are checked when the last is read."""
 
-    def __init__(self, file: Readable, member: Member) -> None:
+    def __init__(self, file: Readable, member: ZipMember) -> None:
         packed = Packed(file, member)
         self._bytes = Inflated(packed) if member.deflated else packed
         self._left = member.unpacked
@@ -101,7 +101,7 @@ class Unpacked:
 class Packed:
     """The bytes of a member as they lie in the file."""
 
-    def __init__(self, file: Readable, member: Member) -> None:
+    def __init__(self, file: Readable, member: ZipMember) -> None:
         self._file = file
         self._place = member.start
         self._end = member.start + member.packed
@@ -163,7 +163,7 @@ class Inflated:
 class Zipped:
     """Numbers in a member of a zip file; unpacked as they are read, and never kept."""
 
-    def __init__(self, file: Readable, member: Member, *, is_text: bool = False) -> None:
+    def __init__(self, file: Readable, member: ZipMember, *, is_text: bool = False) -> None:
         self._file = file
         self._member = member
         self._stream = Unpacked(file, member)
@@ -234,7 +234,7 @@ def _directory64(file: Readable, end: int) -> tuple[int, int, int, int]:
     return position, count, length, start
 
 
-def _member(file: Readable, directory: bytes, limit: int) -> tuple[Member, int]:
+def _member(file: Readable, directory: bytes, limit: int) -> tuple[ZipMember, int]:
     """The first member of a directory whose data ends before ``limit``; bytes used."""
     if len(directory) < CENTRAL.size:
         raise _damaged("its directory is shorter than its members")
@@ -271,7 +271,7 @@ def _member(file: Readable, directory: bytes, limit: int) -> tuple[Member, int]:
     if start + packed > limit:
         raise _damaged("a member reaches into the directory")
     name = raw.decode("latin-1")
-    return Member(name, method == DEFLATED, header, start, packed, unpacked, crc), used
+    return ZipMember(name, method == DEFLATED, header, start, packed, unpacked, crc), used
 
 
 def _data_start(file: Readable, header: int, name: bytes, limit: int) -> int:

@@ -33,17 +33,17 @@ DTYPES = {
 NAMES = {np.dtype(code): name for name, code in DTYPES.items() if name != "BF16"}
 
 
-class Tensor(NamedTuple):
+class StoredTensor(NamedTuple):
     """Where a tensor lies: its numbers start at ``start`` of the file."""
 
     layout: Layout
     start: int
 
 
-class Header(NamedTuple):
+class TensorHeader(NamedTuple):
     """What a safetensors header says: its tensors, and the length of the whole file."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, StoredTensor]
     file_length: int
 
 
@@ -70,7 +70,7 @@ def header_length(prefix: bytes) -> int:
 
 
 @lru_cache(maxsize=64)
-def parse_header(header: bytes) -> Header:
+def parse_header(header: bytes) -> TensorHeader:
     """What the length and the JSON say; tensors must lie end to end, as the format asks."""
     start = header_length(header[:PREFIX])
     if len(header) < start:
@@ -91,9 +91,9 @@ def parse_header(header: bytes) -> Header:
                 f"the tensor {name[:40]!r} does not start where the one before it ends, "
                 "or its shape and type need another number of bytes",
             )
-        tensors[name] = Tensor(layout, end)
+        tensors[name] = StoredTensor(layout, end)
         end += layout.nbytes
-    return Header(tensors, end)
+    return TensorHeader(tensors, end)
 
 
 def encode(arrays: dict[str, Array]) -> bytes:

@@ -31,7 +31,7 @@ MAX_LENGTH_DIGITS = 18  # more than any limit, and few enough for int() to be ch
 _log = structlog.get_logger("calibrd.api")
 
 
-class Pace(NamedTuple):
+class BodyPace(NamedTuple):
     """How fast a body must come."""
 
     timeout: float
@@ -70,7 +70,7 @@ class BodyGuard:
     ) -> None:
         self.app = app
         self.limit_of = limit_of
-        self.pace = Pace(timeout, least_rate, most_seconds)
+        self.pace = BodyPace(timeout, least_rate, most_seconds)
         self.check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +128,7 @@ class _WatchedBody:
         receive: Receive,
         send: Send,
         limit: int,
-        pace: Pace,
+        pace: BodyPace,
         check_caller: Callable[[], None],
     ) -> None:
         self._scope = scope

@@ -56,14 +56,18 @@ class Slot:
         await self.load.running.acquire()
         self._is_running = True
 
+    def end_run(self) -> None:
+        """Let others of the caller use a thread."""
+        if self._is_running:
+            self._is_running = False
+            self.load.running.release()
+
     def release(self) -> None:
         """Give the place back; a second call does nothing."""
-        if not self._is_held:
-            return
-        self._is_held = False
-        self.load.requests -= 1
-        if self._is_running:
-            self.load.running.release()
+        if self._is_held:
+            self._is_held = False
+            self.load.requests -= 1
+            self.end_run()
 
 
 class RequestLimits:
@@ -129,7 +133,21 @@ class ThreadLimits:
             receive = await _received(receive)
             await slot.run()
             await take_turn(scope)
+            send = _until_answered(slot, send)
         await self.app(scope, receive, send)
+
+
+def _until_answered(slot: Slot, send: Send) -> Send:
+    """Return a ``send`` that ends the turn with the first byte of the answer, however long it is.
+
+    Whoever reads it slowly keeps nobody from a thread.
+    """
+
+    async def sending(message: Message) -> None:
+        slot.end_run()
+        await send(message)
+
+    return sending
 
 
 async def _received(receive: Receive) -> Receive:

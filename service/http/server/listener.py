@@ -66,7 +66,7 @@ class Reading(asyncio.BufferedProtocol):
         self._protocol.resume_writing()
 
 
-class Listener:
+class ConnectionListener:
     """Hand the connections of a socket to protocols until it is closed."""
 
     def __init__(self, listening: socket.socket, make_protocol: Callable[[], HttpProtocol]) -> None:

@@ -12,7 +12,7 @@ from calibrators.report.verdict import Verdict
 from service.access.permissions import Principal
 from service.errors import Conflict, Invalid, NotFound, Stale
 from service.names import check_alias, is_readable
-from service.registry.service import Judged, calibrator_named, judged, version_of
+from service.registry.service import JudgedVersion, calibrator_named, judged, version_of
 from service.storage.records import Alias, AliasMove, Version
 from service.storage.store import Store
 
@@ -75,7 +75,7 @@ def move(
     there = store.aliases.get(calibrator.id, alias)
     _check_expected(there, expected, alias)
     before = None if there is None else store.calibrators.version(calibrator.id, there.version)
-    refused = objection(Judged(chosen, report), before, alias, change)
+    refused = objection(JudgedVersion(chosen, report), before, alias, change)
     if refused is not None and not (force and reason.strip()):
         raise Conflict(
             "needs_force",
@@ -140,7 +140,7 @@ def _before(newest_first: list[AliasMove]) -> int | None:
 
 
 def objection(
-    chosen: Judged, before: Version | None, alias: str, change: AccuracyChange | None = None
+    chosen: JudgedVersion, before: Version | None, alias: str, change: AccuracyChange | None = None
 ) -> str | None:
     """Why it needs force to point an alias at a version, which was at ``before``; None if not."""
     found, version = [], chosen.version

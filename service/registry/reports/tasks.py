@@ -56,7 +56,7 @@ def compare(request: dict[str, Any]) -> bytes:
         path, format, request["kind"], request["most_rows"], MOST_VALUES
     )
     first, second = (
-        archive.load(base64.b64decode(content)).apply_set(data) for content in request["maps"]
+        archive.load(Path(one).read_bytes()).apply_set(data) for one in request["maps"]
     )
     report = evaluate(
         second,

@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class InputTensor:
     """An input: its place in the JSON, what was sent there, and its bytes behind the JSON.
 
     ``size`` is how many bytes it says it has there, None if its values are in the JSON.
@@ -131,7 +131,7 @@ def read_inputs(
     return Inputs(values, _segments(found[SEGMENTS], rows=len(values)))
 
 
-def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, Tensor]:
+def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, InputTensor]:
     """The inputs by their names; the bytes behind the JSON are theirs in their order."""
     kind = served.map.kind
     inputs = fields.required(document, "inputs", list)
@@ -139,7 +139,7 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
         raise Malformed(
             "wrong_inputs", f"inputs must be a list of tensors, one of them named {kind!r}"
         )
-    found: dict[str, Tensor] = {}
+    found: dict[str, InputTensor] = {}
     for place, sent in enumerate(inputs):
         path = f"inputs[{place}]"
         name = fields.required(sent, f"{path}.name", str)
@@ -151,7 +151,7 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
                 f"{reprlib.repr(name)}",
             )
         size = _size(sent, path, len(tail))
-        found[name] = Tensor(path, sent, size, tail[: size or 0])
+        found[name] = InputTensor(path, sent, size, tail[: size or 0])
         tail = tail[size or 0 :]
     if tail:
         raise Malformed(
@@ -180,7 +180,7 @@ def _size(sent: dict[str, Any], path: str, there: int) -> int | None:
     return size
 
 
-def _shape(tensor: Tensor, served: Served) -> tuple[int, ...]:
+def _shape(tensor: InputTensor, served: Served) -> tuple[int, ...]:
     k = served.map.k
     shape = tensor.shape(f"[n, {k}]", (2,))
     columns = shape[1]
@@ -193,7 +193,7 @@ def _shape(tensor: Tensor, served: Served) -> tuple[int, ...]:
     return shape
 
 
-def _segments(tensor: Tensor, rows: int) -> NDArray[Any] | Segments:
+def _segments(tensor: InputTensor, rows: int) -> NDArray[Any] | Segments:
     """The segment of each row, named by text or by whole numbers (n,)."""
     datatype = tensor.datatype((TEXT, *WHOLE))
     shape = tensor.shape("[n] or [n, 1]", (1, 2))

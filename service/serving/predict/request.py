@@ -36,7 +36,7 @@ class PredictRequest:
 
 
 @dataclass(slots=True)
-class Sent:
+class SentHeaders:
     """The headers that matter here."""
 
     content_type: str | None = None
@@ -44,9 +44,9 @@ class Sent:
     models: tuple[str, ...] = ()
 
 
-def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sent:
+def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> SentHeaders:
     """The headers of an ASGI scope that matter here."""
-    sent = Sent()
+    sent = SentHeaders()
     for name, value in headers:
         if name == b"content-type":
             sent.content_type = value.decode("latin-1")

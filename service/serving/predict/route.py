@@ -53,7 +53,7 @@ from service.serving.map_cache import Served
 from service.serving.predict.request import (
     NOTHING,
     PredictRequest,
-    Sent,
+    SentHeaders,
     answer_format,
     read_headers,
     read_query,
@@ -120,7 +120,12 @@ class Predict:
         return await self.load(principal, name, ref)
 
     async def _posted(
-        self, served: Served, asked: PredictRequest, sent: Sent, scope: AsgiScope, receive: Receive
+        self,
+        served: Served,
+        asked: PredictRequest,
+        sent: SentHeaders,
+        scope: AsgiScope,
+        receive: Receive,
     ) -> tuple[Headers, bytes]:
         principal: Principal = scope["principal"]
         body = await _whole_body(receive)
@@ -151,7 +156,7 @@ class Predict:
         served: Served,
         arrays: Arrays,
         asked: PredictRequest,
-        sent: Sent,
+        sent: SentHeaders,
         format: Format = Format.JSON,
     ) -> tuple[Headers, bytes]:
         """Answer on the event loop if that is quick."""
@@ -166,7 +171,7 @@ class Predict:
             )
         return self._answer(served, arrays, asked, sent, format)
 
-    def _asked_row(self, served: Served, query: bytes, sent: Sent) -> tuple[Headers, bytes]:
+    def _asked_row(self, served: Served, query: bytes, sent: SentHeaders) -> tuple[Headers, bytes]:
         """Answer a GET whose row is long."""
         asked = read_query(query, with_values=True)
         mismatch = _mismatch(served, asked, sent)
@@ -177,7 +182,12 @@ class Predict:
         return headers, body
 
     def _checked_size(
-        self, served: Served, arrays: Arrays, asked: PredictRequest, sent: Sent, format: Format
+        self,
+        served: Served,
+        arrays: Arrays,
+        asked: PredictRequest,
+        sent: SentHeaders,
+        format: Format,
     ) -> int:
         """Return about how many bytes the answer will have; raise TooLarge if that is too much."""
         k = served.map.k
@@ -196,7 +206,12 @@ class Predict:
         return size
 
     def _answer(
-        self, served: Served, arrays: Arrays, asked: PredictRequest, sent: Sent, format: Format
+        self,
+        served: Served,
+        arrays: Arrays,
+        asked: PredictRequest,
+        sent: SentHeaders,
+        format: Format,
     ) -> tuple[Headers, bytes]:
         """The headers and the body of the answer to values sent in ``format``."""
         written = _written_format(arrays, asked, sent, format)
@@ -217,7 +232,7 @@ class Predict:
         return _headers(served, found, written, len(body)), body
 
 
-def _mismatch(served: Served, asked: PredictRequest, sent: Sent) -> str | None:
+def _mismatch(served: Served, asked: PredictRequest, sent: SentHeaders) -> str | None:
     models = sent.models if asked.model is None else (*sent.models, asked.model)
     return check_model(served, models, only_warn=asked.only_warn)
 
@@ -263,7 +278,9 @@ def answer_size(classes: int, arrays: Arrays, asked: PredictRequest, written: Fo
     return rows * (row + TOP_ROW_BYTES if in_json else row) + band
 
 
-def _written_format(arrays: Arrays, asked: PredictRequest, sent: Sent, format: Format) -> Format:
+def _written_format(
+    arrays: Arrays, asked: PredictRequest, sent: SentHeaders, format: Format
+) -> Format:
     is_several = asked.top is not None or asked.interval is not None
     in_json = arrays.labels is not None or (is_several and format is Format.NPY)
     written = answer_format(sent.accept, Format.JSON if in_json else format)

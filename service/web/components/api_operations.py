@@ -19,7 +19,7 @@ UNSAID = "Successful Response"  # FastAPI's word for an answer that nobody descr
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class ApiBody:
     """What is sent or answered in one media type."""
 
     media_type: str
@@ -33,16 +33,16 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiAnswer:
     """Statuses that have the same body and headers."""
 
     statuses: tuple[tuple[str, str], ...]
-    bodies: tuple[Body, ...]
+    bodies: tuple[ApiBody, ...]
     headers: tuple[Field, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ApiOperation:
     """All that the page says of one method of one path."""
 
     method: str
@@ -53,8 +53,8 @@ class Operation:
     is_public: bool
     parameters: tuple[Field, ...]
     body_description: str
-    bodies: tuple[Body, ...]
-    answers: tuple[Answer, ...]
+    bodies: tuple[ApiBody, ...]
+    answers: tuple[ApiAnswer, ...]
     curl: str
 
     @property
@@ -63,7 +63,7 @@ class Operation:
         return slug(f"{self.method} {self.path}")
 
 
-def operations_of(document: dict[str, Any]) -> Iterator[Operation]:
+def operations_of(document: dict[str, Any]) -> Iterator[ApiOperation]:
     """Every operation of an OpenAPI document."""
     schemas = Schemas(document)
     for path, item in document.get("paths", {}).items():
@@ -75,11 +75,11 @@ def operations_of(document: dict[str, Any]) -> Iterator[Operation]:
 
 def _operation(
     schemas: Schemas, path: str, method: str, said: dict[str, Any], shared: Any
-) -> Operation:
+) -> ApiOperation:
     parameters = [schemas.resolved(one) for one in (*shared, *said.get("parameters", ()))]
     body = schemas.resolved(said.get("requestBody"))
     is_public = not said.get("security")
-    return Operation(
+    return ApiOperation(
         method=method,
         path=path,
         tag=(said.get("tags") or [UNTAGGED])[0],
@@ -111,9 +111,9 @@ def _parameter(schemas: Schemas, said: dict[str, Any]) -> Field:
     )
 
 
-def _bodies(schemas: Schemas, said: dict[str, Any]) -> tuple[Body, ...]:
+def _bodies(schemas: Schemas, said: dict[str, Any]) -> tuple[ApiBody, ...]:
     return tuple(
-        Body(
+        ApiBody(
             media_type,
             schemas.shapes(one.get("schema", {})),
             tuple((title, _shown(value)) for title, value in _examples(schemas, one)),
@@ -122,7 +122,7 @@ def _bodies(schemas: Schemas, said: dict[str, Any]) -> tuple[Body, ...]:
     )
 
 
-def _answers(schemas: Schemas, responses: dict[str, Any]) -> Iterator[Answer]:
+def _answers(schemas: Schemas, responses: dict[str, Any]) -> Iterator[ApiAnswer]:
     """Responses; neighbours that differ in nothing but their status are one answer."""
     found = []
     for status, one in responses.items():
@@ -135,7 +135,7 @@ def _answers(schemas: Schemas, responses: dict[str, Any]) -> Iterator[Answer]:
         words = _phrase(status) if description == UNSAID else description
         found.append(((status, words), (_bodies(schemas, said), headers)))
     for (bodies, headers), group in groupby(found, key=lambda one: one[1]):
-        yield Answer(tuple(status for status, _ in group), bodies, headers)
+        yield ApiAnswer(tuple(status for status, _ in group), bodies, headers)
 
 
 def _phrase(status: str) -> str:

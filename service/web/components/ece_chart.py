@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.web.components.templating import percent
-from service.web.queries import Judgement
+from service.web.queries import HasVerdict
 
 WIDTH, HEIGHT = 168, 26
 LEFT, RIGHT = 4, 164
@@ -34,13 +34,13 @@ class EceChart:
     words: str
 
 
-def chart_scale(listed: Iterable[Judgement]) -> float:
+def chart_scale(listed: Iterable[HasVerdict]) -> float:
     """The largest bound of all intervals, so that the charts of a page can be compared."""
     sides = (side for one in listed for side in (one.before, one.after))
     return max([LEAST_SCALE, *(float(side["high"]) for side in sides if side)])
 
 
-def ece_chart(one: Judgement, scale: float) -> EceChart | None:
+def ece_chart(one: HasVerdict, scale: float) -> EceChart | None:
     """The chart of a version; None if it has no report."""
     if one.after is None:
         return None

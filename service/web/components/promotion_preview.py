@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from calibrators import Report
 from calibrators.registry import keeps_class
-from service.registry.service import Judged
+from service.registry.service import JudgedVersion
 from service.storage.records import Version
 from service.web.components.templating import MISSING, percent
 
@@ -20,7 +20,7 @@ class Change(NamedTuple):
     note: str = ""
 
 
-def changes(before: Judged | None, after: Judged) -> tuple[Change, ...]:
+def changes(before: JudgedVersion | None, after: JudgedVersion) -> tuple[Change, ...]:
     """All that is known to change, or not to; ``before`` is None for a new alias."""
     old, new = None if before is None else before.version, after.version
     found = (

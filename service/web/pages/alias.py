@@ -20,7 +20,7 @@ from service.names import check_alias
 from service.registry import service as versions
 from service.registry.aliases import service as aliases
 from service.registry.aliases.service import LONGEST_REASON, AccuracyChange
-from service.registry.service import Judged
+from service.registry.service import JudgedVersion
 from service.storage.records import PRODUCTION, Alias, Version
 from service.storage.store import Store
 from service.web.components.forms import Form, Sent
@@ -38,14 +38,14 @@ Number = Annotated[int | None, Query(ge=1, lt=2**31)]
 
 
 @dataclass(frozen=True)
-class Plan:
+class PromotionPlan:
     """Where an alias would go, and what that changes for those who call it."""
 
     name: str
     alias: str
     there: Alias | None
-    before: Judged | None
-    after: Judged
+    before: JudgedVersion | None
+    after: JudgedVersion
     accuracy: AccuracyChange | None = None
 
     @classmethod
@@ -57,7 +57,7 @@ class Plan:
         alias: str,
         there: Alias | None,
         number: int,
-    ) -> Plan:
+    ) -> PromotionPlan:
         """The plan to point an alias at a version."""
         after = versions.judged(store, caller, name, number)
         before = None
@@ -65,7 +65,7 @@ class Plan:
             before = versions.judged(store, caller, name, there.version)
         return cls(name, alias, there, before, after)
 
-    def measured(self, joined: Parts, caller: Principal) -> Plan:
+    def measured(self, joined: Parts, caller: Principal) -> PromotionPlan:
         """The same plan with the change of accuracy from the version before, if that is known."""
         before = None if self.before is None else self.before.version
         found = measured_change(joined.blobs, caller, self.name, before, self.after.version)
@@ -144,7 +144,7 @@ def promote_page(
         calibrator = versions.calibrator_named(store, caller, name)
         known = store.aliases.all_of(calibrator.id)
         there = store.aliases.get(calibrator.id, check_alias(alias))
-        plan = Plan.of(store, caller, name, alias, there, version) if version else None
+        plan = PromotionPlan.of(store, caller, name, alias, there, version) if version else None
     if plan is not None and request.method == "GET":
         plan = plan.measured(joined, caller)
     values = {
@@ -221,16 +221,16 @@ def roll_back(
     return lead_to(request, f"/calibrators/{name}")
 
 
-def _against(joined: Parts, caller: Principal, plan: Plan | None) -> Measured | None:
+def _against(joined: Parts, caller: Principal, plan: PromotionPlan | None) -> Measured | None:
     """How far the comparison of both versions is; None if they have no judged rows in common."""
     pair = None if plan is None else plan.pair
     return measure(joined, caller, pair) if pair is not None and pair.has_judged_rows else None
 
 
-def _rollback(store: Store, caller: Principal, name: str, alias: str) -> Plan:
+def _rollback(store: Store, caller: Principal, name: str, alias: str) -> PromotionPlan:
     there = aliases.find(store, caller, name, alias)
     number = aliases.rollback_target(store, caller, name, there).number
-    return Plan.of(store, caller, name, alias, there, number)
+    return PromotionPlan.of(store, caller, name, alias, there, number)
 
 
 def _whole(form: Form, name: str) -> int:

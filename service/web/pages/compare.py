@@ -20,7 +20,7 @@ from service.dependencies import Joined, Parts
 from service.errors import Conflict, Invalid, ServiceError
 from service.http.callers import Caller
 from service.registry import service as versions
-from service.registry.service import Judged
+from service.registry.service import JudgedVersion
 from service.storage.records import PRODUCTION, CalibratorRow, Dataset
 from service.storage.store import Store
 from service.web.components.layout import page, pages
@@ -150,14 +150,16 @@ def measure(joined: Parts, caller: Principal, pair: Pair, data: Dataset | None =
         return Measured(trouble=error.message)
 
 
-def _summary(comparison: Comparison | None, first: Judged, second: Judged) -> str:
+def _summary(comparison: Comparison | None, first: JudgedVersion, second: JudgedVersion) -> str:
     """Return which of the two is better, by the verdict."""
     verdict = None if comparison is None else comparison.report.verdict
     said = "" if verdict is None else SUMMARIES[verdict]
     return said.format(first=f"version {first.version.number}", second=second.version.number)
 
 
-def _chart(comparison: Comparison | None, first: Judged, second: Judged) -> dict[str, Any] | None:
+def _chart(
+    comparison: Comparison | None, first: JudgedVersion, second: JudgedVersion
+) -> dict[str, Any] | None:
     """The reliability diagrams of both on the same rows."""
     if comparison is None:
         return None

@@ -16,7 +16,7 @@ from service.http.callers import Caller, needs
 from service.storage.records import Fit, FitStatus
 from service.web.components.error_hints import ADVICE
 from service.web.components.layout import page, pages
-from service.web.pages.fit_list import Job
+from service.web.pages.fit_list import FitRow
 
 router = pages()
 
@@ -31,7 +31,7 @@ def fit_page(request: Request, joined: Joined, caller: Caller, id: str) -> Respo
         waits = fit.status is FitStatus.QUEUED
         has_worker = not waits or bool(store.workers.alive(WORKER_IS_ALIVE))
     values = {
-        "job": Job.of(fit),
+        "job": FitRow.of(fit),
         "methods": [_told(one) for one in fit.order["methods"]],
         "data": data,
         "evaluation": other,

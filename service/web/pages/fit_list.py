@@ -21,7 +21,7 @@ PAGE = 50
 
 
 @dataclass(frozen=True)
-class Job:
+class FitRow:
     """A fit as people see it; ``share`` of it is done."""
 
     fit: Fit
@@ -30,7 +30,7 @@ class Job:
     doing: str
 
     @classmethod
-    def of(cls, fit: Fit) -> Job:
+    def of(cls, fit: Fit) -> FitRow:
         """A fit in words."""
         methods = ", ".join(one["method"] for one in fit.order["methods"])
         return cls(fit, methods, _share(fit), _doing(fit))
@@ -55,7 +55,7 @@ def fits_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor =
     with joined.database.read() as store:
         shown = store.fits.affordable(caller.workspace, PAGE, after)
         found = store.fits.page(caller.workspace, shown + 1, after)
-    listed = paged(found, shown, Job.of, lambda fit: (fit.created_at, fit.id))
+    listed = paged(found, shown, FitRow.of, lambda fit: (fit.created_at, fit.id))
     values = {"jobs": listed.items, "next": listed.next, "is_first_page": after is None}
     return page(request, "fits.html", values)
 

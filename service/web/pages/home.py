@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from service.access.permissions import Principal, Scope
-from service.datasets.service import Keeping
+from service.datasets.service import Retention
 from service.dependencies import Joined
 from service.fits.sample import order_sample
 from service.http.callers import Caller, needs, principal_of
@@ -17,7 +17,7 @@ from service.storage.records import FitStatus
 from service.storage.store import Store
 from service.web.components.ece_chart import chart_scale, ece_chart
 from service.web.components.layout import lead_to, page, pages
-from service.web.pages.fit_list import Job
+from service.web.pages.fit_list import FitRow
 
 router = pages()
 
@@ -61,13 +61,13 @@ def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
         joined.queue,
         caller,
         spool=joined.spool,
-        keeping=Keeping(days=joined.settings.dataset_days or None),
+        keeping=Retention(days=joined.settings.dataset_days or None),
         most_open=joined.settings.max_open_fits,
     )
     return lead_to(request, f"/jobs/{fit.id}#ordered")
 
 
-def _jobs(store: Store, caller: Principal) -> list[Job]:
+def _jobs(store: Store, caller: Principal) -> list[FitRow]:
     """Fits that run, and those that will next."""
     if not caller.may(Scope.FIT):
         return []
@@ -76,4 +76,4 @@ def _jobs(store: Store, caller: Principal) -> list[Job]:
         store.fits.page(caller.workspace, JOBS, None, status=status)
         for status in (FitStatus.RUNNING, FitStatus.QUEUED)
     )
-    return [Job.of(fit) for fit in (running + queued)[:JOBS]]
+    return [FitRow.of(fit) for fit in (running + queued)[:JOBS]]

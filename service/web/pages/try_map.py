@@ -60,7 +60,7 @@ class Tried:
         return self.before.number == self.after.number
 
 
-class Reference(NamedTuple):
+class MapReference(NamedTuple):
     """How a version can be named, and which it is."""
 
     name: str
@@ -169,14 +169,14 @@ def _bar(number: np.intp, before: Array, after: Array) -> Bar:
     return Bar(int(number), float(before[number]), float(after[number]))
 
 
-def _references(store: Store, caller: Principal, name: str) -> list[Reference]:
+def _references(store: Store, caller: Principal, name: str) -> list[MapReference]:
     """Aliases, that of production first, then versions, newest first."""
     calibrator = versions.calibrator_named(store, caller, name)
     aliases = sorted(store.aliases.all_of(calibrator.id), key=lambda one: one.name != PRODUCTION)
     numbers = store.calibrators.numbers(calibrator.id, VERSIONS)
     return [
-        *(Reference(one.name, one.version) for one in aliases),
-        *(Reference(str(one), one) for one in numbers),
+        *(MapReference(one.name, one.version) for one in aliases),
+        *(MapReference(str(one), one) for one in numbers),
     ]
 
 

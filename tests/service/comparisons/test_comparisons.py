@@ -132,7 +132,7 @@ def test_one_workspace_does_not_wait_for_the_comparisons_of_another(
         return principal.workspace
 
     monkeypatch.setattr(Comparisons, "_compare_judged", compare)
-    comparisons = Comparisons(None, None)  # type: ignore[arg-type]
+    comparisons = Comparisons(None)  # type: ignore[arg-type]
 
     def ask(workspace: str, number: int) -> Any:
         pair = SimpleNamespace(key=("a", number, 2))

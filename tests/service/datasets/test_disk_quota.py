@@ -77,7 +77,7 @@ def test_judged_rows_and_reports_count(tmp_path: Path) -> None:
         assert answer.status_code == 201, answer.text
         parts = service.app.state.parts
         with parts.database.read() as store:
-            stored = store.calibrators.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)
+            stored = store.keys.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)
         blobs = answer.json()["map_bytes"] + len(made.rows.dump())
         assert blobs + 1000 < stored < blobs + 200_000
 
@@ -99,7 +99,7 @@ def test_statistics_of_runs_count_until_they_are_merged(tmp_path: Path) -> None:
 def stored_of_runs(service: Local) -> int:
     """Return what is noted as stored of the runs of the workspace."""
     with service.app.state.parts.database.read() as store:
-        return store.runs.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)
+        return store.keys.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)
 
 
 @pytest.fixture

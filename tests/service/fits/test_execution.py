@@ -16,7 +16,7 @@ from helpers.fit_fixtures import FINAL, Hooks, Place
 from calibrators import Report, archive
 from service.datasets.service import forget_spent_datasets
 from service.errors import BlobMissing
-from service.fits.execution import Ending, Job, Stop, begin, conclude, run
+from service.fits.execution import Ending, FitJob, Stop, begin, conclude, run
 from service.storage.blob_keys import dataset_key, map_key, onnx_key
 from service.storage.blobs import Unnamed
 from service.storage.records import Fit, FitStatus
@@ -31,7 +31,7 @@ def place(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.close()
 
 
-def started(place: Place, fit: Fit) -> Job:
+def started(place: Place, fit: Fit) -> FitJob:
     job = begin(place.database, fit.id, worker="w1", device="cpu")
     assert job is not None
     return job

@@ -11,7 +11,7 @@ from service.errors import TooMany
 from service.fits import service as fits
 from service.fits.service import FitOrder, FitRequest, MethodOrder
 from service.storage.records import FitStatus
-from service.worker.housekeeping import Housekeeping, Pace
+from service.worker.housekeeping import Housekeeping, WorkerPace
 
 pytestmark = pytest.mark.both_backends
 
@@ -77,7 +77,7 @@ def test_entries_without_a_workspace_are_put_back(place: Place) -> None:
         place.blobs,
         place.queue,
         place.settings,
-        Pace(),
+        WorkerPace(),
         worker="tests",
         queues=[],
         device="cpu",

@@ -27,7 +27,7 @@ from service.access.permissions import Principal, Scope
 from service.maintenance.doctor import Doctor
 from service.maintenance.doctor_messages import Finding
 from service.registry.registration import Registration, register
-from service.runs.service import Sent
+from service.runs.service import SentStatistics
 from service.runs.sessions import Opening, open_session
 from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key, parse_key
 from service.storage.database import Database
@@ -89,13 +89,13 @@ class Patient(Place):
         with self.database.write() as store:
             open_session(store, caller, asked)
         for step in (1, 2, 3):
-            post(self.database, caller, "job", Sent("a", step, 0, statistics, None))
+            post(self.database, caller, "job", SentStatistics("a", step, 0, statistics, None))
 
     def skip(self) -> None:
         """Step 4 never comes, and step 5 waits for it since long ago."""
         caller = Principal(self.workspace, "tests", frozenset(Scope))
         statistics = BinStatistics.from_confidences([0.9], [True])
-        post(self.database, caller, "job", Sent("a", 5, 0, statistics, None))
+        post(self.database, caller, "job", SentStatistics("a", 5, 0, statistics, None))
         waits = run_statistics.c.statistics.is_not(None)
         self.change(update(run_statistics).where(waits).values(posted_at=1.0))
 

@@ -18,9 +18,10 @@ from helpers.workers import housekeeping
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
 from service.access.permissions import Principal, Scope
+from service.access.quota import Quota
 from service.datasets import service as datasets
 from service.datasets.formats import Limits
-from service.datasets.service import Datasets, Keeping
+from service.datasets.service import Datasets, Retention
 from service.datasets.spool import Spool
 from service.errors import Conflict, Unavailable
 from service.maintenance.doctor import Doctor
@@ -203,7 +204,7 @@ def test_sweeping_while_writers_write_resend_delete_and_pause(
     for module in (datasets, registration):
         monkeypatch.setattr(module, "Unnamed", lambda: Unnamed(WINDOW))
     blobs, principal = PausingBlobs(place.settings.blobs), caller(place)
-    kept = Datasets(place.database, blobs, Limits(1 << 20, 1 << 20, 10))
+    kept = Datasets(place.database, blobs, Limits(1 << 20, 1 << 20, 10), Quota(0, None))
     bodies = [npz(*sample(20, 3, seed=seed)) for seed in range(3)]
     end = time.monotonic() + SECONDS
     late, swept = [], []
@@ -214,7 +215,7 @@ def test_sweeping_while_writers_write_resend_delete_and_pause(
     def sending_datasets() -> None:
         with Spool(tmp_path).body("ws_1") as arrived:
             arrived.write(random.choice(bodies))  # noqa: S311
-            kept.add(principal, arrived, "application/x-npz", None, Keeping())
+            kept.add(principal, arrived, "application/x-npz", None, Retention())
 
     def deleting_datasets() -> None:
         time.sleep(0.3)

@@ -27,7 +27,7 @@ from service.runs.decisions import (
     release_merged,
 )
 from service.runs.repository import AT_ONCE, SessionKey
-from service.runs.service import Sent
+from service.runs.service import SentStatistics
 from service.runs.sessions import Opening, open_session
 from service.storage.database import Database
 from service.storage.records import RunSession, RunStep
@@ -111,7 +111,9 @@ def test_merging_many_ranks_keeps_no_writer_waiting(tmp_path: Path) -> None:
     largest = BinStatistics.from_confidences(confidence, rng.uniform(size=EXACT_ROWS) < confidence)
     record(place.database, session, range(1, MANY_RANKS), largest.to_bytes())
     with Writer(place.database) as other:
-        answer = post(place.database, caller(place), "job", Sent("a", 1, 0, largest, None))
+        answer = post(
+            place.database, caller(place), "job", SentStatistics("a", 1, 0, largest, None)
+        )
         release_merged(place.database)
     assert other.errors == []
     assert max(other.waits) < LONGEST_WAIT
@@ -133,7 +135,7 @@ def test_bytes_of_a_large_step_are_released_a_few_at_a_time(place: Place) -> Non
     ranks = RELEASED_AT_ONCE + AT_ONCE + 1
     session = opened(place, ranks)
     record(place.database, session, range(1, ranks), rows(3).to_bytes())
-    post(place.database, caller(place), "job", Sent("a", 1, 0, rows(3), None))
+    post(place.database, caller(place), "job", SentStatistics("a", 1, 0, rows(3), None))
     assert kept(place) == ranks
     with place.database.read() as store:
         assert store.run_steps.waiting() == 0
@@ -220,7 +222,7 @@ def test_a_rank_is_late_or_merged_and_never_half(place: Place) -> None:
     def train(rank: int) -> dict[int, bool]:
         answers = {}
         for step in range(1, steps + 1):
-            sent = Sent("a", step, rank, rows(rank + 1), None)
+            sent = SentStatistics("a", step, rank, rows(rank + 1), None)
             answers[step] = post(place.database, caller(place), "job", sent).late
         return answers
 

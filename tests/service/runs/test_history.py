@@ -13,7 +13,7 @@ from helpers.training_clients import SETTINGS, history, line, seen
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from service.access.permissions import Principal
-from service.runs.service import Sent
+from service.runs.service import SentStatistics
 from service.runs.sessions import Opening, open_session
 from service.storage.database import Database
 
@@ -29,7 +29,7 @@ class Life:
     ranks: int
     by_trainer: bool
     states: list[AdaFocalState]
-    posts: list[Sent] = field(default_factory=list)
+    posts: list[SentStatistics] = field(default_factory=list)
     told: list[bool | None] = field(default_factory=list)
 
     def go_on(self, chance: random.Random) -> None:
@@ -38,13 +38,15 @@ class Life:
         parts = [seen(chance.randrange(10**6), 50) for _ in range(self.ranks)]
         after = before.update(sum(parts, BinStatistics.empty()))
         if not self.by_trainer:
-            self.posts += [Sent(self.id, step, rank, one, None) for rank, one in enumerate(parts)]
+            self.posts += [
+                SentStatistics(self.id, step, rank, one, None) for rank, one in enumerate(parts)
+            ]
             self.told.append(None)
         else:
             merged = sum(parts, BinStatistics.empty())
             lies = chance.random() < 0.2
             after = before.update(merged + seen(0)) if lies else after
-            self.posts.append(Sent(self.id, step, 0, merged, after))
+            self.posts.append(SentStatistics(self.id, step, 0, merged, after))
             self.told.append(not lies)
         self.states.append(after)
 
@@ -100,7 +102,7 @@ def opening(life: Life) -> Opening:
 
 def arrive(database: Database, caller: Principal, lives: list[Life], chance: random.Random) -> None:
     """All posts, some of them twice, in any order; sessions open in the order of the list."""
-    ready: list[Sent] = []
+    ready: list[SentStatistics] = []
     coming = list(lives)
     while coming or ready:
         if coming and (not ready or chance.random() < 0.2):

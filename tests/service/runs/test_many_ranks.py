@@ -14,7 +14,7 @@ from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
 from service.runs import watcher as run_watcher
 from service.runs.repository import RunSteps, SessionKey
-from service.runs.service import Sent
+from service.runs.service import SentStatistics
 from service.runs.sessions import Opening, open_session
 from service.runs.watcher import RunWatcher
 from service.storage.database import Database
@@ -35,7 +35,7 @@ def opened(place: Place, name: str, merge_timeout: float = 60.0) -> SessionKey:
 
 def send(place: Place, name: str, rank: int) -> None:
     statistics = BinStatistics.from_confidences([0.9], [True])
-    post(place.database, principal(place), name, Sent("a", 1, rank, statistics, None))
+    post(place.database, principal(place), name, SentStatistics("a", 1, rank, statistics, None))
 
 
 def test_ranks_are_listed_without_the_write_lock(

@@ -15,7 +15,7 @@ from service.access import keys
 from service.access.permissions import Scope
 from service.fits.queue import DbosQueue
 from service.storage.tables import web_sessions
-from service.worker.housekeeping import Housekeeping, Pace
+from service.worker.housekeeping import Housekeeping, WorkerPace
 
 CROSS_SITE = {"Sec-Fetch-Site": "cross-site"}
 NAVIGATION = {**HTML, **CROSS_SITE, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -131,7 +131,7 @@ def test_a_session_expires_and_is_cleared_away(admin: Local, tmp_path: Path) -> 
         parts.blobs,
         parts.queue,
         parts.settings,
-        Pace(),
+        WorkerPace(),
         worker="tidy",
         queues=[],
         device="cpu",

@@ -17,8 +17,8 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
 from service.errors import NoSpace
-from service.fits.execution import Ending, Job, Stop, begin, conclude
-from service.runs.service import Sent
+from service.fits.execution import Ending, FitJob, Stop, begin, conclude
+from service.runs.service import SentStatistics
 from service.runs.sessions import Opening, open_session
 from service.storage.blobs import Blobs
 from service.storage.records import Fit, FitStatus
@@ -92,7 +92,7 @@ def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
     assert beats > 10
 
 
-def begun(place: Place) -> Job:
+def begun(place: Place) -> FitJob:
     """A fit that a worker has taken."""
     order = place.order(place.dataset(), ("temperature", {}))
     job = begin(place.database, order.id, worker="w", device="cpu")
@@ -100,7 +100,7 @@ def begun(place: Place) -> Job:
     return job
 
 
-def hooks(place: Place, job: Job, time_limit: float = 60.0) -> RunningFit:
+def hooks(place: Place, job: FitJob, time_limit: float = 60.0) -> RunningFit:
     return RunningFit(
         place.database, job, every=0.02, leaving=threading.Event(), time_limit=time_limit
     )
@@ -265,7 +265,7 @@ def test_a_worker_decides_steps_of_runs_that_have_waited_long_enough(place: Plac
     caller = Principal(place.workspace, "tests", frozenset({Scope.FIT}))
     with place.database.write() as store:
         opened = open_session(store, caller, asked)
-    post(place.database, caller, "job", Sent("a", 1, 1, statistics, None))
+    post(place.database, caller, "job", SentStatistics("a", 1, 1, statistics, None))
     alive = housekeeping(place, "alive", silence=10.0, merging=0.05)
     alive.start()
     try:

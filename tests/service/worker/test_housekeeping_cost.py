@@ -10,7 +10,7 @@ from service.datasets.repository import Datasets
 from service.fits.repository import Fits
 from service.storage.records import Dataset, FitStatus
 from service.storage.repository import new_id
-from service.worker.housekeeping import Housekeeping, Pace
+from service.worker.housekeeping import Housekeeping, WorkerPace
 
 pytestmark = pytest.mark.both_backends
 
@@ -21,7 +21,7 @@ def housekeeping(place: Place) -> Housekeeping:
         place.blobs,
         place.queue,
         place.settings,
-        Pace(),
+        WorkerPace(),
         worker="tests",
         queues=[],
         device="cpu",

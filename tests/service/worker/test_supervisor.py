@@ -14,7 +14,7 @@ import pytest
 
 from service.settings import Settings
 from service.worker import supervisor
-from service.worker.supervisor import COMMAND, OURS, SUPERVISOR, Workers
+from service.worker.supervisor import COMMAND, OURS, SUPERVISOR, WorkerSupervisor
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(60)")
 STUBBORN = (
@@ -43,7 +43,7 @@ def test_a_worker_that_dies_is_replaced_and_all_are_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.1)
-    workers = Workers(Settings(data_dir=tmp_path), 2, SLEEPER)
+    workers = WorkerSupervisor(Settings(data_dir=tmp_path), 2, SLEEPER)
     workers.start()
     try:
         first, second = workers.pids()
@@ -61,7 +61,9 @@ def test_pauses_between_starts_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.1)
-    workers = Workers(Settings(data_dir=tmp_path), 1, (sys.executable, "-c", "raise SystemExit(3)"))
+    workers = WorkerSupervisor(
+        Settings(data_dir=tmp_path), 1, (sys.executable, "-c", "raise SystemExit(3)")
+    )
     workers.start()
     try:
         until(lambda: len(caplog.messages) >= 3)
@@ -74,7 +76,7 @@ def test_pauses_between_starts_grow(
 
 def test_one_that_does_not_leave_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.5)
-    workers = Workers(Settings(data_dir=tmp_path), 1, STUBBORN)
+    workers = WorkerSupervisor(Settings(data_dir=tmp_path), 1, STUBBORN)
     workers.start()
     (pid,) = workers.pids()
     time.sleep(0.5)
@@ -91,7 +93,7 @@ def test_the_settings_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         f"pathlib.Path({str(answer)!r}).write_text(Settings().model_dump_json() + "
         "os.environ['CALIBRD_SUPERVISOR'])"
     )
-    workers = Workers(given, 1, (sys.executable, "-c", code))
+    workers = WorkerSupervisor(given, 1, (sys.executable, "-c", code))
     workers.start()
     try:
         until(lambda: answer.exists() and answer.read_text() != "")
@@ -133,7 +135,7 @@ def test_every_worker_has_a_slot_of_its_own_and_keeps_it(
     def slots() -> list[str]:
         return sorted(path.name.partition("-")[0] for path in tmp_path.iterdir())
 
-    workers = Workers(Settings(data_dir=tmp_path), 2, (sys.executable, "-c", code))
+    workers = WorkerSupervisor(Settings(data_dir=tmp_path), 2, (sys.executable, "-c", code))
     workers.start()
     try:
         until(lambda: slots() == ["0", "1"])
@@ -149,7 +151,7 @@ def test_one_that_had_taken_a_fit_is_replaced_at_once(
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 30.0)
     code = "import os; from service.worker.queue_worker import note_fit; note_fit(); os._exit(9)"
-    workers = Workers(Settings(data_dir=tmp_path), 1, (sys.executable, "-c", code))
+    workers = WorkerSupervisor(Settings(data_dir=tmp_path), 1, (sys.executable, "-c", code))
     workers.start()
     try:
         until(lambda: len(caplog.messages) >= 3, seconds=20)

@@ -1,0 +1,39 @@
+"""How much a workspace may store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service.errors import TooLarge
+from service.storage.database import check_free, share_of_disk
+from service.storage.store import Store
+
+
+class Quota:
+    """The most bytes of one workspace: datasets, versions and runs together.
+
+    Without a number it is a share of the disk that ``folder`` lies on; without a folder, since the
+    bytes go to a bucket, there is none.
+    """
+
+    def __init__(self, most_bytes: int, folder: Path | None) -> None:
+        self._folder = folder
+        self._most_bytes: int | None = most_bytes or None
+        if not most_bytes and folder is not None:
+            self._most_bytes = share_of_disk(folder)
+
+    def check(self, store: Store, workspace: str, more: int = 0) -> None:
+        """Raise unless a workspace may store so many bytes more, and there is room for them."""
+        if self._folder is not None:
+            check_free(self._folder)
+        if self._most_bytes is None:
+            return
+        stored = store.keys.stored_bytes(workspace)
+        if stored + more > self._most_bytes:
+            raise TooLarge(
+                "workspace_full",
+                f"what this workspace stores has {stored} bytes, and with this it would have more "
+                f"than the {self._most_bytes} it may: delete datasets, or let max_workspace_bytes "
+                "be raised",
+                limit=self._most_bytes,
+            )
