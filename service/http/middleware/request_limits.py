@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,7 +119,7 @@ class RequestLimits:
 class ThreadLimits:
     """Raw ASGI middleware: let MOST_RUNNING requests of a workspace use threads, the others wait.
 
-    A request waits for its turn when its body is there: who sends one slowly keeps nobody waiting.
+    A request has no thread while its body comes: who sends one slowly keeps nobody waiting.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -130,10 +129,9 @@ class ThreadLimits:
         """Run the request when its turn comes."""
         slot: Slot | None = scope.get(SLOT)
         if slot is not None and _uses_threads(scope):
-            receive = await _received(receive)
             await slot.run()
             await take_turn(scope)
-            send = _until_answered(slot, send)
+            receive, send = _without_thread(slot, receive), _until_answered(slot, send)
         await self.app(scope, receive, send)
 
 
@@ -150,16 +148,22 @@ def _until_answered(slot: Slot, send: Send) -> Send:
     return sending
 
 
-async def _received(receive: Receive) -> Receive:
-    """Wait for a whole body, whose length is limited; return a ``receive`` that hands it out."""
-    messages = deque([await receive()])
-    while messages[-1].get("more_body", False):
-        messages.append(await receive())
+def _without_thread(slot: Slot, receive: Receive) -> Receive:
+    """Return a ``receive`` that lets others use the thread until the body has come."""
+    has_come = False
 
-    async def replay() -> Message:
-        return messages.popleft() if messages else await receive()
+    async def receiving() -> Message:
+        nonlocal has_come
+        if has_come:
+            return await receive()
+        slot.end_run()
+        message = await receive()
+        has_come = not message.get("more_body", False)
+        if has_come:
+            await slot.run()
+        return message
 
-    return replay
+    return receiving
 
 
 def _caller_of(scope: Scope) -> str:
