@@ -137,7 +137,7 @@ def join(settings: Settings) -> Parts:
         (metrics.blob_missing if is_missing else metrics.blob_corrupt)()
         log_damage(key, error)
 
-    database = Database(settings.database, seconds=settings.database_seconds)
+    database = Database(settings.database, seconds=settings.database_seconds, leaves_room=True)
     blobs = Blobs(settings.blobs, on_damage=note_damage, sign_endpoint=settings.sign_endpoint)
     limits = Limits(settings.max_upload_bytes, settings.max_json_bytes, settings.max_classes)
     quota = Quota(settings.max_workspace_bytes, blobs.folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -107,9 +107,19 @@ class Comparisons:
                 found = self._submit(principal, pair, dataset)
             if not _has_failed(found):
                 self._kept[key] = found
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._forget_some()
         return found
+
+    def _forget_some(self) -> None:
+        """Forget the oldest that are done, of the workspaces that have most."""
+        done = [key for key, one in self._kept.items() if one.done()]
+        counts = Counter(workspace for workspace, *_ in done)
+        for _ in range(len(done) - KEPT):
+            (largest, _count), *_others = counts.most_common(1)
+            oldest = next(key for key in done if key[0] == largest)
+            done.remove(oldest)
+            counts[largest] -= 1
+            del self._kept[oldest]
 
     def close(self) -> None:
         """Begin no more."""

@@ -82,11 +82,9 @@ class Datasets:
             known = self.known(principal, facts, keeping)
             if known is not None:
                 # should the stored bytes be damaged, these are the cure
-                try:
-                    self._blobs.put(_key(known), arrived.path)
-                except BlobMissing:  # it was deleted while they were written
-                    continue
-                return Added(known, is_new=False)
+                if self._cured(known, arrived.path):
+                    return Added(known, is_new=False)
+                continue
             id, unnamed = new_id("ds"), Unnamed()
             key = dataset_key(principal.workspace, id, arrived.sha256)
             with self._database.read() as store:
@@ -104,6 +102,18 @@ class Datasets:
             if made is not None:
                 return Added(made, is_new=True)
             self._blobs.delete(key)  # somebody sent equal bytes meanwhile
+
+    def _cured(self, dataset: Dataset, path: Path) -> bool:
+        """Write the bytes of a dataset again; return whether it is still there afterwards."""
+        try:
+            self._blobs.put(_key(dataset), path)
+        except BlobMissing:
+            return False
+        with self._database.read() as store:
+            is_there = store.datasets.get(dataset.workspace, dataset.id) is not None
+        if not is_there:
+            self._blobs.delete(_key(dataset))
+        return is_there
 
     def remove(self, principal: Principal, id: str) -> None:
         """Delete a dataset that no unfinished fit needs; what was fitted on it stays."""
@@ -185,7 +195,7 @@ def forget_spent_datasets(database: Database, blobs: Blobs, fit: Fit) -> None:
 
 def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
     """Delete a dataset's row and then its bytes; False if a fit needs it or it has changed."""
-    with database.write() as store:
+    with database.write(deletes=True) as store:
         current = store.datasets.get(dataset.workspace, dataset.id, lock=True)
         if current != dataset or store.datasets.is_in_use(dataset.id):
             return False

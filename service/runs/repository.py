@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, case, func, insert, or_, select, tuple_, update
+from sqlalchemy import Update, and_, case, func, insert, or_, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from service.storage.records import Run, RunSession, RunStatistics, RunStep
@@ -108,6 +108,7 @@ class Runs(Repository):
         values = {"run": run, "number": number + 1, **times, **facts}
         made = self._one(RunSession, insert(run_sessions).values(values).returning(*SESSION))
         assert made is not None  # noqa: S101
+        self._changed(_with_bytes(run, len(json.dumps(facts))))
         return made
 
     def session_count(self, run: str) -> int:
@@ -196,13 +197,9 @@ class RunSteps(Repository):
         kept = select(run_statistics.c.rank, func.length(content)).where(mine, content.is_not(None))
         found = self.session.execute(kept.limit(limit)).all()
         sizes = {row[0]: row[1] for row in found}
-        self._add_bytes(key.run, -sum(sizes.values()))
+        self._changed(_with_bytes(key.run, -sum(sizes.values())))
         given = update(run_statistics).where(mine, run_statistics.c.rank.in_(sizes))
         return self._changed(given.values(statistics=None, claimed=None))
-
-    def _add_bytes(self, run: str, more: int) -> None:
-        values = {"stored_bytes": runs.c.stored_bytes + more}
-        self._changed(update(runs).where(runs.c.id == run).values(values))
 
     def add(self, session: RunSession, step: int, **facts: Any) -> RunStep:
         """Write that a step is decided."""
@@ -212,7 +209,7 @@ class RunSteps(Repository):
             insert(run_steps).values(**values, decided_at=now(), **facts).returning(*run_steps.c),
         )
         assert made is not None  # noqa: S101
-        self._add_bytes(session.run, len(json.dumps(facts)))
+        self._changed(_with_bytes(session.run, len(json.dumps(facts))))
         return made
 
     def get(self, session: RunSession, step: int) -> RunStep | None:
@@ -278,6 +275,12 @@ class RunSteps(Repository):
         """Return how many statistics wait for others of their step, or for the step before."""
         waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
         return self.session.scalar(select(func.count()).where(waits)) or 0
+
+
+def _with_bytes(run: str, more: int) -> Update:
+    """Return the statement that counts bytes of a run, which were stored or deleted."""
+    values = {"stored_bytes": runs.c.stored_bytes + more}
+    return update(runs).where(runs.c.id == run).values(values)
 
 
 def is_decided() -> ColumnElement[bool]:

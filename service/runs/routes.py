@@ -85,6 +85,8 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
             "state": None if body.state is None else body.state.read(),
         }
     )
+    with joined.database.read() as store:
+        joined.quota.check(store, caller.workspace)
     with joined.database.write() as store:
         opened = open_session(store, caller, asked)
     with joined.database.read() as store:

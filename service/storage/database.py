@@ -68,6 +68,7 @@ SERVER_SHARE = 0.8
 # the database needs room to delete: so much is left to it, or a twentieth of a small disk
 RESERVE_BYTES = 64 << 20
 RESERVE_PART = 20
+LEAST_FREE_PART = 4  # of the reserve: what small rows leave of it
 SHARE_PART = 4
 # operations of SQLite's virtual machine between two looks at the clock: some milliseconds
 LOOK_EVERY = 50_000
@@ -82,14 +83,20 @@ class Database:
     and its read transactions never wait for a writer.
     ``unhurried`` is an engine for what may take its time, such as migrations. With ``seconds``
     a transaction on PostgreSQL waits no longer than that for the server, whatever state it is in,
-    and a statement on SQLite takes no longer.
+    and a statement on SQLite takes no longer. With ``leaves_room`` nothing is written to a
+    SQLite file on a disk that is nearly full, except by transactions that delete.
     """
 
-    def __init__(self, url: str, *, seconds: float | None = None) -> None:
+    def __init__(
+        self, url: str, *, seconds: float | None = None, leaves_room: bool = False
+    ) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._checked_folder: Path | None = None
         if self.is_sqlite and self.url.database:
-            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(self.url.database).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            self._checked_folder = folder if leaves_room else None
         if self.is_sqlite:
             self.engine = _sqlite(self.url)
             limit_statements(self.engine, seconds or STATEMENT_SECONDS)
@@ -112,8 +119,10 @@ class Database:
             yield Store(session)
 
     @contextmanager
-    def write(self) -> Iterator[Store]:
+    def write(self, *, deletes: bool = False) -> Iterator[Store]:
         """Begin a transaction that is committed at its end, and rolled back on any error."""
+        if self._checked_folder is not None and not deletes:
+            check_free(self._checked_folder, LEAST_FREE_PART)
         with (
             self._turn(),
             _told(),
@@ -229,11 +238,11 @@ def limit_statements(engine: Engine, seconds: float) -> None:
         connection.info["deadline"] = time.monotonic() + seconds if is_limited else math.inf
 
 
-def check_free(folder: Path) -> None:
-    """Raise NoSpace if the disk of a folder has no more room than its reserve."""
+def check_free(folder: Path, part: int = 1) -> None:
+    """Raise NoSpace if the disk of a folder has no more room than its reserve, or part of it."""
     disk = shutil.disk_usage(folder)
-    if disk.free < min(RESERVE_BYTES, disk.total // RESERVE_PART):
-        raise NoSpace("no_space", "the service has no room for uploads: try later")
+    if disk.free < min(RESERVE_BYTES, disk.total // RESERVE_PART) // part:
+        raise NoSpace("no_space", "the service has no room for more: delete something or try later")
 
 
 def share_of_disk(folder: Path) -> int:

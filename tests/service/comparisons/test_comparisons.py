@@ -18,7 +18,7 @@ from calibrators.fitting.evaluation import Judged, fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.temperature import TemperatureScaling
 from service.access.permissions import Scope
-from service.comparisons.service import Comparisons
+from service.comparisons.service import KEPT, Comparisons
 
 PATH = "/v1/calibrators/fashion/compare"
 CLASSES = 5
@@ -116,6 +116,36 @@ def test_judged_rows_of_other_classes_are_refused(local: Local) -> None:
     body = registration(judged(Identity(), rows=200).map, judged_rows=rows)
     answer = local.post("/v1/calibrators/fashion/versions", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "wrong_classes")
+
+
+def test_comparisons_of_one_workspace_push_out_none_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[str] = []
+
+    def compare(self: Any, principal: Any, pair: Any, process: Any) -> None:
+        begun.append(principal.workspace)
+
+    monkeypatch.setattr(Comparisons, "_compare_judged", compare)
+    comparisons = Comparisons(None)  # type: ignore[arg-type]
+
+    def ask(workspace: str, number: int) -> Any:
+        pair = SimpleNamespace(key=("a", number, 2))
+        found = comparisons.ask(SimpleNamespace(workspace=workspace), pair, None)  # type: ignore[arg-type]
+        found.result(20)
+
+    try:
+        ask("quiet", 1)
+        for number in range(2 * KEPT):
+            ask("busy", number)
+        ask("quiet", 1)
+        assert begun.count("quiet") == 1
+        ask("busy", 2 * KEPT - 1)
+        assert begun.count("busy") == 2 * KEPT
+        ask("busy", 0)
+        assert begun.count("busy") == 2 * KEPT + 1
+    finally:
+        comparisons.close()
 
 
 def test_one_workspace_does_not_wait_for_the_comparisons_of_another(
