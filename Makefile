@@ -37,8 +37,8 @@ test: .venv/base browser  ## run the tests, in three processes (they wait as muc
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/service/hostile
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests/service/hostile
 
-test-unit: .venv/base  ## run the tests that need no service
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m unit
+test-unit: .venv/base  ## run the quick tests that need no service
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "unit and not slow"
 
 test-hostile: .venv/base  ## large hostile bodies to every route, floods, slow readers: nobody else waits (about 8 minutes)
 	CALIBRD_TEST_HOSTILE=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/service/hostile

@@ -35,12 +35,26 @@ LONGEST_FIRST = (
     "calibrd/test_wheel.py",
 )
 
+# they measure memory, draw many data sets, train, or build wheels
+SLOW = (
+    "calibrators/test_memory.py",
+    "calibrators/test_rounded_probabilities.py",
+    "calibrators/test_cut_lists.py",
+    "calibrators/test_seca_ranks.py",
+    "project/test_demo.py",
+    "project/test_server_wheel.py",
+    "project/test_study_*.py",
+    "project/test_verdicts.py",
+)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test by what it needs: nothing, a service, PostgreSQL and S3, or a browser."""
     is_service = {"service", "calibrd", "faults"} & set(item.path.relative_to(ROOT).parts[1:2])
     item.add_marker(pytest.mark.service if is_service else pytest.mark.unit)
+    if any(item.path.match(f"tests/{name}") for name in SLOW):
+        item.add_marker(pytest.mark.slow)
     fixtures = getattr(item, "fixturenames", ())
     if "[fleet" in item.name or "-fleet" in item.name or "shared_fleet" in fixtures:
         item.add_marker(pytest.mark.fleet)
