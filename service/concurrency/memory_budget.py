@@ -70,13 +70,14 @@ class MemoryBudget:
         if waiter.admitted.done():
             return
         try:
-            async with asyncio.timeout(self._wait_seconds):
-                await waiter.admitted
-        except BaseException as error:
+            # which does not cancel the future: it may be admitted until this call goes on
+            admitted, _ = await asyncio.wait([waiter.admitted], timeout=self._wait_seconds)
+        except asyncio.CancelledError:
             self._leave(waiter)
-            if isinstance(error, TimeoutError):
-                raise self._refusal() from None
             raise
+        if not admitted:
+            self._leave(waiter)
+            raise self._refusal()
 
     def grow_now(self, owner: str, held: int, size: int) -> bool:
         """Return whether the call holds ``size`` bytes now; do not wait for them."""
@@ -94,7 +95,7 @@ class MemoryBudget:
 
     def _leave(self, waiter: _Waiter) -> None:
         """Forget a call that has waited; give back what it was just admitted to."""
-        if waiter.admitted.done() and not waiter.admitted.cancelled():
+        if waiter.admitted.done():
             self.release(waiter.owner, waiter.size - waiter.held)
             return
         queue = self._waiting.get(waiter.owner, deque())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 
+import numpy as np
 import pytest
 
 from service.concurrency.memory_budget import CallHold, CallMemory, MemoryBudget, MemoryHold
@@ -148,6 +149,27 @@ def test_a_large_call_is_not_passed_by_small_ones_for_ever():
 
     assert asyncio.run(check(in_order=True))
     assert not asyncio.run(check(in_order=False))
+
+
+def test_calls_that_time_out_or_leave_as_they_are_admitted_hold_nothing():
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        for delay in np.linspace(0.008, 0.012, 60):
+            budget = MemoryBudget(100, wait_seconds=0.01)
+            first = MemoryHold(budget, "a")
+            await first.grow_to(50)
+            holds = [MemoryHold(budget, "a") for _ in range(4)]
+            waiting = [asyncio.create_task(one.grow_to(20)) for one in holds]
+            loop.call_later(delay, first.release)
+            loop.call_later(delay, waiting[0].cancel)
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            kinds = {type(one) for one in ended}
+            assert kinds <= {type(None), TooMany, asyncio.CancelledError}, ended
+            for one in holds:
+                one.release()
+            assert budget.held == 0
+
+    asyncio.run(check())
 
 
 def test_owners_take_turns_in_a_budget():
