@@ -32,8 +32,7 @@ class Quota:
         if stored + more > self._most_bytes:
             raise TooLarge(
                 "workspace_full",
-                f"what this workspace stores has {stored} bytes, and with this it would have more "
-                f"than the {self._most_bytes} it may: delete datasets, or let max_workspace_bytes "
-                "be raised",
+                f"this workspace stores {stored} bytes, and this would exceed its limit of "
+                f"{self._most_bytes}: delete datasets, or have max_workspace_bytes raised",
                 limit=self._most_bytes,
             )

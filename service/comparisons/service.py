@@ -142,7 +142,7 @@ class Comparisons:
         try:
             self._threads.submit(self._run_next)
         except RuntimeError as error:
-            raise Unavailable("ending", "the service is ending: try again") from error
+            raise Unavailable("shutting_down", "the service is shutting down; try again") from error
         waiting = _Waiting(Future(), call)
         self._waiting.setdefault(principal.workspace, deque()).append(waiting)
         return waiting.future
@@ -172,9 +172,8 @@ class Comparisons:
         waiting = [key[0] for key, one in self._kept.items() if not one.done()]
         mine = waiting.count(workspace)
         if mine >= MOST_WAITING_OF_ONE or len(waiting) >= MOST_WAITING:
-            raise Unavailable(
-                "busy", f"{mine or len(waiting)} comparisons wait already: try again in a minute"
-            )
+            count = mine if mine >= MOST_WAITING_OF_ONE else len(waiting)
+            raise Unavailable("busy", f"{count} comparisons are waiting: try again in a minute")
 
     def _compare_judged(self, principal: Principal, pair: Pair, process: TaskProcess) -> Comparison:
         rows = [_judged_bytes(self._blobs, principal, one) for one in (pair.first, pair.second)]

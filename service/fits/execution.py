@@ -20,13 +20,13 @@ from service.datasets.service import load, named
 from service.errors import ServiceError, TooLarge
 from service.fits.service import check_memory
 from service.registry.service import NO_ONNX
+from service.settings import MEGABYTE
 from service.storage.blob_keys import judged_key, map_key, onnx_key
 from service.storage.blobs import Blobs, Unnamed
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
 
-MEGABYTE = 1 << 20
 MAX_MAP_BYTES = 64 * MEGABYTE
 
 logger = logging.getLogger(__name__)

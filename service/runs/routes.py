@@ -156,9 +156,7 @@ async def post_statistics(
             BinStatistics.from_bytes(_decoded(body.statistics)),
             None if body.state is None else body.state.read(),
         )
-        with joined.database.read() as store:
-            joined.quota.check(store, caller.workspace, len(sent.content))
-        return runs.record(joined.database, caller, run, sent)
+        return runs.record(joined.database, joined.quota, caller, run, sent)
 
     executors, workspace = joined.executors, caller.workspace
     made = await executors.query.run(workspace, recorded)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrators.adafocal.statistics import MOST_NUMBER, MOST_ROWS
 from service.access.permissions import Principal
+from service.access.quota import Quota
 from service.errors import Conflict, Invalid, NotFound, TooLarge
 from service.names import NAME
 from service.registry.service import check_notes
@@ -109,12 +110,18 @@ def annotate(
     return store.runs.archive(run.id) if archived else run
 
 
-def record(database: Database, principal: Principal, name: str, sent: SentStatistics) -> Recorded:
-    """Record a rank's statistics.
+def record(
+    database: Database, quota: Quota, principal: Principal, name: str, sent: SentStatistics
+) -> Recorded:
+    """Record a rank's statistics; raise TooLarge if the workspace has no room for new ones.
 
     Only what the rank itself has posted is read under the write lock: there may be thousands of
     others.
     """
+    with database.read() as store:
+        session = session_of(store, run_named(store, principal, name), sent.session)
+        if store.run_steps.posted(session, sent.step, sent.rank) is None:
+            quota.check(store, principal.workspace, len(sent.content))
     with database.write() as store:
         run = store.runs.lock(run_named(store, principal, name).id)
         session = session_of(store, run, sent.session)

@@ -196,7 +196,6 @@ def _applied(
 
 
 MODEL_HEADER = "Calibrd-Model"
-SHOWN_MODEL = 80
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -236,7 +235,7 @@ def _cost(served: Served, values: Array) -> tuple[int, int, int]:
     return rows, numbers, values.size + numbers + rows * (ROW_COST + served.map.row_cost)
 
 
-def check_cost(served: Served, values: Array) -> None:
+def check_call_cost(served: Served, values: Array) -> None:
     """Refuse rows that this map would take many seconds for."""
     rows, _, cost = _cost(served, values)
     if cost > MOST_COST:
@@ -318,7 +317,7 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
         "model_mismatch",
         f"{mismatch}: send that model's values, or ask with fingerprint=warn",
         expected=served.model,
-        got=model[:SHOWN_MODEL],
+        got=model[:SHOWN],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.access.permissions import Principal
+from service.access.quota import Quota
 from service.runs.decisions import decide
 from service.runs.service import Posted, SentStatistics, outcome, record
 from service.storage.database import Database
@@ -10,7 +11,7 @@ from service.storage.database import Database
 
 def post(database: Database, principal: Principal, name: str, sent: SentStatistics) -> Posted:
     """Record a rank's statistics, then decide what is due."""
-    recorded = record(database, principal, name, sent)
+    recorded = record(database, Quota(0, None), principal, name, sent)
     if recorded.is_due:
         decide(database, recorded.key)
     return outcome(database, recorded)

@@ -51,9 +51,13 @@ class Slot:
         self._is_held = True
 
     async def run(self) -> None:
-        """Wait for the caller's turn to use a thread."""
+        """Wait for the caller's turn to use a thread; do nothing once the place is given back."""
+        if not self._is_held:
+            return
         await self.load.running.acquire()
         self._is_running = True
+        if not self._is_held:
+            self.end_run()
 
     def end_run(self) -> None:
         """Let others of the caller use a thread."""

@@ -20,8 +20,7 @@ from calibrators.segments import Segments
 from service.concurrency.thread_pools import parsing_turn
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http.json_body import check_cost
-from service.serving.apply_map import JSON_BYTES, Prediction, check_answer
-from service.serving.apply_map import check_cost as check_call_cost
+from service.serving.apply_map import JSON_BYTES, Prediction, check_answer, check_call_cost
 from service.serving.inference_protocol import fields
 from service.serving.inference_protocol.inputs import read_inputs
 from service.serving.map_cache import Served

@@ -40,7 +40,7 @@ from service.serving.apply_map import (
     Prediction,
     check_answer,
     check_calculation,
-    check_cost,
+    check_call_cost,
     check_evaluable,
     check_model,
     evaluation,
@@ -191,10 +191,10 @@ class Predict:
     ) -> int:
         """Return about how many bytes the answer will have; raise TooLarge if that is too much."""
         k = served.map.k
-        check_cost(served, arrays.values)
+        check_call_cost(served, arrays.values)
         written = _written_format(arrays, asked, sent, format)
         if arrays.labels is not None:
-            check_evaluable(len(arrays.values), k)
+            check_evaluable(len(arrays.values) if arrays.values.ndim > 1 else 1, k)
         is_choice = written is Format.JSON and arrays.labels is None
         advice = "send fewer rows, or accept npy or npz" if is_choice else "send fewer rows"
         size = answer_size(k, arrays, asked, written)
