@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -110,14 +111,17 @@ def run(
     device: str,
     time_limit: float,
     memory_limit: int | None = None,
+    check_room: Callable[[int], None] = lambda _: None,
 ) -> Ending | None:
     """Fit and judge every method of the order, and write the blobs; None if it was abandoned.
 
     ``memory_limit`` is how many bytes a fit may need by its estimate; None for any number.
+    ``check_room`` raises if there is no room for maps of so many bytes together.
     """
     watch = _Watch(hooks, time_limit - job.seconds_running)
     try:
         judged = _judged(job, blobs, hooks, watch, device, memory_limit)
+        check_room(_size_of_maps(judged))
         unnamed = Unnamed()
         written = tuple(_written(job, blobs, *one) for one in judged)
         return Ending(FitStatus.SUCCEEDED, written, _recommended(judged), unnamed=unnamed)
@@ -266,7 +270,6 @@ def _written(
     fit, order = job.fit, job.fit.order
     fitted, report = judged
     id, content = new_id("ver"), archive.dump(fitted)
-    check_map_size(recipe, len(content))
     sha256 = hashlib.sha256(content).hexdigest()
     blobs.put(map_key(fit.workspace, id, sha256), content)
     onnx, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
@@ -299,6 +302,16 @@ def _written(
         "created_by": fit.created_by,
     }
     return NewVersion(id, report.to_dict(), facts)
+
+
+def _size_of_maps(judged: list[tuple[CalibrationSet, Calibrator, Judged]]) -> int:
+    """Return the bytes of all maps; raise TooLarge, before any is written, if one has too many."""
+    total = 0
+    for _, recipe, one in judged:
+        size = len(archive.dump(one.map))
+        check_map_size(recipe, size)
+        total += size
+    return total
 
 
 def check_map_size(recipe: Calibrator, size: int) -> None:

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from dbos import DBOS
 
+from service.access.quota import Quota
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
 from service.fits.execution import FitJob, Stop, begin, conclude, ending_of, run
@@ -67,6 +69,7 @@ class QueueWorker:
         self._turn = threading.Lock()
         self._database = Database(settings.database)
         self._blobs = PatientBlobs(settings.blobs, seconds=pace.patience, on_damage=log_damage)
+        self._quota = Quota(settings.max_workspace_bytes, self._blobs.folder)
         self._queue = DbosQueue(self._database)
         self._housekeeping = Housekeeping(
             self._database,
@@ -143,6 +146,7 @@ class QueueWorker:
                 device=self._device,
                 time_limit=limit,
                 memory_limit=self._settings.fit_memory_bytes,
+                check_room=partial(self._check_room, job.fit.workspace),
             )
         if ending is None:
             logger.warning("fit %s, attempt %d, is left to others", id, job.fit.attempt)
@@ -153,6 +157,11 @@ class QueueWorker:
         )
         logger.info("fit %s ends: %s", id, done.status if done else "by another worker")
         self._tidy_up(job.fit)
+
+    def _check_room(self, workspace: str, size: int) -> None:
+        """Raise TooLarge unless a workspace may store maps of so many bytes."""
+        with self._database.read() as store:
+            self._quota.check(store, workspace, size)
 
     def _give_up(self) -> None:
         """Let the process be replaced: a fit does not come back."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_service import NPZ, Local, in_process, sample
+from helpers.live_service import NPZ, Local, in_process, running, sample
 from helpers.registration import registration, temperature_registration
 from helpers.training_clients import open_shared, post, seen
 
@@ -126,6 +126,23 @@ def test_bytes_sent_again_while_they_are_deleted_leave_no_orphan(
         again = sent(service, 0)
         assert again.status_code == 201
         assert [again.json()["id"] in one.key for one in blobs.list()] == [True]
+
+
+def test_a_fit_whose_maps_have_no_room_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    content = body(0)
+    quota = str(len(content) + 100)
+    with (
+        running(tmp_path, CALIBRD_MAX_WORKSPACE_BYTES=quota) as service,
+        service.client() as client,
+    ):
+        ended = client.post(
+            "/v1/calibrators/a/fits?method=temperature&method=identity",
+            content=content,
+            headers={**NPZ, "Prefer": "wait=60"},
+        ).json()
+        assert (ended["status"], ended["error"]["code"]) == ("failed", "workspace_full"), ended
+        kinds = {path.parent.name for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
+        assert not kinds & {"maps", "onnx", "judged"}
 
 
 def test_small_rows_leave_room_to_delete(small_disk: Path) -> None:
