@@ -65,7 +65,7 @@ class SlowBlobs(Blobs):
     """A store that takes its time to delete."""
 
     def delete(self, key: str) -> None:
-        time.sleep(1.0)
+        time.sleep(3.0)
         super().delete(key)
 
 
@@ -76,15 +76,16 @@ def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
     fit = place.order(spent, ("temperature", {}))
     with place.database.write() as store:
         store.fits.cancel(fit.id)
-    busy = housekeeping(place, "busy", silence=0.5, heartbeat=0.1, housekeeping=0.1)
+    busy = housekeeping(place, "busy", silence=2.0, heartbeat=0.1, housekeeping=0.1)
     busy.start()
     beats = 0
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while place.has_bytes_of(spent):
             with place.database.read() as store:
-                beats += [one.id for one in store.workers.alive(0.4)] == ["busy"]
-                assert store.workers.silent(0.5) == []
+                beats += [one.id for one in store.workers.alive(1.5)] == ["busy"]
+                silent = store.workers.silent(2.0)
+            assert silent == []
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
