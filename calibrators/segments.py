@@ -253,7 +253,7 @@ def is_name(name: str) -> bool:
 
 
 def name_rule(name: str) -> str:
-    """What the name of a segment must be, and this one that is not so, with all of it visible.
+    """Return the rule for names of segments, and the name that breaks it in full.
 
     >>> name_rule("web\\n").partition(", got ")[2]
     "'web\\\\n'"

@@ -81,9 +81,9 @@ def segments_among(path: Path, names: Sequence[str], wanted: str | None) -> str 
     """What a file calls its segments: as it is wanted, or as it is usual, if it has any."""
     found = wanted or _usual(names)
     if found is not None and names.count(found) != 1:
-        told = ", ".join(map(repr, names)) or "nothing"
+        present = ", ".join(map(repr, names)) or "nothing"
         raise DataError(
-            "missing_column", f"{path} must have segments {found!r} once, but has {told}"
+            "missing_column", f"{path} must have segments {found!r} once, but has {present}"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What AdaFocal and Monitor share: they observe validation passes and report them as a run.
+"""Observe validation passes and report them as a run: the base of AdaFocal and Monitor.
 
 Each row of a pass is reduced to three numbers, on its device; then rows are counted.
 """
@@ -222,10 +222,10 @@ def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> R
             from calibrd.training.distributed import Distributed
 
             return Distributed()
-        told = os.environ.get("WORLD_SIZE", "1")
-        if told not in ("", "1"):
+        stated = os.environ.get("WORLD_SIZE", "1")
+        if stated not in ("", "1"):
             raise RuntimeError(
-                f"WORLD_SIZE is {told}, but torch.distributed is not in use yet: call "
+                f"WORLD_SIZE is {stated}, but torch.distributed is not in use yet: call "
                 "init_process_group before, or give rank=, world_size= and session="
             )
         return Ranks()

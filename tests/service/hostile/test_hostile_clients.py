@@ -22,10 +22,8 @@ from helpers.hostile.attacks import IS_FULL, Target, target, url_of
 from helpers.hostile.bodies import MEGABYTE, Body, filled, fortran_dataset
 from helpers.hostile.latency import memory
 from helpers.live_service import NPZ, by_the_clock
-from helpers.registration import registration, temperature_registration
+from helpers.registration import costly_map, registration, temperature_registration
 from helpers.route_table import NEEDS
-
-from calibrators.methods.smart import SmartMap
 
 NPY = "application/x-npy"
 NOTHING = Body("nothing", b"", "text/plain")
@@ -353,19 +351,7 @@ def test_small_packed_and_chunked_bodies_hold_no_memory_of_others(attacked, clos
 
 @by_the_clock
 def test_maps_that_are_costly_to_apply_leave_the_event_loop(attacked):
-    hidden = 2000
-    rng = np.random.default_rng(0)
-    costly = SmartMap(
-        k=2,
-        base_temperature=1.0,
-        indicator="margin",
-        centre=np.zeros(1),
-        spread=np.ones(1),
-        w1=rng.normal(size=(1, hidden)),
-        b1=rng.normal(size=hidden),
-        w2=rng.normal(size=hidden) / hidden,
-        b2=0.5,
-    )
+    costly = costly_map(hidden=2000)
     with attacked.client() as admin:
         made = admin.post("/v1/calibrators/costly/versions", json=registration(costly))
         assert made.status_code == 201, made.text

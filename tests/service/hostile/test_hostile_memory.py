@@ -16,9 +16,7 @@ from helpers.commands import here
 from helpers.hostile.attacks import Target, target
 from helpers.hostile.bodies import MEGABYTE
 from helpers.live_service import by_the_clock, wait_until
-from helpers.registration import registration, temperature_registration
-
-from calibrators.methods.smart import SmartMap
+from helpers.registration import costly_map, registration, temperature_registration
 
 NPY = {"Content-Type": "application/x-npy"}
 
@@ -126,21 +124,6 @@ def test_forms_that_never_end_keep_nobody_from_signing_in(attacked):
             assert answer.status_code in (401, 403, 422)
 
 
-def costly_map(hidden: int = 4096) -> SmartMap:
-    rng = np.random.default_rng(0)
-    return SmartMap(
-        k=2,
-        base_temperature=1.0,
-        indicator="margin",
-        centre=np.zeros(1),
-        spread=np.ones(1),
-        w1=rng.normal(size=(1, hidden)),
-        b1=rng.normal(size=hidden),
-        w2=rng.normal(size=hidden) / hidden,
-        b2=0.5,
-    )
-
-
 def test_a_costly_map_takes_few_rows_and_holds_up_no_other_workspace(tmp_path):
     with target(tmp_path) as attacked:
         add_other_workspace(attacked)
@@ -148,7 +131,9 @@ def test_a_costly_map_takes_few_rows_and_holds_up_no_other_workspace(tmp_path):
             body = temperature_registration(2.0, k=1000)
             assert client.post("/v1/calibrators/of1000/versions", json=body).status_code == 201
         with attacked.client() as admin:
-            sent = admin.post("/v1/calibrators/costly/versions", json=registration(costly_map()))
+            sent = admin.post(
+                "/v1/calibrators/costly/versions", json=registration(costly_map(hidden=4096))
+            )
             assert sent.status_code == 201, sent.text
             path = "/v1/calibrators/costly@1/predict"
             content = npy(np.zeros((4_190_000, 1), np.float16))
