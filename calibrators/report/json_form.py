@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -22,6 +23,8 @@ def to_plain(value: Any) -> Any:
     >>> to_plain({"a": (1, float("nan")), "b": np.float32(0.5)})
     {'a': [1, None], 'b': 0.5}
     """
+    if type(value) is float:
+        return value if math.isfinite(value) else None
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
     match value:
@@ -33,8 +36,6 @@ def to_plain(value: Any) -> Any:
             return value.value
         case np.generic() | np.ndarray():
             return to_plain(value.tolist())
-        case float():
-            return value if math.isfinite(value) else None
     return value
 
 
@@ -59,21 +60,36 @@ def rounded(value: float) -> float:
 
 
 def _read(hint: Any, value: Any) -> Any:
+    return _reader(hint)(value)
+
+
+@cache
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """Return what reads values of an annotation: reports hold tens of thousands of them."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return None if value is None else _read(arguments[0], value)
+        return lambda value: None if value is None else _read(arguments[0], value)
     if origin is tuple:
-        return tuple(_read(arguments[0], one) for one in value)
+        return lambda value: tuple(map(_reader(arguments[0]), value))
     if origin is dict:
-        return {key: _read(arguments[1], one) for key, one in value.items()}
+        return lambda value: {key: _read(arguments[1], one) for key, one in value.items()}
     if is_dataclass(hint) and isinstance(hint, type):
-        hints = _hints(hint)
-        given = {name: _read(hints.get(name, Any), one) for name, one in value.items()}
-        return hint(**given)
+        return partial(_read_fields, hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    if hint in (int, float, str) and not isinstance(value, (int, float) if hint is float else hint):
-        raise TypeError(f"expected {hint.__name__}, got {value!r}")
+        return hint
+    if hint in (int, float, str):
+        return partial(_checked, hint, (int, float) if hint is float else hint)
+    return lambda value: value
+
+
+def _read_fields(kind: type, value: Any) -> Any:
+    hints = _hints(kind)
+    return kind(**{name: _read(hints.get(name, Any), one) for name, one in value.items()})
+
+
+def _checked(kind: type, allowed: Any, value: Any) -> Any:
+    if not isinstance(value, allowed):
+        raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value
 
 

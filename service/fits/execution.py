@@ -29,6 +29,7 @@ from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
 
 MAX_MAP_BYTES = 64 * MEGABYTE
+MAX_FIT_BYTES = 128 * MEGABYTE
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +121,8 @@ def run(
     """
     watch = _Watch(hooks, time_limit - job.seconds_running)
     try:
-        judged = _judged(job, blobs, hooks, watch, device, memory_limit)
-        check_room(_size_of_maps(judged))
+        judged, size = _judged(job, blobs, hooks, watch, device, memory_limit)
+        check_room(size)
         unnamed = Unnamed()
         written = tuple(_written(job, blobs, *one) for one in judged)
         return Ending(FitStatus.SUCCEEDED, written, _recommended(judged), unnamed=unnamed)
@@ -211,7 +212,8 @@ class _Watch:
 
 def _judged(
     job: FitJob, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str, memory_limit: int | None
-) -> list[tuple[CalibrationSet, Calibrator, Judged]]:
+) -> tuple[list[tuple[CalibrationSet, Calibrator, Judged]], int]:
+    """Return every method's map and report, and the bytes of all maps together."""
     recipes = _recipes(job, memory_limit)
     data = load(blobs, job.dataset, "dataset")
     evaluation = None
@@ -219,6 +221,7 @@ def _judged(
         evaluation = load(blobs, job.evaluation, "evaluation dataset")
     seed = job.fit.order["seed"]
     judged: list[tuple[CalibrationSet, Calibrator, Judged]] = []
+    size = 0
     for done, recipe in enumerate(recipes):
         telling = _Telling(hooks, recipe.name, done, len(recipes))
         with named(recipe.name):
@@ -233,9 +236,13 @@ def _judged(
                 cancel=watch,
             )
         judged.append((data, recipe, found))
+        own = len(archive.dump(found.map))
+        size += own
+        check_map_size(recipe, own)
+        check_maps_size(size)
     if watch():
         raise FitCancelled
-    return judged
+    return judged, size
 
 
 def _recipes(job: FitJob, memory_limit: int | None) -> list[Calibrator]:
@@ -304,16 +311,6 @@ def _written(
     return NewVersion(id, report.to_dict(), facts)
 
 
-def _size_of_maps(judged: list[tuple[CalibrationSet, Calibrator, Judged]]) -> int:
-    """Return the bytes of all maps; raise TooLarge, before any is written, if one has too many."""
-    total = 0
-    for _, recipe, one in judged:
-        size = len(archive.dump(one.map))
-        check_map_size(recipe, size)
-        total += size
-    return total
-
-
 def check_map_size(recipe: Calibrator, size: int) -> None:
     """Raise TooLarge for a map that would take too much memory wherever it is applied."""
     if size > MAX_MAP_BYTES:
@@ -323,6 +320,17 @@ def check_map_size(recipe: Calibrator, size: int) -> None:
             f"{MAX_MAP_BYTES / MEGABYTE:.0f} are kept: choose fewer bins or segments, or a method "
             "with fewer parameters",
             limit=MAX_MAP_BYTES,
+        )
+
+
+def check_maps_size(size: int) -> None:
+    """Raise TooLarge for maps that a worker would have to hold at once, until all are judged."""
+    if size > MAX_FIT_BYTES:
+        raise TooLarge(
+            "maps_too_large",
+            f"the maps of this fit have over {MAX_FIT_BYTES / MEGABYTE:.0f} MiB together: fit "
+            "methods with so many parameters one by one",
+            limit=MAX_FIT_BYTES,
         )
 
 

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
-import orjson
 
 from calibrators.data import Kind
 from calibrators.segments import Segments
@@ -17,7 +16,7 @@ from service.datasets.formats import csv_text, json_text, npy, npz, safetensors,
 from service.datasets.formats.npy import Array, Bytes, Readable, check_dimensions
 from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, Malformed, NotAcceptable, TooLarge, Unsupported
-from service.http import json_body
+from service.http import json_answer, json_body
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS = "labels"
@@ -92,10 +91,8 @@ def encode(format: Format, arrays: dict[str, Array]) -> bytes:
         case Format.SAFETENSORS:
             return safetensors.encode(arrays)
         case Format.JSON:
-            return orjson.dumps(
-                {name: np.ascontiguousarray(one) for name, one in arrays.items()},
-                option=orjson.OPT_SERIALIZE_NUMPY,
-            )
+            lists = {name: json_answer.blocks(one) for name, one in arrays.items()}
+            return json_answer.write({}, **lists)
         case Format.CSV:
             raise NotAcceptable("not_acceptable", "CSV is read for datasets, and never answered")
 

@@ -19,7 +19,7 @@ from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of, take_turn
 
 # requests of one workspace that use the framework's 40 threads at the same time
-MOST_RUNNING = 8
+MOST_RUNNING = 4
 # they answer from memory, or take bodies for as long as these come, and have executors of their own
 OWN_EXECUTORS = re.compile(r".*/(predict|infer|datasets|fits|stats|parts/\d+)")
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from calibrators.segments import Segments
 from service.concurrency.thread_pools import parsing_turn
 from service.errors import Malformed, TooLarge, Unsupported
+from service.http import json_answer
 from service.http.json_body import check_cost
 from service.serving.apply_map import JSON_BYTES, Prediction, check_answer, check_call_cost
 from service.serving.inference_protocol import fields
@@ -123,8 +124,6 @@ def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[by
     }
     if request.binary:
         output["parameters"] = {"binary_data_size": array.nbytes}
-    else:
-        output["data"] = array.ravel()
     parameters = {"calibrator_version": served.number, "sha256": served.sha256}
     if found.warnings:  # clients of the protocol do not show headers
         parameters["warning"] = "\n".join(found.warnings)
@@ -132,12 +131,15 @@ def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[by
         "model_name": served.calibrator,
         "model_version": str(served.number),
         "parameters": parameters,
-        "outputs": [output],
     }
     if request.id is not None:
         document["id"] = request.id
-    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return (b"".join((text, array.data)) if request.binary else text), len(text)
+    if request.binary:
+        text = orjson.dumps({**document, "outputs": [output]})
+        return b"".join((text, array.data)), len(text)
+    written = json_answer.write(output, data=json_answer.blocks(array.ravel()))
+    text = orjson.dumps({**document, "outputs": [orjson.Fragment(written)]})
+    return text, len(text)
 
 
 def _parse(text: memoryview) -> dict[str, Any]:

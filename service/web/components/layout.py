@@ -37,6 +37,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 TOLD = (ServiceError, CalibrationError, RequestValidationError, *AWAY)
+VERSION = metadata.version("calibrd")
 
 
 class NavigationItem(NamedTuple):
@@ -100,7 +101,7 @@ def page(
         "is_signed_in": "form_token" in request.scope,
         "csrf": request.scope.get("form_token", ""),
         "navigation": [one for one in NAVIGATION if _may_see(caller, one)],
-        "version": metadata.version("calibrd"),
+        "version": VERSION,
         **{f"may_{one.value}": caller is not None and caller.may(one) for one in Scope},
     }
     text = environment().get_template(template).render({**known, **(values or {})})

@@ -283,3 +283,17 @@ def test_a_fit_that_needs_too_much_memory_is_refused(place: Place) -> None:
     assert "'matrix' needs about" in error["message"]
     assert "send fewer rows, or choose another method" in error["message"]
     conclude(place.database, job.fit, ending)
+
+
+def test_maps_that_are_too_large_together_are_refused_before_the_rest_is_fitted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = place.order(place.dataset(), ("temperature", {}))
+    one = ended(place, alone)
+    assert one is not None
+    size = one.versions[0].facts["map_bytes"]
+    monkeypatch.setattr("service.fits.execution.MAX_FIT_BYTES", int(1.5 * size))
+    hooks = Hooks()
+    fit = place.order(place.dataset(), *[("temperature", {})] * 4)
+    assert error_of(ended(place, fit, hooks))["code"] == "maps_too_large"
+    assert {one["methods_done"] for one in hooks.told} == {0, 1}

@@ -26,6 +26,7 @@ from helpers.registration import costly_map, registration, temperature_registrat
 from helpers.route_table import NEEDS
 
 NPY = "application/x-npy"
+JSON = "application/json"
 NOTHING = Body("nothing", b"", "text/plain")
 
 
@@ -91,6 +92,38 @@ def test_drawings_of_many_clients_hold_up_nobody(attacked):
     with attacked.watched() as watched:
         statuses = set(attacked.send_all(calls, at_once=45))
     assert statuses == {200}
+    watched.check()
+
+
+@by_the_clock
+def test_many_kinds_of_costly_calls_at_once_hold_up_nobody(attacked):
+    """None of them alone does: what holds the interpreter for long adds up."""
+    with attacked.client() as admin:
+        for name, k in (("pair", 2), ("sixty", 60)):
+            body = temperature_registration(2.0, k=k)
+            assert admin.post(f"/v1/calibrators/{name}/versions", json=body).status_code == 201
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 9, (20_000, 60)).tolist()
+    labels = rng.integers(0, 60, 20_000).tolist()
+    pairs = _npy(rng.integers(-5, 5, (200_000, 2)).astype(np.int8))
+    as_json = {"Accept": "application/json"}
+    top = Body("top", pairs, NPY, as_json)
+    wide = Body("wide", _npy(rng.normal(size=(20_000, 60)).astype(np.float16)), NPY, as_json)
+    few = json.dumps({"logits": rows[:12_000], "labels": labels[:12_000]}).encode()
+    many = json.dumps({"logits": rows, "labels": labels}).encode()
+    page = "/calibrators/fashion/versions/1"
+    kinds = [
+        ("POST", "/v1/calibrators/pair@1/predict?top=1", "predict", top),
+        ("POST", "/v1/calibrators/sixty@1/predict", "predict", wide),
+        ("POST", "/v1/calibrators/sixty@1/predict", "predict", Body("few", few, JSON)),
+        ("POST", "/v1/datasets?kind=logits", "fit", Body("many", many, JSON)),
+        ("GET", page, "predict", NOTHING),
+        ("GET", f"/v1{page}/report", "predict", NOTHING),
+    ]
+    with attacked.watched() as watched:
+        statuses = Counter(attacked.send_all(kinds * (24 if IS_FULL else 8), at_once=48))
+    assert not statuses[500]
+    assert statuses[200] > len(kinds)
     watched.check()
 
 
