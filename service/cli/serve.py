@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 from pathlib import Path
 
 KEEP_ALIVE_SECONDS = 75
-# how long a thread that computes may keep the event loop waiting; by default 5 ms
-SWITCH_SECONDS = 0.001
+# how long a thread that computes keeps the event loop waiting, for each socket that is ready;
+# by default 5 ms
+SWITCH_SECONDS = 0.0001
 # its number in glibc's malloc.h
 M_ARENA_MAX = -8
 GC_THRESHOLDS = (20_000, 20, 100)
