@@ -85,11 +85,11 @@ class Datasets:
                 if self._cured(known, arrived.path):
                     return Added(known, is_new=False)
                 continue
-            id, unnamed = new_id("ds"), Unnamed()
+            id, unnamed = new_id("ds"), Unnamed(self._blobs)
             key = dataset_key(principal.workspace, id, arrived.sha256)
             with self._database.read() as store:
                 self.quota.check(store, principal.workspace, arrived.bytes)
-            self._blobs.put(key, arrived.path)
+            unnamed.put(key, arrived.path)
             with self._database.write() as store:
                 unnamed.check()
                 made = store.datasets.add(
@@ -101,7 +101,7 @@ class Datasets:
                 )
             if made is not None:
                 return Added(made, is_new=True)
-            self._blobs.delete(key)  # somebody sent equal bytes meanwhile
+            unnamed.delete()  # somebody sent equal bytes meanwhile
 
     def _cured(self, dataset: Dataset, path: Path) -> bool:
         """Write the bytes of a dataset again; return whether it is still there afterwards."""

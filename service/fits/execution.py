@@ -123,8 +123,7 @@ def run(
     try:
         judged, size = _judged(job, blobs, hooks, watch, device, memory_limit)
         check_room(size)
-        unnamed = Unnamed()
-        written = tuple(_written(job, blobs, *one) for one in judged)
+        written, unnamed = _all_written(job, blobs, watch, judged)
         return Ending(FitStatus.SUCCEEDED, written, _recommended(judged), unnamed=unnamed)
     except FitCancelled:
         return None if watch.reason is None else ending_of(watch.reason, time_limit)
@@ -269,8 +268,27 @@ class _Telling:
         self._hooks.progress(to_plain({**self._place, **now}))
 
 
+def _all_written(
+    job: FitJob,
+    blobs: Blobs,
+    watch: _Watch,
+    judged: list[tuple[CalibrationSet, Calibrator, Judged]],
+) -> tuple[tuple[NewVersion, ...], Unnamed]:
+    """Write the blobs of all versions; none of them stays if the fit is stopped or fails."""
+    unnamed, written = Unnamed(blobs), []
+    try:
+        for one in judged:
+            written.append(_written(job, unnamed, *one))
+            if watch():
+                raise FitCancelled
+    except BaseException:
+        unnamed.delete()
+        raise
+    return tuple(written), unnamed
+
+
 def _written(
-    job: FitJob, blobs: Blobs, data: CalibrationSet, recipe: Calibrator, judged: Judged
+    job: FitJob, unnamed: Unnamed, data: CalibrationSet, recipe: Calibrator, judged: Judged
 ) -> NewVersion:
     """A version's blobs are written here; a row never names a blob that is not there."""
     assert job.dataset is not None  # noqa: S101 - data was loaded from it
@@ -278,11 +296,11 @@ def _written(
     fitted, report = judged
     id, content = new_id("ver"), archive.dump(fitted)
     sha256 = hashlib.sha256(content).hexdigest()
-    blobs.put(map_key(fit.workspace, id, sha256), content)
-    onnx, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
+    unnamed.put(map_key(fit.workspace, id, sha256), content)
+    onnx, warnings = _written_onnx(unnamed, fit.workspace, id, fitted)
     rows = judged.rows.dump()
     judged_sha256 = hashlib.sha256(rows).hexdigest()
-    blobs.put(judged_key(fit.workspace, id, judged_sha256), rows)
+    unnamed.put(judged_key(fit.workspace, id, judged_sha256), rows)
     known = fitted.fit_info.get("warnings", [])
     facts = {
         "method": recipe.name,
@@ -335,7 +353,7 @@ def check_maps_size(size: int) -> None:
 
 
 def _written_onnx(
-    blobs: Blobs, workspace: str, id: str, fitted: CalibrationMap
+    unnamed: Unnamed, workspace: str, id: str, fitted: CalibrationMap
 ) -> tuple[WrittenOnnx, list[dict[str, str]]]:
     """The map's ONNX form, or a warning why it has none."""
     try:
@@ -343,7 +361,7 @@ def _written_onnx(
     except ExportError as error:
         return WrittenOnnx(), [{"code": error.code, "message": f"{NO_ONNX}: {error}"}]
     sha256 = hashlib.sha256(content).hexdigest()
-    blobs.put(onnx_key(workspace, id, sha256), content)
+    unnamed.put(onnx_key(workspace, id, sha256), content)
     return WrittenOnnx(sha256, len(content)), []
 
 

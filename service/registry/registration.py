@@ -73,27 +73,28 @@ def register(
         known = _registered(store, principal, key, request)
     if known is not None:
         return known
-    id, unnamed = new_id("ver"), Unnamed()
-    blobs.put(map_key(principal.workspace, id, facts["map_sha256"]), sent.content)
+    id, unnamed = new_id("ver"), Unnamed(blobs)
+    unnamed.put(map_key(principal.workspace, id, facts["map_sha256"]), sent.content)
     if sent.judged_rows is not None:
         key_of_rows = judged_key(principal.workspace, id, facts["judged_sha256"])
-        blobs.put(key_of_rows, sent.judged_rows)
+        unnamed.put(key_of_rows, sent.judged_rows)
     with database.write() as store:
         unnamed.check()
         known = _registered(store, principal, key, request)
-        if known is not None:  # the same was sent twice at once; our blob is an orphan
-            return known
-        calibrator = calibrator_for(store, principal, sent.calibrator)
-        made = store.calibrators.add_version(
-            calibrator.id,
-            id,
-            report,
-            blob_bytes=sent.bytes,
-            created_by=principal.actor,
-            **facts,
-        )
-        idempotency.keep(store, principal, key, request, {"version": made.number})
-        return made
+        if known is None:
+            calibrator = calibrator_for(store, principal, sent.calibrator)
+            made = store.calibrators.add_version(
+                calibrator.id,
+                id,
+                report,
+                blob_bytes=sent.bytes,
+                created_by=principal.actor,
+                **facts,
+            )
+            idempotency.keep(store, principal, key, request, {"version": made.number})
+            return made
+    unnamed.delete()  # the same was sent twice at once
+    return known
 
 
 def _registered(

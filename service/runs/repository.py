@@ -194,9 +194,9 @@ class RunSteps(Repository):
             run_statistics.c.step == step,
         )
         content = run_statistics.c.statistics
-        kept = select(run_statistics.c.rank, func.length(content)).where(mine, content.is_not(None))
-        found = self.session.execute(kept.limit(limit)).all()
-        sizes = {row[0]: row[1] for row in found}
+        chosen = select(run_statistics.c.rank, func.length(content), run_statistics.c.claimed)
+        found = self.session.execute(chosen.where(mine, content.is_not(None)).limit(limit)).all()
+        sizes = {rank: bytes_until_decided(length, claimed) for rank, length, claimed in found}
         self._changed(_with_bytes(key.run, -sum(sizes.values())))
         given = update(run_statistics).where(mine, run_statistics.c.rank.in_(sizes))
         return self._changed(given.values(statistics=None, claimed=None))
@@ -275,6 +275,15 @@ class RunSteps(Repository):
         """Return how many statistics wait for others of their step, or for the step before."""
         waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
         return self.session.scalar(select(func.count()).where(waits)) or 0
+
+
+def bytes_until_decided(content: int, claimed: State) -> int:
+    """Return the bytes that statistics and the state after them take until their step is decided.
+
+    >>> bytes_until_decided(10, {"a": 1})
+    18
+    """
+    return content + (0 if claimed is None else len(json.dumps(claimed)))
 
 
 def _with_bytes(run: str, more: int) -> Update:

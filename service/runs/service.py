@@ -15,13 +15,15 @@ from service.errors import Conflict, Invalid, NotFound, TooLarge
 from service.names import NAME
 from service.registry.service import check_notes
 from service.runs.decisions import is_due
-from service.runs.repository import Head, SessionKey
+from service.runs.repository import Head, SessionKey, bytes_until_decided
 from service.storage.database import Database
 from service.storage.records import Run, RunSession, RunStatistics, RunStep
 from service.storage.store import Store
 
 # steps whose statistics are kept while one before them is missing
 MOST_AHEAD = 10_000
+# what is left of statistics once their step is decided, about
+ROW_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,19 @@ class SentStatistics:
     rank: int
     statistics: BinStatistics
     state: AdaFocalState | None
+    claimed: dict[str, Any] | None = field(init=False)
     content: bytes = field(init=False)
     sha256: str = field(init=False)
+    size: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Pack and hash, which is not for a transaction; the hash is of what is said."""
-        state = None if self.state is None else self.state.to_dict()
-        said = self.statistics.fingerprint() + json.dumps(state, sort_keys=True)
-        object.__setattr__(self, "content", self.statistics.to_bytes())
+        claimed = None if self.state is None else self.state.to_dict()
+        said = self.statistics.fingerprint() + json.dumps(claimed, sort_keys=True)
+        content = self.statistics.to_bytes()
+        object.__setattr__(self, "claimed", claimed)
+        object.__setattr__(self, "content", content)
+        object.__setattr__(self, "size", ROW_BYTES + bytes_until_decided(len(content), claimed))
         object.__setattr__(self, "sha256", hashlib.sha256(said.encode()).hexdigest())
 
 
@@ -121,7 +128,7 @@ def record(
     with database.read() as store:
         session = session_of(store, run_named(store, principal, name), sent.session)
         if store.run_steps.posted(session, sent.step, sent.rank) is None:
-            quota.check(store, principal.workspace, len(sent.content))
+            quota.check(store, principal.workspace, sent.size)
     with database.write() as store:
         run = store.runs.lock(run_named(store, principal, name).id)
         session = session_of(store, run, sent.session)
@@ -167,14 +174,14 @@ def _recorded(
             )
         return known
     is_late = sent.step <= head.step
-    store.runs.touch(run.id, 0 if is_late else len(sent.content))
+    store.runs.touch(run.id, ROW_BYTES if is_late else sent.size)
     return store.run_steps.post(
         session,
         sent.step,
         sent.rank,
         sha256=sent.sha256,
         statistics=None if is_late else sent.content,
-        claimed=None if sent.state is None else sent.state.to_dict(),
+        claimed=None if is_late else sent.claimed,
         late=is_late,
     )
 

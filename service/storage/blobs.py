@@ -272,8 +272,20 @@ class Unnamed:
     between must not name it any more, so it asks ``check`` in the transaction that writes the row.
     """
 
-    def __init__(self, within: float = NAMED_WITHIN) -> None:
+    def __init__(self, blobs: Blobs, within: float = NAMED_WITHIN) -> None:
+        self._blobs = blobs
+        self._keys: list[str] = []
         self._deadline = time.clock_gettime(_CLOCK) + within
+
+    def put(self, key: str, content: bytes | Path | IO[bytes]) -> None:
+        """Write a blob."""
+        self._keys.append(key)
+        self._blobs.put(key, content)
+
+    def delete(self) -> None:
+        """Remove them: no row will name them."""
+        for key in self._keys:
+            self._blobs.delete(key)
 
     def check(self) -> None:
         """Raise if it is too late to name them."""

@@ -18,7 +18,7 @@ from dbos import DBOS
 from service.access.quota import Quota
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
-from service.fits.execution import FitJob, Stop, begin, conclude, ending_of, run
+from service.fits.execution import Ending, FitJob, Stop, begin, conclude, ending_of, run
 from service.fits.queue import WORKFLOW, DbosQueue, listen, postpone
 from service.fits.service import QUEUES
 from service.settings import DAY, Settings
@@ -156,7 +156,7 @@ class QueueWorker:
             lambda: conclude(self._database, job.fit, ending, told), self._pace.patience
         )
         logger.info("fit %s ends: %s", id, done.status if done else "by another worker")
-        self._tidy_up(job.fit)
+        self._tidy_up(job.fit, ending, done)
 
     def _check_room(self, workspace: str, size: int) -> None:
         """Raise TooLarge unless a workspace may store maps of so many bytes."""
@@ -167,11 +167,13 @@ class QueueWorker:
         """Let the process be replaced: a fit does not come back."""
         self.is_stuck = True
 
-    def _tidy_up(self, fit: Fit) -> None:
+    def _tidy_up(self, fit: Fit, ending: Ending, done: Fit | None) -> None:
         try:
+            if ending.unnamed is not None and (done is None or not done.versions):
+                ending.unnamed.delete()
             forget_spent_datasets(self._database, self._blobs, fit)
         except Exception:
-            logger.exception("datasets of fit %s are left to the housekeeping", fit.id)
+            logger.exception("datasets or blobs of fit %s are left to the housekeeping", fit.id)
 
 
 def note_fit() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 from helpers.live_service import NPZ, Local, in_process, running, sample
 from helpers.registration import registration, temperature_registration
-from helpers.training_clients import open_shared, post, seen
+from helpers.training_clients import history, open_run, open_shared, post, seen
+from sqlalchemy import text
 
 from calibrators import CalibrationSet
 from calibrators.adafocal import AdaFocalState
@@ -23,6 +25,7 @@ from calibrators.methods.temperature import TemperatureScaling
 from service.access.keys import DEFAULT_WORKSPACE, workspace_named
 from service.datasets.spool import Spool
 from service.errors import NoSpace
+from service.runs.service import ROW_BYTES
 
 
 def body(seed: int, rows: int = 500) -> bytes:
@@ -85,16 +88,35 @@ def test_judged_rows_and_reports_count(tmp_path: Path) -> None:
 
 def test_statistics_of_runs_count_until_they_are_merged(tmp_path: Path) -> None:
     size = len(seen(0, 20_000).to_bytes())
-    with in_process(tmp_path, max_workspace_bytes=3 * size + 1000) as service:
+    with in_process(tmp_path, max_workspace_bytes=3 * size + 2000) as service:
         open_shared(service, ranks=2)
         answers = [post(service, "job", "a", step, seen(0, 20_000)) for step in (1, 2, 3)]
         assert {one.status_code for one in answers[:2]} <= {200, 202}
-        assert 3 * size < stored_of_runs(service) < 3 * size + 1000
+        assert 3 * size < stored_of_runs(service) < 3 * size + 2000
         refused = post(service, "job", "a", 4, seen(0, 20_000))
         assert (refused.status_code, refused.json()["code"]) == (413, "workspace_full")
     with in_process(tmp_path) as service:
         assert post(service, "job", "a", 1, seen(1, 20_000), rank=1).status_code == 200
         assert 2 * size < stored_of_runs(service) < 3 * size
+
+
+def test_states_that_wait_for_a_step_count_until_it_is_decided(tmp_path: Path) -> None:
+    passes = [seen(1, 100), seen(2, 100)]
+    first = AdaFocalState.initial(bins=100).update(passes[0])
+    second = first.update(passes[1])
+    with in_process(tmp_path) as service:
+        open_run(service, "job", session="a", settings={"bins": 100}, decides="trainer")
+        stored = [stored_of_runs(service)]
+        for step, state in ((2, second), (1, first)):
+            sent = post(service, "job", "a", step, passes[step - 1], state=state)
+            assert sent.status_code in (200, 202), sent.text
+            stored.append(stored_of_runs(service))
+        waiting = len(passes[1].to_bytes()) + len(json.dumps(second.to_dict()))
+        assert stored[1] == stored[0] + ROW_BYTES + waiting
+        with service.app.state.parts.database.read() as store:
+            rows = store.session.execute(text("SELECT statistics, claimed FROM run_statistics"))
+            assert [row for row in rows if row != (None, None)] == []
+        assert len(history(service, "job")) == 2
 
 
 def test_states_of_sessions_count(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers.backends import Backend
 from helpers.fit_fixtures import FINAL, Hooks, Place
+from helpers.raw_blobs import keys
 
 from calibrators import Report, archive
 from service.datasets.service import forget_spent_datasets
@@ -265,7 +266,7 @@ def test_a_worker_that_was_paused_after_it_wrote_its_blobs_does_not_name_them(
     job = started(place, fit)
     ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60)
     assert ending is not None
-    late = replace(ending, unnamed=Unnamed(within=-1))
+    late = replace(ending, unnamed=Unnamed(place.blobs, within=-1))
     done = conclude(place.database, job.fit, late)
     assert done is not None
     assert (done.status, done.versions) == (FitStatus.FAILED, [])
@@ -297,3 +298,18 @@ def test_maps_that_are_too_large_together_are_refused_before_the_rest_is_fitted(
     fit = place.order(place.dataset(), *[("temperature", {})] * 4)
     assert error_of(ended(place, fit, hooks))["code"] == "maps_too_large"
     assert {one["methods_done"] for one in hooks.told} == {0, 1}
+
+
+def test_a_fit_that_is_stopped_while_it_writes_leaves_no_blobs(place: Place) -> None:
+    class Stopping(Hooks):
+        """Tell a fit to stop as soon as it has written something."""
+
+        def stop(self) -> Stop | None:
+            return Stop.CANCEL if set(keys(place.blobs)) - before else None
+
+    fit = place.order(place.dataset(), ("temperature", {}), ("identity", {}))
+    before = set(keys(place.blobs))
+    ending = ended(place, fit, Stopping())
+    assert ending is not None
+    assert ending.status is FitStatus.CANCELLED
+    assert set(keys(place.blobs)) == before

@@ -202,7 +202,7 @@ def test_sweeping_while_writers_write_resend_delete_and_pause(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (datasets, registration):
-        monkeypatch.setattr(module, "Unnamed", lambda: Unnamed(WINDOW))
+        monkeypatch.setattr(module, "Unnamed", lambda blobs: Unnamed(blobs, WINDOW))
     blobs, principal = PausingBlobs(place.settings.blobs), caller(place)
     kept = Datasets(place.database, blobs, Limits(1 << 20, 1 << 20, 10), Quota(0, None))
     bodies = [npz(*sample(20, 3, seed=seed)) for seed in range(3)]
