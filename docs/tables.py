@@ -20,6 +20,7 @@ from calibrators.losses.registry import all_losses
 from calibrators.registry import all_maps
 from calibrators.report.metric_catalogue import METRICS
 from calibrators.report.verdict import Verdict
+from calibrd.api import Calls
 from service.app import create_app
 from service.settings import PREFIX, Settings
 
@@ -83,6 +84,17 @@ def losses() -> str:
     return table(("name", "what it does", "parameters"), rows)
 
 
+def calls() -> str:
+    """The calls of the SDK's client, with the first lines of their docstrings."""
+    found = {
+        name: str(one.__doc__).partition("\n")[0].replace("``", "`")
+        for kind in reversed(Calls.__mro__)
+        for name, one in vars(kind).items()
+        if hasattr(one, "flow")
+    }
+    return table(("call", ""), ((f"`{name}`", told) for name, told in sorted(found.items())))
+
+
 def settings() -> str:
     """The settings of the service."""
     rows = []
@@ -125,6 +137,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verdicts": verdicts,
     "metrics": metrics,
     "losses": losses,
+    "calls": calls,
     "settings": settings,
     "error-codes": error_codes,
     "routes": routes,
