@@ -29,6 +29,9 @@ class DCALoss(Loss):
     weight: Annotated[float, Ge(0)] = 1.0
 
     name: ClassVar[str] = "dca"
+    summary: ClassVar[str] = (
+        "cross-entropy plus the batch's difference between confidence and accuracy"
+    )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""
@@ -55,6 +58,10 @@ class MDCALoss(Loss):
     gamma: Annotated[float, Ge(0), Le(100)] = 1.0
 
     name: ClassVar[str] = "mdca"
+    summary: ClassVar[str] = (
+        "focal loss plus the batch's difference between mean probability and frequency of "
+        "every class"
+    )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""

@@ -32,6 +32,9 @@ class AdaFocalLoss(WeightedCrossEntropy):
     """
 
     name: ClassVar[str] = "adafocal"
+    summary: ClassVar[str] = (
+        "focal loss whose gammas follow calibration; set `state`, or use `AdaFocal`"
+    )
 
     def __init__(
         self,
@@ -119,6 +122,7 @@ class CalFocalLoss(AdaFocalLoss):
     """
 
     name: ClassVar[str] = "calfocal"
+    summary: ClassVar[str] = "AdaFocal's ancestor without memory; set `state`, or use `AdaFocal`"
 
     def __init__(
         self,

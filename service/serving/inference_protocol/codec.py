@@ -79,7 +79,7 @@ def decode(
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(
-            "wrong_length",
+            "bad_tensor_length",
             f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}",
         )
     if length > limits.json:
