@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -52,6 +53,10 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
         time.sleep(0.4 if asked.place.endswith("/stats") else 0)
         return None
 
+    def threads() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.startswith("calibrd-")}
+
+    before = threads()
     line.before = slow
     caplog.set_level(logging.INFO, "calibrd")
     with AdaFocal(line.url, run="still-sends", budget=0.5) as job:
@@ -62,6 +67,8 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
         stepped(again, passes(6)[5])
         wait_until(lambda: has_line(client, "still-sends", 1, 2, 3, 4, 5, 6))
     assert "goes on as this machine left it, from step 5" in caplog.text
+    wait_until(lambda: threads() <= before)
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
 @by_the_clock

@@ -8,7 +8,7 @@ import queue
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -133,7 +133,9 @@ class Reporter:
         if self._is_closed:
             return
         self._end()
-        if not _result(self._sender.ended, time.monotonic() + self._budget):
+        ended = self._sender.ended
+        wait([ended], self._budget)
+        if not ended.done() or not ended.result():
             self._warn(
                 "not all is sent; the next process of this run sends what is in %s",
                 self._outbox.path,
