@@ -77,6 +77,20 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
     return array.astype(np.int64)
 
 
+def as_hits(correct: ArrayLike, name: str, beside: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return whether each row was right, checked against the array that stands beside it."""
+    hits: NDArray[np.generic] = np.asarray(correct)
+    if beside.ndim != 1 or hits.shape != beside.shape:
+        raise DataError(
+            "bad_shape",
+            f"{name} and correct must have the same shape (n,), "
+            f"got {beside.shape} and {hits.shape}",
+        )
+    if hits.dtype != np.bool_:
+        reject_rows(~np.isin(hits, (0, 1)), "bad_correct", "correct must be True or False")
+    return hits.astype(np.bool_)
+
+
 def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
     """Raise a DataError if any row is broken, with how many are and the first."""
     if broken.any():

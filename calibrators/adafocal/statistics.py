@@ -10,15 +10,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrators.adafocal.binning import CELLS, PLACES, CountedRows, ExactRows
 from calibrators.adafocal.reduce import Bools, Floats, observed
+from calibrators.arrays import as_hits, reject_rows
 from calibrators.errors import DataError
 from calibrators.metrics import BinTable
-from calibrators.metrics.bins import bin_index, width_edges
+from calibrators.metrics.bins import (
+    CELLS,
+    ODDS,
+    TiedRows,
+    bin_index,
+    cell_of,
+    odds_at,
+    sigmoid,
+    width_edges,
+)
 
 Integers = NDArray[np.int64]
-Spread = ExactRows | CountedRows
+Keys = NDArray[np.uint32]
 
+# log-odds in steps of 2^-20 from -12 to 40; rows that are nearer to each other are tied
+STEP = 2.0**-20
+PLACES = int((ODDS[-1] - ODDS[0]) / STEP)
 EXACT_ROWS = 1 << 17
 WIDTHS = 15
 SUMS = 3 * WIDTHS + 2
@@ -35,6 +47,98 @@ MAGIC = b"CBS1"
 ROWS, CELLED = b"R", b"C"
 HEAD = len(ROWS) + 8 * SUMS
 LONGEST = HEAD + max(4 * EXACT_ROWS, 16 * CELLS)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactRows:
+    """Every row by itself: a key of its log-odds, twice the place on the scale, plus 1 if right."""
+
+    keys: Keys
+
+    def __post_init__(self) -> None:
+        keys = self.keys
+        if keys.ndim != 1 or keys.dtype != np.uint32 or (keys[1:] < keys[:-1]).any():
+            raise DataError("bad_statistics", "rows are rising keys of uint32")
+        if keys.size and keys[-1] >= 2 * PLACES:
+            raise DataError("bad_statistics", "a row of these statistics lies outside the scale")
+        keys.flags.writeable = False
+
+    @classmethod
+    def of(cls, odds: Floats, correct: NDArray[np.bool_]) -> ExactRows:
+        """Take log-odds, infinite ones too, and whether the rows were right."""
+        place = np.clip((odds - ODDS[0]) / STEP, 0, PLACES - 1).astype(np.uint32)
+        return cls(np.sort(2 * place + correct))
+
+    @property
+    def count(self) -> int:
+        """Return how many rows there are."""
+        return int(self.keys.size)
+
+    @property
+    def hits(self) -> int:
+        """Return how many of them were right."""
+        return int(np.count_nonzero(self.keys & 1))
+
+    def raw(self) -> NDArray[Any]:
+        """Return what is written: the steps from key to key."""
+        return np.diff(self.keys, prepend=np.uint32(0))
+
+    def tied_rows(self) -> TiedRows:
+        """Return rows with the same place on the scale."""
+        place, first, count = np.unique(self.keys >> 1, return_index=True, return_counts=True)
+        right = np.add.reduceat((self.keys & 1).astype(np.float64), first)
+        lower = ODDS[0] + place * STEP
+        confidence = sigmoid(lower + STEP / 2)
+        return TiedRows(lower, lower + STEP, confidence, count.astype(np.float64), right)
+
+    def counted(self) -> CountedRows:
+        """Return the same, counted in cells."""
+        cell = cell_of(ODDS[0] + ((self.keys >> 1) + 0.5) * STEP)
+        table = [np.bincount(part, minlength=CELLS) for part in (cell, cell[(self.keys & 1) == 1])]
+        return CountedRows(np.array(table, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class CountedRows:
+    """Rows and hits (2, 32768) in cells of log-odds."""
+
+    table: Integers
+
+    def __post_init__(self) -> None:
+        table = self.table
+        if table.shape != (2, CELLS) or table.dtype != np.int64:
+            raise DataError("bad_statistics", f"cells are (2, {CELLS}) numbers of int64")
+        if (table < 0).any() or (table[CORRECT] > table[COUNT]).any():
+            raise DataError("bad_statistics", "these statistics contradict themselves")
+        table.flags.writeable = False
+
+    @property
+    def count(self) -> int:
+        """Return how many rows there are."""
+        return sum(self.table[COUNT].tolist())
+
+    @property
+    def hits(self) -> int:
+        """Return how many of them were right."""
+        return sum(self.table[CORRECT].tolist())
+
+    def raw(self) -> NDArray[Any]:
+        """Return what is written: the numbers themselves."""
+        return self.table.ravel()
+
+    def tied_rows(self) -> TiedRows:
+        """Return the cells that hold rows."""
+        used = np.flatnonzero(self.table[COUNT])
+        lower, upper = odds_at(used), odds_at(used + 1)
+        count, right = self.table[:, used].astype(np.float64)
+        return TiedRows(lower, upper, sigmoid(odds_at(used + 0.5)), count, right)
+
+    def counted(self) -> CountedRows:
+        """Return itself."""
+        return self
+
+
+Spread = ExactRows | CountedRows
 
 
 @dataclass(frozen=True)
@@ -98,9 +202,9 @@ class BinStatistics:
     def from_confidences(cls, confidence: ArrayLike, correct: ArrayLike) -> BinStatistics:
         """Take the probability of the predicted class and whether it was right; no NLL."""
         scores = np.asarray(confidence, dtype=np.float64)
-        hits = _hits(correct, "confidence", scores)
+        hits = as_hits(correct, "confidence", scores)
         outside = ~((scores >= 0) & (scores <= 1))
-        _refuse(outside, "not_a_probability", "confidence must lie in [0, 1]")
+        reject_rows(outside, "not_a_probability", "confidence must lie in [0, 1]")
         with np.errstate(divide="ignore"):
             odds = np.log(scores) - np.log1p(-scores)
         return cls._tallied(odds, scores, hits, None)
@@ -119,15 +223,15 @@ class BinStatistics:
         This is what is left to do once a device has reduced its logits to three numbers a row.
         """
         given = np.asarray(odds, dtype=np.float64)
-        hits = _hits(correct, "odds", given)
+        hits = as_hits(correct, "odds", given)
         surprise = None if nll is None else np.asarray(nll, dtype=np.float64)
         if surprise is not None and surprise.shape != given.shape:
             raise DataError(
                 "bad_shape", f"nll must have the shape of odds {given.shape}, got {surprise.shape}"
             )
-        _refuse(np.isnan(given), "nan", "odds must not be NaN")
+        reject_rows(np.isnan(given), "nan", "odds must not be NaN")
         if surprise is not None:
-            _refuse(~(surprise >= 0), "bad_nll", "nll must be at least 0")
+            reject_rows(~(surprise >= 0), "bad_nll", "nll must be at least 0")
         return cls._tallied(given, np.exp(-np.logaddexp(0.0, -given)), hits, surprise)
 
     @classmethod
@@ -250,25 +354,6 @@ def _is_sound(widths: Integers, rows: int, hits: int) -> bool:
         and (confidence >= count * (edges[:-1] - 1)).all()
         and (confidence <= count * (edges[1:] + 1)).all()
     )
-
-
-def _hits(correct: ArrayLike, name: str, beside: Floats) -> Bools:
-    """Whether each row was right, checked against the array that stands beside it."""
-    hits: NDArray[np.generic] = np.asarray(correct)
-    if beside.ndim != 1 or hits.shape != beside.shape:
-        raise DataError(
-            "bad_shape",
-            f"{name} and correct must have the same shape (n,), "
-            f"got {beside.shape} and {hits.shape}",
-        )
-    if hits.dtype != np.bool_:
-        _refuse(~np.isin(hits, (0, 1)), "bad_correct", "correct must be True or False")
-    return hits.astype(np.bool_)
-
-
-def _refuse(broken: Bools, code: str, rule: str) -> None:
-    if broken.any():
-        raise DataError(code, rule, rows=int(broken.sum()), first=int(np.argmax(broken)))
 
 
 def plain_bytes(spread: Spread, sums: Integers) -> bytes:

@@ -14,8 +14,8 @@ except ModuleNotFoundError as error:
 
 from calibrators.adafocal import AdaFocalState, Summary
 from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, kept_in
-from calibrd.training.reporting.outbox import Start
 from calibrd.training.reporting.reporter import Service
+from calibrd.training.reporting.sessions import Start
 
 
 class AdaFocal(Observer):

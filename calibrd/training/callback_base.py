@@ -15,8 +15,8 @@ from calibrators.losses import AdaFocalLoss, Loss, make_loss
 from calibrd.training.adafocal import AdaFocal
 from calibrd.training.monitor import Monitor
 from calibrd.training.observer import BUDGET_SECONDS, IGNORED
-from calibrd.training.reporting.outbox import Kind
 from calibrd.training.reporting.reporter import Service, connection_of
+from calibrd.training.reporting.sessions import Kind
 
 Observing = AdaFocal | Monitor
 Document = dict[str, Any]

@@ -7,8 +7,8 @@ from typing import Any
 
 from calibrators.adafocal import Summary
 from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, kept_in
-from calibrd.training.reporting.outbox import Start
 from calibrd.training.reporting.reporter import Service
+from calibrd.training.reporting.sessions import Start
 
 
 class Monitor(Observer):

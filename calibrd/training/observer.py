@@ -19,8 +19,14 @@ from calibrators.arrays import check_labelled, check_rows
 from calibrators.errors import DataError
 from calibrd.api.runs import checked_run
 from calibrd.io.arrays import Array, as_array
-from calibrd.training.reporting.outbox import Kind, SessionPlan, Start, checked_session, state_of
 from calibrd.training.reporting.reporter import Reporter, Service, connection_of
+from calibrd.training.reporting.sessions import (
+    Kind,
+    SessionPlan,
+    Start,
+    checked_session,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

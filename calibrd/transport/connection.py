@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import random
 import ssl
 import time
 from collections.abc import Mapping
@@ -23,13 +22,12 @@ from calibrd.errors import (
     StoreAway,
     Unavailable,
 )
+from calibrd.transport.backoff import Backoff
 from calibrd.transport.flows import Answer, Flow, Pause, Send
 from calibrd.transport.response_bodies import ACCEPTED, MEGABYTE
 from calibrd.transport.responses import error_of, seconds_to_wait
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-FIRST_PAUSE = 0.2
-LONGEST_PAUSE = 5.0
 STORE_TRIES = 3
 CONNECT_SECONDS = 5.0
 PART_BYTES = 1 << 23
@@ -114,7 +112,7 @@ class Connection:
         arrived, and is not repeatable, ``look`` says where to see whether it was done.
         """
         limit = self.patience if patience is None else patience
-        end, pause, may_have_arrived = time.monotonic() + limit, FIRST_PAUSE, False
+        end, backoff, may_have_arrived = time.monotonic() + limit, Backoff(), False
         while True:
             least = 0.0
             try:
@@ -132,24 +130,22 @@ class Connection:
                 trouble.repeated, may_have_arrived = may_have_arrived, True
                 if isinstance(trouble, Unavailable) and not repeatable:
                     trouble.add_note(_maybe_done(look))
-            wait = max(least, random.uniform(pause / 2, pause))  # noqa: S311 - no secret
+            wait = max(least, backoff.pause())
             try:
                 if not again or time.monotonic() + wait > end:
                     raise trouble
             finally:
                 del trouble  # it leads to this frame, and would keep what was sent
             yield Pause(wait)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     def put_elsewhere(self, url: str, content: bytes) -> Flow[None]:
         """Send bytes to a store that the service has named; the key does not go there."""
         host = _host_of(url)
         step = Send("PUT", url, content, foreign=True, most_bytes=MEGABYTE)
-        pause, said = FIRST_PAUSE, ""
+        backoff, said = Backoff(), ""
         for tries in range(STORE_TRIES):
             if tries:
-                yield Pause(random.uniform(pause / 2, pause))  # noqa: S311 - no secret
-                pause *= 2
+                yield Pause(backoff.pause())
             try:
                 answer: Answer = yield step
                 if answer.status < 300:

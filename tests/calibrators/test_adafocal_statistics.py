@@ -8,19 +8,22 @@ import pytest
 from helpers.samples import draw, sample
 
 from calibrators.adafocal import BinStatistics
-from calibrators.adafocal.binning import CELLS, PLACES, CountedRows, ExactRows, cell_of, odds_at
 from calibrators.adafocal.statistics import (
     EXACT_ROWS,
     MAGIC,
     MOST_NLL,
     MOST_ROWS,
+    PLACES,
     ROWS,
     SUMS,
+    CountedRows,
+    ExactRows,
     plain_bytes,
     planes,
 )
 from calibrators.errors import DataError
 from calibrators.metrics import accuracy, ada_ece, ece, equal_mass, nll
+from calibrators.metrics.bins import CELLS, cell_of, odds_at
 from calibrators.numerics.softmax import softmax
 
 

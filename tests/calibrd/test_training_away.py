@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from helpers.faulty_http_proxy import Asked, FaultyLine, Lost, Say, faulty_line, first, lose
 from helpers.live_service import Running, by_the_clock, wait_until
-from helpers.training_passes import has_line, line_of, nobody, passes, stepped
+from helpers.training_passes import has_line, line_of, nobody, passes, stepped, unsent
 
 import calibrd
 from calibrators.adafocal import AdaFocalState
 from calibrd.training import AdaFocal, Monitor
-from calibrd.training.reporting import outbox
+from calibrd.training.reporting.outbox import Outbox
 
 BUDGET = 0.4
 # a busy machine may be late in waking a thread
@@ -91,8 +91,7 @@ def test_away_from_the_beginning(
     begun = [one for one in caplog.messages if "training begins at step 0" in one]
     assert len(begun) == 1
     assert "\n" not in begun[0]
-    left = sorted(one.name for one in tmp_path.rglob("0*.json"))
-    assert left == ["00000001.json", "00000002.json", "00000003.json"]
+    assert unsent(tmp_path) == [1, 2, 3]
 
 
 @by_the_clock
@@ -232,7 +231,7 @@ def test_a_disk_that_hangs_is_not_waited_for(
 ) -> None:
     """What it does not take is sent all the same."""
     is_awake = threading.Event()
-    monkeypatch.setattr(outbox, "write_whole", lambda *_: is_awake.wait(60))
+    monkeypatch.setattr(Outbox, "add", lambda *_: is_awake.wait(60))
     state, watch = trained(client.url, "slow-disk")
     assert state == wanted
     assert watch.longest < BUDGET + SLACK
@@ -255,7 +254,7 @@ def test_a_refusal_in_the_middle_is_told_once_and_kept(
     assert watch.longest < BUDGET + SLACK
     wait_until(lambda: "may not write" in caplog.text)
     assert len([one for one in caplog.messages if "may not write" in one]) == 1
-    assert len(list(tmp_path.rglob("0*.json"))) == 3
+    assert unsent(tmp_path) == [1, 2, 3]
     wait_until(lambda: not of_calibrd() - before)
     line.before = lambda asked: None
     Monitor(line.url, run="other").close()

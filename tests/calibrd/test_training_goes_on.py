@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from helpers.faulty_http_proxy import Asked, FaultyLine, Say
 from helpers.live_service import by_the_clock, wait_until
-from helpers.training_passes import away, has_line, line_of, passes, stepped
+from helpers.training_passes import away, has_line, in_outbox, line_of, passes, stepped, unsent
 
 import calibrd
-from calibrators.adafocal import AdaFocalState
 from calibrd.training import AdaFocal, Monitor
-from calibrd.training.reporting.outbox import Pass, SessionFolder
+from calibrd.training.reporting.outbox import DATABASE, Outbox
+from calibrd.training.reporting.sessions import Pass
 
 Kind = type[AdaFocal | Monitor]
 
@@ -52,6 +53,10 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
         time.sleep(0.4 if asked.place.endswith("/stats") else 0)
         return None
 
+    def threads() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.startswith("calibrd-")}
+
+    before = threads()
     line.before = slow
     caplog.set_level(logging.INFO, "calibrd")
     with AdaFocal(line.url, run="still-sends", budget=0.5) as job:
@@ -62,6 +67,8 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
         stepped(again, passes(6)[5])
         wait_until(lambda: has_line(client, "still-sends", 1, 2, 3, 4, 5, 6))
     assert "goes on as this machine left it, from step 5" in caplog.text
+    wait_until(lambda: threads() <= before)
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
 @by_the_clock
@@ -76,13 +83,13 @@ def test_a_long_queue_is_not_waited_for(
     with away(line), AdaFocal(line.url, run="backlog", budget=0.2) as job:
         stepped(job, *batches[:10])
     caplog.clear()
-    read = SessionFolder.read
+    read = Outbox.read
 
-    def slow(folder: SessionFolder, file: Path) -> Pass | None:
+    def slow(outbox: Outbox, key: str, after: int) -> Pass | None:
         time.sleep(0.3)
-        return read(folder, file)
+        return read(outbox, key, after)
 
-    monkeypatch.setattr(SessionFolder, "read", slow)
+    monkeypatch.setattr(Outbox, "read", slow)
     begun = time.monotonic()
     with AdaFocal(line.url, run="backlog", budget=2.0) as again:
         assert again.state == job.state
@@ -137,14 +144,13 @@ def test_an_unreadable_pass_is_told_and_holds_up_no_other(
 ) -> None:
     with away(line), AdaFocal(line.url, run="unreadable", budget=0.2) as job:
         stepped(job, *passes(3))
-    (file,) = tmp_path.rglob("00000002.json")
-    file.write_text("{")
+    in_outbox(tmp_path, "UPDATE passes SET statistics = x'7b' WHERE number = 2")
     for _ in range(2):
         with AdaFocal(line.url, run="unreadable", budget=30) as again:
             assert again.state == job.state
     assert len([one for one in caplog.messages if "cannot be read" in one]) == 1
     assert line_of(client, "unreadable") == [1, 3]
-    assert [one.name for one in file.parent.iterdir()] == ["00000002.damaged"]
+    assert unsent(tmp_path) == []
 
 
 @pytest.mark.parametrize("damage", ["run", "plan", "lock"])
@@ -159,21 +165,23 @@ def test_a_damaged_session_holds_up_no_other(
     for batch in passes(2):
         with away(line), Monitor(line.url, run=run, budget=0.2) as job:
             stepped(job, batch)
-    plan = min(tmp_path.rglob("session.json"), key=lambda one: json.loads(one.read_text())["begun"])
+    (path,) = tmp_path.rglob(DATABASE)
+    key, plan = in_outbox(tmp_path, "SELECT key, plan FROM sessions ORDER BY begun")[0]
     if damage == "lock":
-        (plan.parent / "lock").unlink()
-        (plan.parent / "lock").mkdir()
+        path.with_name("damaged.lock").mkdir()
+        in_outbox(tmp_path, "UPDATE sessions SET owner = 'damaged.lock' WHERE key = ?", key)
     else:
-        text = plan.read_text()
-        plan.write_text("[]" if damage == "plan" else text.replace(run, "No Name"))
+        damaged = "[]" if damage == "plan" else plan.replace(run, "No Name")
+        in_outbox(tmp_path, "UPDATE sessions SET plan = ? WHERE key = ?", damaged, key)
     caplog.clear()
     with Monitor(line.url, run=run, budget=30) as job:
         assert job.steps == 2
         wait_until(lambda: has_line(client, run, 2))
-    told = [one for one in caplog.records if str(plan.parent) in one.getMessage()]
+    told = [one for one in caplog.messages if str(path.parent) in one and "not all is" not in one]
     assert len(told) == 1
     assert not any(one.exc_info for one in caplog.records)
-    assert (plan.parent / "00000001.json").exists()
+    left = in_outbox(tmp_path, "SELECT number FROM passes WHERE key = ? AND NOT is_sent", key)
+    assert left == [(1,)]
 
 
 def test_a_folder_that_is_deleted_is_made_again(
@@ -195,15 +203,32 @@ def test_a_folder_that_is_deleted_is_made_again(
 def test_where_a_run_was_need_not_be_readable(
     line: FaultyLine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Then the run goes on from the step before."""
+    first, second = passes(2)
     with away(line):
         with AdaFocal(line.url, run="garbled", budget=0.2) as job:
-            stepped(job, passes(1)[0])
-        (last,) = tmp_path.rglob("last.json")
-        assert AdaFocalState.from_dict(json.loads(last.read_text())["state"]) == job.state
-        last.write_text("{")
+            stepped(job, first)
+            kept = job.state
+            stepped(job, second)
+        in_outbox(tmp_path, "UPDATE passes SET state = '{' WHERE number = 2")
         with AdaFocal(line.url, run="garbled", budget=0.2) as again:
-            assert again.state == job.state
-    assert "cannot read" in caplog.text
+            assert again.state == kept
+    assert "cannot read where the run was" in caplog.text
+
+
+def test_a_damaged_outbox_is_put_aside(
+    line: FaultyLine, client: calibrd.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = passes(2)
+    with away(line), Monitor(line.url, run="put-aside", budget=0.2) as job:
+        stepped(job, first)
+    (path,) = tmp_path.rglob(DATABASE)
+    path.write_bytes(b"no database" * 1000)
+    with away(line), Monitor(line.url, run="put-aside", budget=0.5) as job:
+        stepped(job, second)
+    assert "renamed to outbox.damaged-" in caplog.text
+    assert unsent(tmp_path) == [1]
+    assert [one.read_bytes()[:11] for one in path.parent.glob("*.damaged-*")] == [b"no database"]
 
 
 @pytest.mark.parametrize("kind", [AdaFocal, Monitor])

@@ -5,51 +5,128 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from helpers.faulty_http_proxy import Asked, FaultyLine, Say, faulty_line, lose
-from helpers.live_service import ROOT, Running, files_below, wait_until
-from helpers.training_passes import away, has_line, line_of, nobody, passes, stepped
+from helpers.live_service import ROOT, Running, wait_until
+from helpers.training_passes import (
+    away,
+    has_line,
+    in_outbox,
+    line_of,
+    nobody,
+    passes,
+    stepped,
+    unsent,
+)
 
 import calibrd
 from calibrators.adafocal import BinStatistics
 from calibrd.training import AdaFocal, Monitor
-from calibrd.training.reporting import reporter, sessions
-from calibrd.training.reporting.outbox import LOCK, Outbox, Pass, SessionPlan, Start
-from calibrd.training.reporting.outbox_recovery import has_unsent, unsent_sessions
+from calibrd.training.reporting import outbox, reporter, sender
+from calibrd.training.reporting.outbox import DATABASE, Outbox
+from calibrd.training.reporting.sessions import Pass, SessionPlan, Start
 
 
 def monitored(session: str, begun: float = 0.0) -> SessionPlan:
     return SessionPlan("run", "monitor", None, 0, 1, "trainer", session, Start(), begun=begun)
 
 
-def leave(outbox: Outbox, plan: SessionPlan, *numbers: int) -> Path:
-    """Write what a process leaves that ends with these passes unsent; return where."""
-    folder = outbox.create(plan)
-    for number in numbers:
-        folder.write(Pass(number, BinStatistics.empty().to_bytes()))
-    folder.release()
-    return folder.path
+def leave(path: Path, plan: SessionPlan, *numbers: int) -> Outbox:
+    """Write these passes of a session; return the outbox, whose process lives."""
+    made = Outbox(path)
+    made.plan(plan.session, plan)
+    made.add(plan.session, *(Pass(one, BinStatistics.empty().to_bytes()) for one in numbers))
+    return made
 
 
-def test_a_folder_that_is_being_removed_hides_no_other(tmp_path: Path) -> None:
-    """Its process, which has sent all, has just removed the lock."""
-    outbox = Outbox(tmp_path / "run")
-    removed = leave(outbox, monitored("a"), 1)
-    (removed / LOCK).unlink()
-    leave(outbox, monitored("b", begun=2.0), 1)
-    leave(outbox, monitored("c", begun=1.0), 1, 2)
-    found = unsent_sessions(outbox)
-    assert [plan.session for plan, _ in found] == ["c", "b"]
-    assert [len(folder.files()) for _, folder in found] == [2, 1]
-    assert not (removed / LOCK).exists()
-    assert unsent_sessions(outbox) == [], "they are held"
-    for _, folder in found:
-        folder.release()
+def test_what_the_dead_left_is_taken_over_the_oldest_first(tmp_path: Path) -> None:
+    path = tmp_path / "run" / DATABASE
+    ended = [leave(path, monitored("b", begun=2.0), 1), leave(path, monitored("c", 1.0), 1, 2)]
+    ended.append(leave(path, monitored("sent", begun=0.5), 1))
+    ended[-1].mark_sent("sent", 1)
+    living = leave(path, monitored("living"), 1)
+    for one in ended:
+        one.shutdown().result()
+    later = Outbox(path)
+    found = later.recover()
+    assert found.has_unsent
+    assert [key for key, _ in found.sessions] == ["c", "b"]
+    second = later.read("c", 1)
+    assert second is not None
+    assert (second.number, later.read("c", 2)) == (2, None)
+    for one in (living, later):
+        one.shutdown().result()
+
+
+def test_one_of_many_takes_over_what_was_left(tmp_path: Path) -> None:
+    """They look at the same time; who comes while another lives gets nothing."""
+    path = tmp_path / "run" / DATABASE
+    for number in range(5):
+        leave(path, monitored(f"{number}"), 1).shutdown().result()
+    outboxes = [Outbox(path) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(Outbox.recover, outboxes))
+    assert sorted(key for one in found for key, _ in one.sessions) == ["0", "1", "2", "3", "4"]
+    assert all(one.has_unsent for one in found)
+    for one in outboxes:
+        one.shutdown().result()
+
+
+def test_many_can_write_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run" / DATABASE
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda one: leave(path, monitored(f"{one}"), 1, 2), range(8)))
+    assert in_outbox(tmp_path, "SELECT count(*) FROM passes") == [(16,)]
+    for one in written:
+        one.shutdown().result()
+
+
+def test_an_outbox_does_not_grow_without_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training goes on, and what does not fit is in memory alone."""
+    bounds = [one for one in outbox.OPENING if "max_page_count" not in one]
+    monkeypatch.setattr(outbox, "OPENING", ("PRAGMA max_page_count = 16", *bounds))
+    with nobody() as url, Monitor(url, run="full", budget=0.3, folder=tmp_path) as job:
+        stepped(job, *passes(200))
+    (path,) = tmp_path.rglob(DATABASE)
+    assert path.stat().st_size <= 16 * outbox.PAGE_BYTES
+    assert 0 < len(unsent(tmp_path)) < job.steps
+    assert len([one for one in caplog.messages if "database or disk is full" in one]) == 1
+
+
+def test_few_passes_wait_in_memory(
+    line: FaultyLine, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are read from the outbox when the service is back."""
+    monkeypatch.setattr(sender, "MOST_IN_MEMORY", 2)
+    with away(line):
+        job = AdaFocal(line.url, run="in-memory", budget=0.2)
+        stepped(job, *passes(6))
+    stepped(job, passes(6)[0])
+    wait_until(lambda: has_line(client, "in-memory", *range(1, 8)))
+    job.close()
+
+
+def test_what_is_sent_leaves_where_the_run_was(tmp_path: Path) -> None:
+    """And nothing else: not even the room on disk."""
+    path = tmp_path / "run" / DATABASE
+    made = Outbox(path)
+    plan = monitored("long", begun=3.0)
+    made.plan("long", plan)
+    made.add("long", *(Pass(one, bytes(20_000)) for one in range(1, 101)))
+    assert path.stat().st_size > 2_000_000
+    for number in range(1, 101):
+        made.mark_sent("long", number)
+    assert path.stat().st_size < 50_000
+    found = made.recover()
+    assert (found.last, found.begun, found.has_unsent) == (Start(100), 3.0, False)
+    made.shutdown().result()
 
 
 def test_what_is_sent_late_does_not_wind_the_run_back(
@@ -82,7 +159,7 @@ def test_a_slow_clock_does_not_make_a_job_an_old_one(
     with Monitor(client, run="slow-clock", budget=30) as job:
         stepped(job, first)
     slow = SimpleNamespace(time=lambda: time.time() - 3600, monotonic=time.monotonic)
-    for module in (reporter, sessions):
+    for module in (reporter, sender):
         monkeypatch.setattr(module, "time", slow)
     with Monitor(client, run="slow-clock", budget=30) as job:
         stepped(job, second)
@@ -114,14 +191,14 @@ def test_what_follows_a_lost_step_is_decided(
             wait_until(lambda: line.count("POST", "/3/stats"))
             job._reporter._budget = 1.0  # type: ignore[union-attr]
     line.before = lambda asked: None
-    (plan,) = tmp_path.rglob("session.json")
     if lost == "pass":
-        (plan.parent / "00000002.json").unlink()
+        in_outbox(tmp_path, "DELETE FROM passes WHERE number = 2")
     else:
-        plan.write_text(plan.read_text().replace('"session": "', '"session": "forgotten-'))
+        begin, other = '"session": "', '"session": "forgotten-'
+        in_outbox(tmp_path, "UPDATE sessions SET plan = replace(plan, ?, ?)", begin, other)
     with kind(line.url, run=run, budget=30) as job:
         stepped(job, given[3])
-    assert "a step of" in caplog.text
+    assert "is a new session: steps before are lost" in caplog.text
     assert line_of(client, run)[-2:] == [3, 4]
 
 
@@ -136,7 +213,7 @@ def test_one_session_that_cannot_be_sent_holds_up_no_other(
         stepped(job, second, third)
         wait_until(lambda: has_line(client, "held-up", 6, 7))
     assert len([one for one in caplog.messages if "what is left of" in one]) == 1
-    assert len(list(tmp_path.rglob("00000001.json"))) == 1
+    assert unsent(tmp_path) == [1]
 
 
 def test_the_session_before_a_checkpoint_is_put_away(
@@ -147,7 +224,7 @@ def test_the_session_before_a_checkpoint_is_put_away(
         for _ in range(3):
             job.load_state_dict({"step": 0})
             stepped(job, passes(1)[0])
-        wait_until(lambda: len(files_below(tmp_path, "session.json")) == 1)
+        wait_until(lambda: in_outbox(tmp_path, "SELECT count(*) FROM sessions") == [(1,)])
 
 
 def test_what_waits_for_another_key_is_told(
@@ -207,7 +284,8 @@ def test_a_killed_job_leaves_its_steps_to_the_next(
         assert end_of_job(line.url, 3, "end") == "3"
     assert line_of(client, "killed-job") == [1, 2, 3]
     assert [step.metrics.rows for step in client.run_history("killed-job")] == [3, 6, 9]
-    assert [one.name for one in tmp_path.rglob("*.json")] == ["last.json"]
+    assert unsent(tmp_path) == []
+    assert [one.name for one in tmp_path.rglob("*.*")] == [DATABASE]
 
 
 def test_folders_of_living_jobs_are_left_alone(client: calibrd.Client, tmp_path: Path) -> None:
@@ -215,24 +293,4 @@ def test_folders_of_living_jobs_are_left_alone(client: calibrd.Client, tmp_path:
         stepped(job, passes(1)[0])
         with AdaFocal(url, run="living", budget=0.1) as other:
             assert other.state.step == 1
-        (file,) = tmp_path.rglob("00000001.json")
-        assert file.exists()
-
-
-def test_a_session_may_be_removed_while_it_is_looked_at(tmp_path: Path) -> None:
-    ended = threading.Event()
-
-    def come_and_go() -> None:
-        while not ended.is_set():
-            for number in range(20):
-                (tmp_path / f"{number}").mkdir()
-            for number in range(20):
-                (tmp_path / f"{number}").rmdir()
-
-    other = threading.Thread(target=come_and_go)
-    other.start()
-    try:
-        assert not any(has_unsent(Outbox(tmp_path)) for _ in range(2000))
-    finally:
-        ended.set()
-        other.join()
+        assert unsent(tmp_path) == [1]

@@ -93,7 +93,7 @@ def test_refusals_are_raised_when_it_begins(client: calibrd.Client, tmp_path: Pa
         AdaFocal(client, run="refused", rate=2.0)
     with refused("run_differs", match="kind"):
         Monitor(client, run="refused")
-    assert list((tmp_path / "state").rglob("*.json")) == []
+    assert list((tmp_path / "state").rglob("*.*")) == []
 
 
 def test_a_wrong_key_is_told_at_once(line: FaultyLine) -> None:

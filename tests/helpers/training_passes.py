@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +16,7 @@ import torch
 import calibrd
 from calibrd.errors import NotFound
 from calibrd.training import AdaFocal, Monitor
+from calibrd.training.reporting.outbox import DATABASE
 from helpers.faulty_http_proxy import FaultyLine, lose
 
 
@@ -58,6 +62,19 @@ def has_line(client: calibrd.Client, run: str, *steps: int) -> bool:
         return line_of(client, run) == list(steps)
     except NotFound:
         return False
+
+
+def in_outbox(folder: Path, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """Run a statement in the only outbox below a folder."""
+    (path,) = folder.rglob(DATABASE)
+    with closing(sqlite3.connect(path)) as database, database:
+        return database.execute(statement, values).fetchall()
+
+
+def unsent(folder: Path) -> list[int]:
+    """The numbers of the passes in the only outbox below a folder that are still to be sent."""
+    found = in_outbox(folder, "SELECT number FROM passes WHERE NOT is_sent ORDER BY key, number")
+    return [number for (number,) in found]
 
 
 @contextmanager

@@ -1,220 +1,91 @@
-"""The outbox of a run: validation passes that are to be sent, and their copies on disk.
+"""The outbox of a run: validation passes that are to be sent, in an SQLite database.
 
-What a process has not sent when it ends, a later one sends. There is a folder for each run, and in
-it one for each session: ``session.json`` says how it is opened, a file for each pass what is to be
-sent, and a lock is held on ``lock`` while its process lives. ``last.json`` says where the run was
-after the last pass of all, and stays when that is sent.
+What a process has not sent when it ends, a later one sends. Each process holds a lock on a file
+beside the database while it lives; sessions of a process without one are taken over.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
 import logging
 import os
-import re
+import queue
 import secrets
+import sqlite3
+import threading
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, ParamSpec, TypeVar
 
 import platformdirs
 
-from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
+from calibrators.adafocal import AdaFocalState, BinStatistics
+from calibrd.maps.refresh import begin_anew_after_fork
+from calibrd.training.reporting.sessions import UNREADABLE, Pass, SessionPlan, Start, state_of
 from calibrd.transport.connection import Connection
-from calibrd.transport.disk_cache import locked, write_whole
+from calibrd.transport.disk_cache import locked
 
 _log = logging.getLogger("calibrd")
 
-Kind = Literal["adafocal", "monitor"]
+P = ParamSpec("P")
+T = TypeVar("T")
+Tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
-PLAN, LOCK, LAST = "session.json", "lock", "last.json"
-PASSES = "[0-9]*.json"
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
-# the service takes 100, of which some are for what is added where a session goes on as another
-SESSION = re.compile(r"[A-Za-z0-9._-]{1,80}")
+DATABASE = "outbox.sqlite3"
+BUSY_SECONDS = 10.0
+OLD_LOCK_SECONDS = 86_400.0
+PAGE_BYTES, MOST_BYTES = 4096, 1 << 30
+# the newest pass of a session stays when it is sent: it says where the run was
+OPENING = (
+    f"PRAGMA page_size = {PAGE_BYTES}",
+    f"PRAGMA max_page_count = {MOST_BYTES // PAGE_BYTES}",
+    "PRAGMA auto_vacuum = FULL",
+    "PRAGMA synchronous = NORMAL",
+    "BEGIN IMMEDIATE",
+    "CREATE TABLE IF NOT EXISTS sessions (key TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,"
+    " begun REAL NOT NULL, plan TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS passes (key TEXT NOT NULL, number INTEGER NOT NULL,"
+    " is_sent INTEGER NOT NULL, statistics BLOB NOT NULL, state TEXT, before TEXT,"
+    " PRIMARY KEY (key, number))",
+)
+UNSENT = "EXISTS (SELECT 1 FROM passes WHERE passes.key = sessions.key AND NOT is_sent)"
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a run goes on: after ``step``; with a state, unless it only monitors."""
+class Recovered:
+    """Where the run was on this machine, when that session began, and what is unsent.
 
-    step: int = 0
-    state: AdaFocalState | None = None
-
-
-@dataclass(frozen=True)
-class SessionPlan:
-    """How a session of a run is opened.
-
-    ``start`` is None where the service knows better. ``base`` is the step before the first pass,
-    if that is not where it starts.
+    ``has_unsent`` is of all processes, ``sessions`` are those of dead ones, now taken over.
     """
 
-    run: str
-    kind: Kind
-    settings: Settings | None
-    rank: int
-    world_size: int
-    decides: str
-    session: str
-    start: Start | None
-    base: int | None = None
-    begun: float = field(default_factory=time.time)
-
-    @property
-    def before(self) -> int | None:
-        """Return the step before the first pass, if it is known."""
-        return self.start.step if self.base is None and self.start is not None else self.base
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        found = asdict(self)
-        found["start"] = None
-        if self.start is not None:
-            state = self.start.state
-            found["start"] = {"step": self.start.step, "state": state and state.to_dict()}
-        return found
-
-    @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> SessionPlan:
-        """Return the plan that ``to_dict`` wrote."""
-        given = dict(document)
-        settings, start = given.pop("settings"), given.pop("start")
-        return cls(
-            settings=None if settings is None else Settings(**settings),
-            start=None if start is None else Start(start["step"], state_of(start["state"])),
-            **given,
-        )
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A validation pass: its number in the session, its statistics as bytes, the state after it.
-
-    ``before`` is the state before it, from which a session can go on if all else is lost. Both are
-    None where they are for the service to say, and of monitors.
-    """
-
-    number: int
-    statistics: bytes
-    state: AdaFocalState | None = None
-    before: AdaFocalState | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        text = base64.b64encode(self.statistics).decode()
-        state, before = self.state and self.state.to_dict(), self.before and self.before.to_dict()
-        return {"number": self.number, "statistics": text, "state": state, "before": before}
-
-    @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> Pass:
-        """Return the pass that ``to_dict`` wrote."""
-        data = base64.b64decode(document["statistics"], validate=True)
-        BinStatistics.from_bytes(data)  # which checks them
-        state, before = state_of(document["state"]), state_of(document["before"])
-        return cls(document["number"], data, state, before)
-
-
-def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:
-    """Return the state of a JSON document, if there is one."""
-    return None if document is None else AdaFocalState.from_dict(document)
-
-
-def checked_session(session: str | None) -> str | None:
-    """Return the id of a session, or None; raise ValueError for all else."""
-    if session is not None and not SESSION.fullmatch(session):
-        raise ValueError(
-            "session must be of 1 to 80 letters A-Z and a-z, digits, '.', '_' and '-', "
-            f"got {session!r}"
-        )
-    return session
-
-
-def new_session() -> str:
-    """Return an id that no other session has."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
-
-
-class SessionFolder:
-    """The folder of one session, locked by this process."""
-
-    def __init__(self, path: Path, lock: IO[bytes]) -> None:
-        self.path = path
-        self._lock = lock
-
-    @classmethod
-    def create(cls, path: Path, plan: SessionPlan) -> SessionFolder:
-        """Create the folder of a session that begins; raise OSError if there can be none."""
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (path / LOCK).touch(mode=0o600)
-        lock = locked(path / LOCK)
-        if lock is None:
-            raise OSError(f"{path} is in use by another process: the session's id must be new")
-        _write(path / PLAN, plan.to_dict())
-        return cls(path, lock)
-
-    @property
-    def exists(self) -> bool:
-        """Whether nobody has deleted it."""
-        return (self.path / PLAN).exists() and (self.path / LOCK).exists()
-
-    def files(self) -> list[Path]:
-        """Return the files of its passes, in their order."""
-        return files_of_passes(self.path)
-
-    def read(self, file: Path) -> Pass | None:
-        """Read a pass; one that cannot be read is logged and renamed."""
-        try:
-            return Pass.from_dict(json.loads(file.read_bytes()))
-        except UNREADABLE as error:
-            _log.warning("%s cannot be read, its step is lost: %s", file, error)
-        with contextlib.suppress(OSError):
-            file.rename(file.with_suffix(".damaged"))
-        return None
-
-    def write(self, one: Pass) -> None:
-        """Write a pass, unless it is there; raise OSError if that is not possible."""
-        if not self._file(one).exists():
-            _write(self._file(one), one.to_dict())
-
-    def write_plan(self, plan: SessionPlan, last: Start | None) -> None:
-        """Write how the session is opened now; and when it began, if this is where the run is."""
-        with contextlib.suppress(OSError):
-            _write(self.path / PLAN, plan.to_dict())
-            if last is not None:
-                Outbox(self.path.parent).write_last(last, plan.begun)
-
-    def delete(self, one: Pass) -> None:
-        """Delete a pass that has been sent."""
-        with contextlib.suppress(OSError):
-            self._file(one).unlink(missing_ok=True)
-
-    def remove_if_empty(self) -> None:
-        """Remove the folder if every pass has been sent."""
-        with contextlib.suppress(OSError):
-            if self.files():
-                return
-            (self.path / PLAN).unlink(missing_ok=True)
-            (self.path / LOCK).unlink(missing_ok=True)
-            self.path.rmdir()
-
-    def release(self) -> None:
-        """Leave it to a later process."""
-        self._lock.close()
-
-    def _file(self, one: Pass) -> Path:
-        return self.path / f"{one.number:08d}.json"
+    last: Start | None = None
+    begun: float = 0.0
+    has_unsent: bool = False
+    sessions: tuple[tuple[str, SessionPlan], ...] = ()
 
 
 class Outbox:
-    """The folder of one run: the sessions of which something is, or may be, not sent yet."""
+    """The database of one run, and the thread that runs its statements, one call after the other.
+
+    Nobody else waits for a disk that hangs. Each call opens the database anew, so that it may be
+    deleted, and no process is forked with it open.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock_path = path.with_name(f"{secrets.token_hex(8)}.lock")
+        self._lock: IO[bytes] | None = None
+        self._plans: dict[str, tuple[float, str]] = {}  # when they began, as JSON
+        self._tasks: Tasks = queue.SimpleQueue()
+        threading.Thread(
+            target=_work, args=(self._tasks,), name="calibrd-outbox", daemon=True
+        ).start()
+        begin_anew_after_fork(self)
 
     @classmethod
     def of(cls, connection: Connection, run: str, folder: str | Path | None) -> Outbox:
@@ -222,35 +93,184 @@ class Outbox:
         place = _short(f"{connection.url}\n{run}")
         key = _short(f"{connection.url}\n{connection.api_key or ''}\n{run}")
         base = state_folder() if folder is None else Path(folder)
-        return cls(base / f"{run}-{place}-{key}")
+        return cls(base / f"{run}-{place}-{key}" / DATABASE)
 
-    def create(self, plan: SessionPlan) -> SessionFolder:
-        """Create the folder of a session that begins; raise OSError if there can be none."""
-        return SessionFolder.create(self.path / f"{plan.session}-{plan.rank}", plan)
+    def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+        """Call one of the methods below on its thread, after those submitted before."""
+        future: Future[T] = Future()
+        self._tasks.put((future, lambda: call(*args, **options)))
+        return future
 
-    def write_last(self, start: Start, begun: float) -> None:
-        """Write where the run is now, in a session begun then; raise OSError if not possible."""
-        state = start.state and start.state.to_dict()
-        _write(self.path / LAST, {"step": start.step, "state": state, "begun": begun})
+    def shutdown(self) -> Future[None]:
+        """Leave what is unsent to a later process, and end after what was submitted."""
+        released = self.submit(self._release)
+        self._tasks.put(None)
+        return released
 
-    def read_last(self) -> tuple[Start, float] | None:
-        """Return what ``write_last`` wrote last, if it can be read."""
+    def after_fork(self) -> None:
+        """Leave the lock to the process that this one was forked from."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def recover(self) -> Recovered:
+        """Take over what dead processes left; return it, and where the run was."""
+        for path in self._of_other_keys():
+            _log.warning(
+                "what was left with another API key is sent with that key; it waits in %s", path
+            )
+        for lock in self.path.parent.glob("*.lock"):  # of processes that were killed long ago
+            with contextlib.suppress(OSError):
+                if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS and not _is_held(lock):
+                    lock.unlink()
+        if not self.path.exists():
+            return Recovered()
         try:
-            found = json.loads((self.path / LAST).read_bytes())
-            return Start(int(found["step"]), state_of(found["state"])), float(found["begun"])
-        except FileNotFoundError:
-            return None
-        except UNREADABLE as error:
-            _log.warning("cannot read %s: %s", self.path / LAST, error)
-            return None
+            with self._opened() as database:
+                return self._recovered(database)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            damaged = self.path.replace(self.path.with_suffix(f".damaged-{secrets.token_hex(4)}"))
+            _log.warning("cannot read %s, renamed to %s: %s", self.path, damaged.name, error)
+            return Recovered()
 
+    def plan(self, key: str, plan: SessionPlan) -> None:
+        """Open a session in this way from now on, also by a later process."""
+        self._plans[key] = (plan.begun, plan.to_json())
+        if self.path.exists():
+            with self._opened() as database:
+                values = (*self._plans[key], key)
+                database.execute("UPDATE sessions SET begun = ?, plan = ? WHERE key = ?", values)
 
-def files_of_passes(folder: Path) -> list[Path]:
-    """Return the files of a session's passes, in their order; none if it was just removed."""
-    try:
-        return sorted(folder.glob(PASSES))
-    except FileNotFoundError:
-        return []
+    def add(self, key: str, *passes: Pass) -> None:
+        """Write passes of a planned session, unless they are there."""
+        self._hold_lock()
+        with self._opened() as database:
+            database.execute(
+                "INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?)",
+                (key, self._lock_path.name, *self._plans[key]),
+            )
+            database.executemany(
+                "INSERT OR IGNORE INTO passes VALUES (?, ?, 0, ?, ?, ?)",
+                [
+                    (key, one.number, one.statistics, _text(one.state), _text(one.before))
+                    for one in passes
+                ],
+            )
+
+    def read(self, key: str, after: int) -> Pass | None:
+        """Return the first unsent pass after a number; log and delete those that are damaged."""
+        with self._opened() as database:
+            for number, statistics, state, before in database.execute(
+                "SELECT number, statistics, state, before FROM passes"
+                " WHERE key = ? AND number > ? AND NOT is_sent ORDER BY number",
+                (key, after),
+            ).fetchall():
+                try:
+                    BinStatistics.from_bytes(statistics)  # which checks them
+                    return Pass(number, statistics, _state(state), _state(before))
+                except UNREADABLE as error:
+                    _log.warning(
+                        "a pass in %s cannot be read, its step is lost: %s", self.path, error
+                    )
+                database.execute("DELETE FROM passes WHERE key = ? AND number = ?", (key, number))
+        return None
+
+    def mark_sent(self, key: str, number: int) -> None:
+        """Forget a pass that has been sent, but for the state after it if it is the newest."""
+        if not self.path.exists():
+            return
+        with self._opened() as database:
+            database.execute(
+                "UPDATE passes SET is_sent = 1, statistics = x'' WHERE key = ? AND number = ?",
+                (key, number),
+            )
+            database.execute(
+                "DELETE FROM passes WHERE key = ? AND is_sent AND number <"
+                " (SELECT max(number) FROM passes WHERE key = ?)",
+                (key, key),
+            )
+            database.execute(
+                f"DELETE FROM sessions WHERE NOT {UNSENT}"  # noqa: S608 - a constant
+                " AND rowid < (SELECT max(rowid) FROM sessions)"
+            )
+            database.execute("DELETE FROM passes WHERE key NOT IN (SELECT key FROM sessions)")
+
+    def _recovered(self, database: sqlite3.Connection) -> Recovered:
+        unsent = database.execute(f"SELECT DISTINCT owner FROM sessions WHERE {UNSENT}").fetchall()  # noqa: S608
+        for (owner,) in unsent:
+            try:
+                if _is_held(self.path.with_name(owner)):
+                    continue
+            except OSError as error:
+                _log.warning(
+                    "cannot read what is left in %s: %s", self.path.with_name(owner), error
+                )
+                continue
+            self._hold_lock()
+            me = self._lock_path.name
+            database.execute("UPDATE sessions SET owner = ? WHERE owner = ?", (me, owner))
+            self.path.with_name(owner).unlink(missing_ok=True)
+        sessions = []
+        for key, text in database.execute(
+            f"SELECT key, plan FROM sessions WHERE owner = ? AND {UNSENT} ORDER BY begun",  # noqa: S608
+            (self._lock_path.name,),
+        ):
+            try:
+                plan = SessionPlan.from_json(text)
+                sessions.append((key, plan))
+                self._plans[key] = (plan.begun, text)
+            except UNREADABLE as error:
+                _log.warning("cannot read a session that is left in %s: %s", self.path, error)
+        last, begun = self._last(database)
+        return Recovered(last, begun, bool(unsent), tuple(sessions))
+
+    def _last(self, database: sqlite3.Connection) -> tuple[Start | None, float]:
+        """Return where the run was after the newest pass that can be read, and its session's begin.
+
+        Of sessions in which the service decides, this machine does not know it.
+        """
+        for text, number, state in database.execute(
+            "SELECT plan, number, state FROM sessions JOIN passes USING (key)"
+            " ORDER BY sessions.rowid DESC, number DESC"
+        ):
+            try:
+                plan = SessionPlan.from_json(text)
+                if plan.decides == "trainer" and plan.before is not None:
+                    return Start(plan.before + number, _state(state)), plan.begun
+            except UNREADABLE as error:
+                _log.warning("cannot read where the run was in %s: %s", self.path, error)
+        return None, 0.0
+
+    def _of_other_keys(self) -> list[Path]:
+        """Return where dead processes left something of this run and service with other keys."""
+        folder = self.path.parent
+        name = folder.name.rpartition("-")[0]
+        others = sorted(folder.parent.glob(f"{name}-*/{DATABASE}"))
+        return [one for one in others if one != self.path and _has_unsent_of_the_dead(one)]
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Open the database for one transaction."""
+        opened = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        with contextlib.closing(opened) as database:
+            for statement in OPENING:
+                database.execute(statement)
+            with database:
+                yield database
+
+    def _hold_lock(self) -> None:
+        if self._lock is not None and self._lock_path.exists():
+            return
+        self._release()  # somebody has deleted the folder
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock_path.touch(mode=0o600)
+        self._lock = locked(self._lock_path)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock_path.unlink(missing_ok=True)
 
 
 def state_folder() -> Path:
@@ -260,9 +280,43 @@ def state_folder() -> Path:
     return base / "runs"
 
 
+def _work(tasks: Tasks) -> None:
+    while (task := tasks.get()) is not None:
+        future, call = task
+        try:
+            future.set_result(call())
+        except Exception as error:  # noqa: BLE001 - raised by the future's result()
+            future.set_exception(error)
+        del task, future, call  # so that what they hold can be freed
+
+
+def _is_held(lock: Path) -> bool:
+    """Return whether a living process holds a lock; raise OSError if that cannot be seen."""
+    try:
+        file = locked(lock)
+    except FileNotFoundError:
+        return False
+    if file is not None:
+        file.close()
+    return file is None
+
+
+def _has_unsent_of_the_dead(path: Path) -> bool:
+    with contextlib.suppress(sqlite3.Error, OSError):
+        opened = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+        with contextlib.closing(opened) as database:
+            owners = database.execute(f"SELECT owner FROM sessions WHERE {UNSENT}").fetchall()  # noqa: S608
+        return any(not _is_held(path.with_name(owner)) for (owner,) in owners)
+    return False
+
+
+def _text(state: AdaFocalState | None) -> str | None:
+    return None if state is None else json.dumps(state.to_dict())
+
+
+def _state(text: str | None) -> AdaFocalState | None:
+    return None if text is None else state_of(json.loads(text))
+
+
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(document).encode())

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.util
+import queue
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrd.client import AsyncClient, Client
-from calibrd.training.reporting.outbox import Outbox, Pass, SessionPlan, Start, new_session
-from calibrd.training.reporting.outbox_recovery import OutboxReplay, Recovered, recover
-from calibrd.training.reporting.sender import Sender
-from calibrd.training.reporting.sessions import BackgroundExecutor, ReportingSession
+from calibrd.training.reporting.outbox import Outbox, Recovered
+from calibrd.training.reporting.sender import RunPosition, Sender, Session
+from calibrd.training.reporting.sessions import Pass, SessionPlan, Start, new_session
 from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
 
+# the service knows times less exactly, and what goes on as another session begins a bit later
+SAME_SECONDS = 0.1
+
+T = TypeVar("T")
 Service = Client | AsyncClient | Connection | str | None
 
 
 class Reporter:
-    """Hands passes over to two threads: one writes them to disk, the other sends them.
+    """Hands passes over to the outbox, which writes them, and to the sender.
 
     No call waits longer than ``budget`` seconds, whatever disk and network do.
     """
@@ -39,18 +44,15 @@ class Reporter:
         folder: str | Path | None,
     ) -> None:
         self._budget = budget
-        self._given = plan.session
         self._plan = plan
-        self._outbox = Outbox.of(connection, plan.run, folder)
-        self._session: ReportingSession
-        self._replay: OutboxReplay
-        self._count = 0
-        self._number = 0
+        self._session: Session | None = None
+        self._count = self._number = 0
         self._begun = 0.0
-        self._warned = False
-        self._disk = BackgroundExecutor("calibrd-outbox")
-        self._sender = Sender(connection, self._disk)
-        self.is_closed = False
+        self._at = Start()
+        self._decision: tuple[int, AdaFocalState] | None = None
+        self._has_warned = self._is_closed = False
+        self._outbox = Outbox.of(connection, plan.run, folder)
+        self._sender = Sender(connection, self._outbox)
         self._dropped = weakref.finalize(self, self._sender.end)
         self._dropped.atexit = False
         # unlike atexit's, it is also called at the end of processes of multiprocessing
@@ -65,21 +67,38 @@ class Reporter:
         """
         until = time.monotonic() + self._budget
         try:
-            recovered = self._recover(until)
-            if self._plan.decides == "service":
-                start = self._begin_joined(first if fresh else None, recovered, until) or first
-            else:
-                start = self._begin_alone(first, recovered, until, fresh=fresh)
+            recovered = self._recovered(until)
+            start: Start | None = first
+            how = "begins at"
+            if not fresh and self._plan.decides == "service":
+                start = None
+            elif not fresh:
+                start, how = self._position(first, recovered, until)
+            for key, plan in recovered.sessions:
+                self._sender.begin(Session(plan, key))
+            opened = _result(self._begin_session(start).opening, until)
         except BaseException:
-            self._drop()
+            self._end()
             raise
-        self._at = start
-        return start
+        self._at = start or first
+        if opened is None:
+            self._warn(
+                "the service has not answered in %g s (%s): training %s step %d, and what is to "
+                "be sent waits",
+                self._budget,
+                self._sender.trouble or "no answer",
+                how,
+                self._at.step,
+            )
+        elif self._plan.decides == "service":
+            self._at = Start(opened.step, opened.state)
+        elif how != "begins at":
+            _log.info("%s: training %s step %d", self._plan.run, how, self._at.step)
+        return self._at
 
     def record(self, statistics: BinStatistics, before: Start, after: AdaFocalState | None) -> None:
         """Hand over a pass and the state after it; waits until it is on disk, or long enough."""
-        until = time.monotonic() + self._budget
-        self._hand_over(statistics, before, after, until)
+        self._hand_over(statistics, before, after, time.monotonic() + self._budget)
         self._at = Start(before.step + 1, after)
 
     def exchange(
@@ -90,113 +109,84 @@ class Reporter:
     ) -> AdaFocalState:
         """Hand over a rank's pass and wait for the service's state, or go on with ``local``'s."""
         until = time.monotonic() + self._budget
-        session = self._hand_over(statistics, before, None, until, wants=True)
-        number = self._number
-        self._sender.wait(lambda: session.is_decided(number), until)
-        session.wanted = 0
-        known = session.decided
-        if known is not None and session.is_decided(number):
-            after = known
+        session = self._hand_over(statistics, before, None, until, is_wanted=True)
+        while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
+            try:
+                self._decision = session.decisions.get(timeout=_seconds_to(until))
+            except queue.Empty:
+                after = local(self._newest(before))
+                self._warn(
+                    "no state of all ranks in %g s (%s): rank %d goes on with its own, step %d",
+                    self._budget,
+                    self._sender.trouble or "the others have not sent theirs",
+                    self._plan.rank,
+                    after.step,
+                )
+                break
         else:
-            assert before.state is not None  # noqa: S101 - only AdaFocal exchanges
-            newest = known if known is not None and known.step >= before.step else before.state
-            after = local(newest)
-            _log.warning(
-                "%s: no state of all ranks in %g s (%s): rank %d goes on with its own, step %d",
-                self._plan.run,
-                self._budget,
-                self._sender.trouble or "the others have not sent theirs",
-                self._plan.rank,
-                after.step,
-            )
+            after = self._decision[1]
         self._at = Start(after.step, after)
         return after
 
     def close(self) -> None:
         """Send what can be sent within the budget; the rest stays on disk."""
-        if self.is_closed:
+        if self._is_closed:
             return
-        until = time.monotonic() + self._budget
-        self._replay.is_read.wait(self._budget)
-        self._drop()
-        if not self._sender.join(until) or self._sender.left:
-            _log.warning(
-                "%s: not all is sent; the next process of this run sends what is in %s",
-                self._plan.run,
+        self._end()
+        ended = self._sender.ended
+        wait([ended], self._budget)
+        if not ended.done() or not ended.result():
+            self._warn(
+                "not all is sent; the next process of this run sends what is in %s",
                 self._outbox.path,
             )
 
-    def _drop(self) -> None:
-        self.is_closed = True
+    def _end(self) -> None:
+        self._is_closed = True
         self._at_exit.cancel()
         self._dropped.detach()
         self._sender.end()
 
-    def _begin_alone(
-        self, first: Start, recovered: Recovered, until: float, *, fresh: bool
-    ) -> Start:
-        start, how = first, "begins at"
-        if not fresh:
-            query = self._sender.query(self._plan.run, until, asks_when=recovered.has_unsent)
-            if query.refusal is not None:
-                recovered.release()
-                raise query.refusal
-            here = _going_on(recovered.going_on(query), self._plan)
+    def _recovered(self, until: float) -> Recovered:
+        reading = self._outbox.submit(self._outbox.recover)
+        try:
+            recovered = reading.result(_seconds_to(until))
+        except Exception as error:  # noqa: BLE001 - whatever it is, training begins
+            reason = error if reading.done() else "it takes too long"
+            self._warn("cannot read %s: %s", self._outbox.path, reason)
+            return Recovered()
+        self._begun = recovered.begun
+        return recovered
+
+    def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
+        """Return where the run is, by this machine if the service does not know better."""
+        asked = self._sender.ask(self._plan.run, asks_when=recovered.has_unsent)
+        known = _result(asked, until) or RunPosition()
+        is_needed = recovered.has_unsent or asked.cancelled()
+        if is_needed and known.begun <= recovered.begun + SAME_SECONDS:
+            here = self._fitting(recovered.last)
             if here is not None:
-                start, how = here, "goes on as this machine left it, from"
-            else:
-                start = _going_on(query.start, self._plan) or first
-        self._replay = OutboxReplay(recovered.sessions, self._sender, self._disk)
-        session = self._begin_session(start)
-        if not self._is_open(session, until):
-            _log.warning(
-                "%s: the service has not answered in %g s (%s): training %s step %d, and what is "
-                "to be sent waits",
-                self._plan.run,
-                self._budget,
-                self._sender.trouble or "no answer",
-                how,
-                start.step,
-            )
-        elif how != "begins at":
-            _log.info("%s: training %s step %d", self._plan.run, how, start.step)
-        return start
+                return here, "goes on as this machine left it, from"
+        return self._fitting(known.start) or first, "begins at"
 
-    def _begin_joined(
-        self, start: Start | None, recovered: Recovered, until: float
-    ) -> Start | None:
-        self._replay = OutboxReplay(recovered.sessions, self._sender, self._disk)
-        session = self._begin_session(start)
-        if self._is_open(session, until) and session.opened is not None:
-            return Start(session.opened.step, session.opened.state)
-        _log.warning(
-            "%s: the service has not answered in %g s (%s): rank %d begins on its own",
-            self._plan.run,
-            self._budget,
-            self._sender.trouble or "no answer",
-            self._plan.rank,
-        )
-        return start
+    def _fitting(self, start: Start | None) -> Start | None:
+        """Return where a run of this plan can go on; if not, the service says what is wrong."""
+        if start is None or self._plan.settings is None:
+            return start and Start(start.step)
+        is_same = start.state is not None and start.state.settings == self._plan.settings
+        return start if is_same else None
 
-    def _is_open(self, session: ReportingSession, until: float) -> bool:
-        self._sender.wait(lambda: session.opened is not None or session.refusal is not None, until)
-        if session.refusal is not None:
-            raise session.refusal
-        return self._sender.give_up(session)
-
-    def _begin_session(self, start: Start | None, *, is_late: bool = False) -> ReportingSession:
-        if self._count:
+    def _begin_session(self, start: Start | None) -> Session:
+        if self._session is not None:
             self._sender.leave(self._session)
-        id = self._given or new_session()
-        if self._given and self._count:
-            id = f"{id}.{self._count}"
+        given = self._plan.session
+        id = (f"{given}.{self._count}" if self._count else given) if given else new_session()
         self._count += 1
-        self._number = 0
+        self._number, self._decision = 0, None
         # a clock may be set back, but what is done later counts
         self._begun = max(time.time(), self._begun + 0.001)
         plan = replace(self._plan, session=id, start=start, begun=self._begun)
-        self._session = ReportingSession(plan, self._disk)
-        self._session.is_late = is_late
+        self._session = Session(plan)
         self._sender.begin(self._session)
         return self._session
 
@@ -207,45 +197,37 @@ class Reporter:
         after: AdaFocalState | None,
         until: float,
         *,
-        wants: bool = False,
-    ) -> ReportingSession:
-        if before != self._at:  # a checkpoint was loaded
-            self._begin_session(before, is_late=True)
+        is_wanted: bool = False,
+    ) -> Session:
         session = self._session
+        if session is None or before != self._at:  # a checkpoint was loaded
+            session = self._begin_session(before)
+            session.opening.cancel()
         self._number += 1
-        outbox, known = self._outbox, before.state if after is not None else None
+        known = before.state if after is not None else None
         one = Pass(self._number, statistics.to_bytes(), after, known)
         # submitted before it can be sent, so that it is written before it is deleted
-        written = self._disk.submit(lambda: session.write(one, outbox))
-        self._sender.add(session, one, until if wants else None)
-        self._warn_of_disk(written, until)
-        return session
-
-    def _warn_of_disk(self, written: Future[None], until: float) -> None:
+        written = self._outbox.submit(self._outbox.add, session.key, one)
+        self._sender.add(session, one, until if is_wanted else 0.0)
         try:
             written.result(_seconds_to(until))
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            if self._warned:
-                return
-            self._warned = True
-            _log.warning(
-                "%s: cannot write to %s (%s): what is not sent is lost when this process ends",
-                self._plan.run,
-                self._outbox.path,
-                error if written.done() else f"not in {self._budget:g} s",
-            )
+            if not self._has_warned:
+                self._warn(
+                    "cannot write to %s (%s): what is not sent is lost when this process ends",
+                    self._outbox.path,
+                    error if written.done() else f"not in {self._budget:g} s",
+                )
+            self._has_warned = True
+        return session
 
-    def _recover(self, until: float) -> Recovered:
-        run, outbox = self._plan.run, self._outbox
-        reading = self._disk.submit(lambda: recover(run, outbox))
-        try:
-            recovered = reading.result(_seconds_to(until))
-        except Exception as error:  # noqa: BLE001 - whatever it is, training begins
-            reason = error if reading.done() else "it takes too long"
-            _log.warning("cannot read %s: %s", outbox.path, reason)
-            return Recovered()
-        self._begun = recovered.begun
-        return recovered
+    def _newest(self, before: Start) -> AdaFocalState:
+        assert before.state is not None  # noqa: S101 - only AdaFocal exchanges
+        known = self._decision and self._decision[1]
+        return known if known is not None and known.step >= before.step else before.state
+
+    def _warn(self, message: str, *args: object) -> None:
+        _log.warning(f"%s: {message}", self._plan.run, *args)
 
 
 def connection_of(client: Service) -> Connection | None:
@@ -259,12 +241,12 @@ def connection_of(client: Service) -> Connection | None:
     raise TypeError(f"client must be a Client, a URL or None, got {type(client).__name__}")
 
 
-def _going_on(start: Start | None, plan: SessionPlan) -> Start | None:
-    """Return where a run of this plan can go on; if not, the service says what is wrong."""
-    if start is None or plan.settings is None:
-        return start and Start(start.step)
-    is_same = start.state is not None and start.state.settings == plan.settings
-    return start if is_same else None
+def _result(future: Future[T], until: float) -> T | None:
+    """Return what a future gives until then, or cancel it and return None."""
+    try:
+        return future.result(_seconds_to(until))
+    except TimeoutError:
+        return None if future.cancel() else future.result()
 
 
 def _seconds_to(until: float) -> float:

@@ -5,136 +5,173 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import random
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
 
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
-from calibrd.errors import CalibrdError, NotCalibrd, NotFound, Refused, ServerTrouble
-from calibrd.maps.refresh import begin_anew_after_fork
+from calibrd.errors import CalibrdError, NotCalibrd, Refused, ServerTrouble, TooSlow
 from calibrd.run_models import RunSession
-from calibrd.training.reporting.outbox import Pass, SessionPlan
-from calibrd.training.reporting.sessions import (
-    BackgroundExecutor,
-    ReportingSession,
-    RunQuery,
-    in_a_line,
-    is_refusal,
-    opened_by,
-)
-from calibrd.transport.connection import FIRST_PAUSE, Connection
+from calibrd.training.reporting.outbox import Outbox
+from calibrd.training.reporting.sessions import Pass, SessionPlan, Start, new_session
+from calibrd.transport.backoff import FIRST_PAUSE, Backoff
+from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
 
 ANSWER_SECONDS = 10.0
 LONGEST_PAUSE = 15.0
 POLL_SECONDS = 1.0
-GONE = ("no_such_run", "no_such_session")
+OLD_SECONDS = 30.0
+MOST_IN_MEMORY = 1000  # passes, of at most 40 kB each
+LOST = ("no_such_run", "no_such_session")
+
+
+class RunPosition(NamedTuple):
+    """Where the service has a run, None if it is new; and when that session began, if asked."""
+
+    start: Start | None = None
+    begun: float = 0.0
+
+
+class Session:
+    """A session of the run; all but the key, the future and the queue is for the sender's thread.
+
+    With a key it was left by another process, and its passes are in the outbox alone.
+    """
+
+    def __init__(self, plan: SessionPlan, key: str = "") -> None:
+        self.key = key or secrets.token_hex(8)
+        self.opening: Future[RunSession] = Future()  # cancelled by who no longer waits for it
+        self.decisions: queue.SimpleQueue[tuple[int, AdaFocalState]] = queue.SimpleQueue()
+        self.plan = plan
+        self.is_left = self.is_past = self.has_more = bool(key)
+        self.is_resting = self.is_stuck = self.is_told = False
+        self.waiting: deque[Pass] = deque()
+        self.opened: RunSession | None = None
+        self.base = plan.before
+        self.has = self.taken = 0  # the last pass that the service has, that came to memory
+        self.decided: AdaFocalState | None = None
+        self.wanted, self.wanted_until = 0, 0.0
+        if self.is_left:
+            self.opening.cancel()
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether there is something to send or to wait for that was not refused."""
+        is_idle = self.opened is not None and self.is_sent and not self.is_wanted
+        return not self.is_resting and not is_idle
+
+    @property
+    def is_sent(self) -> bool:
+        """Return whether no pass of it waits."""
+        return not self.waiting and not self.has_more
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether somebody waits for the service's decision of a pass."""
+        is_known = self.decided and self.decided.step >= (self.base or 0) + self.wanted
+        return not is_known and time.monotonic() < self.wanted_until
+
+    def add(self, one: Pass, wanted_until: float) -> None:
+        """Take a pass; where too many wait it is read from the outbox when its turn comes."""
+        self.has_more = self.has_more or len(self.waiting) >= MOST_IN_MEMORY
+        if not self.has_more:
+            self.waiting.append(one)
+            self.taken = one.number
+        self.wanted, self.wanted_until = one.number, wanted_until
+        self.is_resting = False
+
+    def goes_on_from(self, step: int, state: AdaFocalState | None) -> bool:
+        """Return whether this is where it goes on, if that is for the trainer to say."""
+        if self.plan.decides == "service" or self.is_left:
+            return True
+        return self.plan.start == Start(step, state)
+
+    def is_awaited(self) -> bool:
+        """Return whether its maker still waits until it is opened, who must be told then."""
+        return not self.opening.done() and self.opening.set_running_or_notify_cancel()
 
 
 class Sender:
-    """Sends sessions in the order in which they began, for as long as it takes."""
+    """Sends sessions in the order in which they began, for as long as it takes.
 
-    def __init__(self, connection: Connection, disk: BackgroundExecutor) -> None:
+    Others send it messages, and get futures and queues; all else is its thread's alone.
+    """
+
+    def __init__(self, connection: Connection, outbox: Outbox) -> None:
         timeout = min(connection.timeout, ANSWER_SECONDS)
         self._connection = replace(connection, patience=0.0, timeout=timeout)
+        self._outbox = outbox
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._sessions: list[ReportingSession] = []
-        self._queries: deque[RunQuery] = deque()
-        self._client: Client | None = None
-        self._trouble = ""
+        self._sessions: list[Session] = []
+        self._queries: deque[tuple[Future[RunPosition], str, bool]] = deque()
         self._was_reached = False
-        self.left = 0
-        self._disk = disk
-        self._ended = threading.Event()
+        self._trouble = deque([""], maxlen=1)
+        self.ended: Future[bool] = Future()  # whether all was sent
         threading.Thread(target=self._run, name="calibrd-sender", daemon=True).start()
-        begin_anew_after_fork(self)
 
-    # asked by others
-
-    def begin(self, session: ReportingSession) -> None:
+    def begin(self, session: Session) -> None:
         """Open a session, after those that began before."""
+        self._outbox.submit(self._outbox.plan, session.key, session.plan)
         self._inbox.put(lambda: self._sessions.append(session))
 
-    def leave(self, session: ReportingSession) -> None:
+    def leave(self, session: Session) -> None:
         """Expect nothing more for a session."""
+        self._inbox.put(lambda: setattr(session, "is_past", True))
 
-        def left() -> None:
-            session.is_past = True
-
-        self._inbox.put(left)
-
-    def add(self, session: ReportingSession, one: Pass, wanted_until: float | None = None) -> None:
+    def add(self, session: Session, one: Pass, wanted_until: float) -> None:
         """Send a pass; until then, somebody waits for what the service decides."""
+        self._inbox.put(lambda: session.add(one, wanted_until))
 
-        def added() -> None:
-            session.waiting.append(one)
-            session.is_resting = session.is_resting and session.is_left
-            if wanted_until is not None:
-                session.wanted, session.wanted_until = one.number, wanted_until
-
-        self._inbox.put(added)
-
-    def query(self, run: str, until: float, *, asks_when: bool) -> RunQuery:
-        """Ask where a run is, again and again until then, and wait for it."""
-        query = RunQuery(run, until, asks_when)
-        self._inbox.put(lambda: self._queries.append(query))
-        self.wait(lambda: query.is_done, until)
-        return query
-
-    def wait(self, what: Callable[[], bool], until: float) -> bool:
-        """Wait until something is so, at most until then."""
-        with self._changed:
-            return self._changed.wait_for(what, max(0.0, until - time.monotonic()))
-
-    def give_up(self, session: ReportingSession) -> bool:
-        """Stop waiting for a session to be opened; return whether it is."""
-        with self._changed:
-            session.is_late = session.opened is None
-            return not session.is_late
+    def ask(self, run: str, *, asks_when: bool) -> Future[RunPosition]:
+        """Ask where a run is, again and again until it is known or the future is cancelled."""
+        answer: Future[RunPosition] = Future()
+        self._inbox.put(lambda: self._queries.append((answer, run, asks_when)))
+        return answer
 
     def end(self) -> None:
-        """Send what can be sent now, and end, as the disk's thread does then.
-
-        May be called by the garbage collector.
-        """
+        """Send what can be sent now, and end. May be called by the garbage collector."""
         self._inbox.put(None)
-
-    def join(self, until: float) -> bool:
-        """Wait until then for its end; return whether it has ended."""
-        return self._ended.wait(max(0.0, until - time.monotonic()))
 
     @property
     def trouble(self) -> str:
         """Return why the service cannot be reached, if it cannot."""
-        return self._trouble
-
-    def after_fork(self) -> None:
-        """Leave all to the process that this one was forked from."""
-        for session in self._sessions:
-            if session.folder is not None:
-                session.folder.release()
-
-    # on its thread
+        return self._trouble[0]
 
     def _run(self) -> None:
-        pause, is_ending = FIRST_PAUSE, False
-        while not is_ending:
+        backoff, is_ending, has_failed = Backoff(), False, False
+        while not is_ending or (self._is_busy() and not has_failed):
             has_work = bool(self._queries) or any(one.has_work for one in self._sessions)
-            is_ending = self._take(pause if has_work else None)
+            goes_on = self._is_busy() and not has_failed
+            pause = backoff.pause(self._longest_pause()) if has_work and not goes_on else None
+            is_ending |= self._take(0.0 if goes_on else pause)
             try:
-                is_stuck = self._work()
-                pause = min(2 * pause, self._longest_pause()) if is_stuck else FIRST_PAUSE
+                self._work(tries_stuck=not goes_on)
+                has_failed = False
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self._note(error)
-                pause = min(2 * pause, self._longest_pause())
-        self._finish()
+                has_failed = True
+            if not has_failed and not any(one.is_stuck for one in self._sessions):
+                backoff.reset()
+        for session in self._sessions:
+            if session.waiting:
+                self._outbox.submit(self._outbox.add, session.key, *session.waiting)
+        if "_client" in vars(self):
+            self._client.close()
+        is_all_sent = all(session.is_sent for session in self._sessions)
+        self._outbox.shutdown().add_done_callback(lambda _: self.ended.set_result(is_all_sent))
+
+    def _is_busy(self) -> bool:
+        """Return whether the next round need not wait."""
+        return any(one.has_work and not one.is_stuck for one in self._sessions)
 
     def _longest_pause(self) -> float:
         """Return how long to wait between tries; less while somebody waits for an answer."""
@@ -145,172 +182,186 @@ class Sender:
 
     def _take(self, seconds: float | None) -> bool:
         """Take what has come, waited for so long; return whether it is the end."""
-        jitter = random.uniform(0.75, 1.25)  # noqa: S311 - no secret
         with contextlib.suppress(queue.Empty):
-            message = self._inbox.get(timeout=None if seconds is None else seconds * jitter)
+            message = self._inbox.get(timeout=seconds)
             while message is not None:
                 message()
                 message = self._inbox.get_nowait()
             return True
         return False
 
-    def _work(self) -> bool:
-        """Do all that can be done; raise what keeps it from being done now.
+    @cached_property
+    def _client(self) -> Client:
+        return Client.over(self._connection)
 
-        Return whether there are sessions of the past that must be tried again.
-        """
-        self._answer_queries()
-        stuck = False
+    def _work(self, *, tries_stuck: bool) -> None:
+        """Do all that can be done; raise what keeps it from being done now."""
+        while self._queries:
+            self._answer(*self._queries[0])
+            self._queries.popleft()
         for session in list(self._sessions):
+            if session.is_resting or (session.is_stuck and not tries_stuck):
+                continue
+            session.is_stuck = False
             try:
                 self._forward(session)
             except CalibrdError as error:
-                if isinstance(error, NotFound) and error.code in GONE:
-                    self._begin_again(session, error)
-                elif is_refusal(error) or (session.is_awaited and isinstance(error, NotCalibrd)):
-                    self._refused(session, error)
-                elif session.is_left and isinstance(error, ServerTrouble):
-                    stuck = True  # which may be of this one alone
-                    self._is_stuck(session, error)
-                else:
-                    raise
+                self._handle(session, error)
             except Exception as error:
                 if not session.is_left:
                     raise
                 self._refused(session, error)
-            if session.is_past and not session.waiting:
+            if session.is_past and session.is_sent:
                 self._sessions.remove(session)
-                session.put_away()
-        return stuck
 
-    def _forward(self, session: ReportingSession) -> None:
-        if session.is_resting:
-            return
+    def _forward(self, session: Session) -> None:
         opened = session.opened or self._open(session)
-        plan, client = session.plan, self._reached()
-        while session.waiting:
-            one = session.waiting[0]
-            if session.lacks_one_before(one):
-                _log.warning("%s: a step of %s is lost: the rest is a new session", *_named(plan))
-                session.begin_again()
-                plan, opened = session.plan, self._open(session)
-            step = (session.base or 0) + one.number
-            told = client.send_statistics(
+        while (one := self._next(session)) is not None:
+            plan, step = session.plan, (session.base or 0) + one.number
+            is_trainers = plan.decides == "trainer"
+            if is_trainers and one.number > session.has + 1:
+                opened = self._open_again(session, "steps before are lost")
+            told = self._client.send_statistics(
                 plan.run, step, one.statistics, session=opened, rank=plan.rank, state=one.state
             )
             self._heard()
-            if told.status == "waiting" and session.lacks_some(step):
-                _log.warning("%s: steps of %s are lost: the rest is a new session", *_named(plan))
-                session.begin_again()
-                plan, opened = session.plan, self._open(session)
+            first = session.plan.start and session.plan.start.step
+            if is_trainers and told.status == "waiting" and step - 1 != first:
+                opened = self._open_again(session, "steps before are lost")
                 continue
-            session.has_sent(one)
+            session.waiting.popleft()
+            session.has = one.number
+            self._outbox.submit(self._outbox.mark_sent, session.key, one.number)
             self._tell(session, told.state)
-            if session.is_left and not self._inbox.empty():
+            if session.is_left:
                 return  # others need not wait until all of it is sent
-        self._follow(session, opened)
-
-    def _open(self, session: ReportingSession) -> RunSession:
-        plan = session.plan
-        opened = opened_by(self._reached(), plan, is_old=session.is_old)
-        if not session.goes_on_from(opened.step, opened.state):
-            # a session of this id has gone on elsewhere: this one is another
-            plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
-            opened = opened_by(self._reached(), plan, is_old=session.is_old)
-            session.replan(plan)
-        self._heard()
-        with self._changed:
-            if plan.decides == "service":
-                # who comes in time goes on where the others are
-                at = opened.base_step if session.is_late else opened.step
-                session.base = at if plan.base is None else plan.base
-                session.decided = opened.state
-            session.has_opened(opened)
-            self._changed.notify_all()
-        if plan.decides == "service":
-            session.replan(replace(session.plan, base=session.base))
-        return opened
-
-    def _follow(self, session: ReportingSession, opened: RunSession) -> None:
-        """Wait for a decision of the service, as long as somebody waits and has sent no more."""
         while session.is_wanted and self._inbox.empty():
             known = (session.base or 0) if session.decided is None else session.decided.step
             left = max(0.0, session.wanted_until - time.monotonic())
             wait = round(min(left, POLL_SECONDS), 2)
-            told = self._reached().run_state(opened.run, after=known, wait=wait, session=opened)
-            if told.step > known:
-                self._tell(session, told.state)
+            now = self._client.run_state(opened.run, after=known, wait=wait, session=opened)
+            if now.step > known:
+                self._tell(session, now.state)
 
-    def _answer_queries(self) -> None:
-        while self._queries:
-            query = self._queries[0]
-            if time.monotonic() < query.until:
-                query.ask(self._reached())
-                self._heard()
-            with self._changed:
-                query.is_done = True
-                self._changed.notify_all()
-            self._queries.popleft()
+    def _next(self, session: Session) -> Pass | None:
+        if not session.waiting and session.has_more:
+            reading = self._outbox.submit(self._outbox.read, session.key, session.taken)
+            found = reading.result(ANSWER_SECONDS)
+            session.has_more = found is not None
+            if found is not None:
+                session.waiting.append(found)
+                session.taken = found.number
+        return session.waiting[0] if session.waiting else None
 
-    def _reached(self) -> Client:
-        if self._client is None:
-            self._client = Client.over(self._connection)
-        return self._client
+    def _open(self, session: Session) -> RunSession:
+        plan = session.plan
+        # of one that has just begun, the service's clock knows better when
+        is_old = session.is_left or time.time() - plan.begun > OLD_SECONDS
+        opened = self._client.open_run(**plan.opening(is_old=is_old))
+        if not session.goes_on_from(opened.step, opened.state):
+            # a session of this id has gone on elsewhere: this one is another
+            plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
+            opened = self._client.open_run(**plan.opening(is_old=is_old))
+        self._heard()
+        is_awaited = session.is_awaited()
+        if plan.decides == "service" and plan.base is None:
+            # who comes in time goes on where the others are
+            plan = replace(plan, base=opened.step if is_awaited else opened.base_step)
+        if opened.begun_at is not None:
+            plan = replace(plan, begun=opened.begun_at.timestamp())
+        session.opened, session.base = opened, plan.before
+        session.has = opened.step - (session.base or 0)
+        self._replan(session, plan)
+        self._tell(session, opened.state)
+        if is_awaited:
+            session.opening.set_result(opened)
+        return opened
 
-    def _tell(self, session: ReportingSession, state: AdaFocalState | None) -> None:
-        with self._changed:
-            if state is not None and session.plan.decides == "service":
-                session.decided = state
-            self._changed.notify_all()
+    def _open_again(self, session: Session, reason: str) -> RunSession:
+        """Go on as another session, that begins with what waits."""
+        plan, one = session.plan, session.waiting[0]
+        _log.warning("%s: what follows in %s is a new session: %s", plan.run, plan.session, reason)
+        start = Start((session.base or 0) + one.number - 1, one.before)
+        begun = plan.begun + 0.001  # just after this one, and before all that began later
+        self._replan(
+            session,
+            replace(plan, session=new_session(), start=start, base=session.base, begun=begun),
+        )
+        session.opened = None
+        return self._open(session)
+
+    def _replan(self, session: Session, plan: SessionPlan) -> None:
+        session.plan = plan
+        self._outbox.submit(self._outbox.plan, session.key, plan)
+
+    def _tell(self, session: Session, state: AdaFocalState | None) -> None:
+        if state is not None and session.plan.decides == "service":
+            session.decided = state
+            session.decisions.put((session.base or 0, state))
+
+    def _answer(self, answer: Future[RunPosition], run: str, asks_when: bool) -> None:
+        if answer.cancelled():
+            return
+        found, refusal = RunPosition(), None
+        try:
+            now, begun = self._client.run_state(run), None
+            if asks_when:
+                sessions = self._client.get_run(run).sessions or []
+                begun = {one.id: one.begun_at for one in sessions}.get(now.session)
+            found = RunPosition(Start(now.step, now.state), begun.timestamp() if begun else 0.0)
+            self._heard()
+        except CalibrdError as error:
+            if not is_refusal(error) and not isinstance(error, NotCalibrd):
+                raise
+            refusal = None if getattr(error, "code", "") == "no_such_run" else error
+        if answer.set_running_or_notify_cancel():
+            answer.set_exception(refusal) if refusal else answer.set_result(found)
+
+    def _handle(self, session: Session, error: CalibrdError) -> None:
+        """Do what is to be done about an error of one session; raise it if it is of all."""
+        is_lost = isinstance(error, Refused) and error.code in LOST
+        can_begin_again = session.opened and session.waiting and session.plan.decides == "trainer"
+        if is_lost and can_begin_again:
+            self._open_again(session, in_a_line(error))
+        elif is_refusal(error) or (isinstance(error, NotCalibrd) and not session.opening.done()):
+            self._refused(session, error)
+        elif session.is_left and isinstance(error, ServerTrouble):  # maybe of this one alone
+            session.is_stuck = True
+            self._warn_once(session, f"what is left of {session.plan.session} waits", error)
+        else:
+            raise error
+
+    def _refused(self, session: Session, error: Exception) -> None:
+        session.is_resting = True
+        if session.is_awaited():
+            session.opening.set_exception(error)
+        else:
+            self._warn_once(session, f"refused, kept in {self._outbox.path}", error)
+
+    def _warn_once(self, session: Session, what: str, error: Exception) -> None:
+        if not session.is_told:
+            _log.warning("%s: %s: %s", session.plan.run, what, in_a_line(error))
+        session.is_told = True
 
     def _heard(self) -> None:
-        if self._trouble and self._was_reached:
+        if self.trouble and self._was_reached:
             _log.info("%s answers again", self._connection.url)
-        self._trouble, self._was_reached = "", True
+        self._trouble.append("")
+        self._was_reached = True
 
     def _note(self, error: Exception) -> None:
         if not isinstance(error, CalibrdError):
             _log.error("what is to be sent waits, because of an unexpected error", exc_info=error)
-        elif not self._trouble and self._was_reached:
+        elif not self.trouble and self._was_reached:
             _log.warning("training goes on, and what is to be sent waits: %s", in_a_line(error))
-        self._trouble = in_a_line(error)
-
-    def _begin_again(self, session: ReportingSession, error: Refused) -> None:
-        """Go on with another session: the service has lost this one, as by a restored backup."""
-        plan = session.plan
-        if session.opened is None or not session.waiting or plan.decides == "service":
-            self._refused(session, error)
-            return
-        _log.warning("%s: the rest goes to a new session: %s", plan.run, in_a_line(error))
-        session.begin_again()
-
-    def _is_stuck(self, session: ReportingSession, error: CalibrdError) -> None:
-        if not session.is_stuck:
-            told = in_a_line(error)
-            _log.warning("%s: what is left of %s waits: %s", *_named(session.plan), told)
-        session.is_stuck = True
-
-    def _refused(self, session: ReportingSession, error: Exception) -> None:
-        is_known = session.refusal is not None
-        with self._changed:
-            session.refusal = error if isinstance(error, CalibrdError) else None
-            session.is_resting = True
-            self._changed.notify_all()
-        # who makes it is told by an exception
-        if not is_known and not session.is_awaited:
-            place = "memory" if session.folder is None else session.folder.path
-            told = in_a_line(error)
-            _log.warning("%s: refused, kept in %s: %s", session.plan.run, place, told)
-
-    def _finish(self) -> None:
-        for session in self._sessions:
-            session.put_away()
-        self.left = sum(len(session.waiting) for session in self._sessions)
-        if self._client is not None:
-            self._client.close()
-        self._disk.submit(self._ended.set)
-        self._disk.shutdown()
+        self._trouble.append(in_a_line(error))
 
 
-def _named(plan: SessionPlan) -> tuple[str, str]:
-    return plan.run, plan.session
+def is_refusal(error: CalibrdError) -> bool:
+    """Return whether the next try would end in the same way."""
+    return isinstance(error, Refused) and not isinstance(error, ServerTrouble | TooSlow)
+
+
+def in_a_line(error: Exception) -> str:
+    """Return the message without the hint on a line of its own."""
+    return str(error).partition("\n")[0]

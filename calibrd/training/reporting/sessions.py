@@ -1,264 +1,118 @@
-"""A session as this process knows it, what it asks the service, and the thread of its disk."""
+"""What a session of a run is: how it is opened, where it starts, its validation passes."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
+import json
+import re
+import secrets
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from calibrators.adafocal import AdaFocalState
-from calibrd.client import Client
-from calibrd.errors import CalibrdError, NotCalibrd, Refused, ServerTrouble, TooSlow
-from calibrd.run_models import RunSession
-from calibrd.training.reporting.outbox import (
-    Outbox,
-    Pass,
-    SessionFolder,
-    SessionPlan,
-    Start,
-    new_session,
-)
+from calibrators.adafocal import AdaFocalState, Settings
 
-OLD_SECONDS = 30.0
+Kind = Literal["adafocal", "monitor"]
 
-T = TypeVar("T")
-Tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+# what reading a damaged document raises
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+# the service takes 100, of which some are for what is added where a session goes on as another
+SESSION = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
-class BackgroundExecutor:
-    """Single-threaded background executor that does not keep the interpreter from exiting."""
+@dataclass(frozen=True)
+class Start:
+    """Where a run goes on: after ``step``; with a state, unless it only monitors."""
 
-    def __init__(self, name: str) -> None:
-        self._tasks: Tasks = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True).start()
-
-    def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function after those submitted before."""
-        future: Future[T] = Future()
-        self._tasks.put((future, function))
-        return future
-
-    def shutdown(self) -> None:
-        """End after what was submitted; safe to call from the garbage collector."""
-        self._tasks.put(None)
+    step: int = 0
+    state: AdaFocalState | None = None
 
 
-def _work(tasks: Tasks) -> None:
-    while (task := tasks.get()) is not None:
-        future, function = task
-        try:
-            future.set_result(function())
-        except Exception as error:  # noqa: BLE001 - raised by the future's result()
-            future.set_exception(error)
-        del task, future, function  # so that what they hold can be freed
+@dataclass(frozen=True)
+class SessionPlan:
+    """How a session of a run is opened.
 
-
-@dataclass
-class RunQuery:
-    """Where is a run? ``start`` is None if it is new; not ``is_known`` if nobody has answered.
-
-    ``begun`` is when its session began, if ``asks_when``.
+    ``start`` is None where the service knows better. ``base`` is the step before the first pass,
+    if that is not where it starts.
     """
 
     run: str
-    until: float
-    asks_when: bool
-    start: Start | None = None
-    begun: float = 0.0
-    refusal: CalibrdError | None = None
-    is_known: bool = False
-    is_done: bool = False
+    kind: Kind
+    settings: Settings | None
+    rank: int
+    world_size: int
+    decides: str
+    session: str
+    start: Start | None
+    base: int | None = None
+    begun: float = field(default_factory=time.time)
 
-    def ask(self, client: Client) -> None:
-        """Ask the service once; raises what may be otherwise at the next try."""
-        try:
-            found = client.run_state(self.run)
-            if self.asks_when:
-                known = {one.id: one.begun_at for one in client.get_run(self.run).sessions or []}
-                begun = known.get(found.session)
-                self.begun = begun.timestamp() if begun else 0.0
-            self.start = Start(found.step, found.state)
-            self.is_known = True
-        except CalibrdError as error:
-            if error.code == "no_such_run":
-                self.is_known = True
-                return
-            if not is_refusal(error) and not isinstance(error, NotCalibrd):
-                raise
-            self.refusal = error
+    @property
+    def before(self) -> int | None:
+        """Return the step before the first pass, if it is known."""
+        return self.start.step if self.base is None and self.start is not None else self.base
+
+    def opening(self, *, is_old: bool) -> dict[str, Any]:
+        """Return the arguments of ``open_run``; only of an old session is said when it began."""
+        names = ("kind", "settings", "world_size", "decides", "session")
+        start = self.start or Start()
+        needs_step = self.start is not None and start.state is None
+        return {
+            "name": self.run,
+            **{name: getattr(self, name) for name in names},
+            "state": start.state,
+            "from_step": start.step if needs_step else None,
+            "begun": self.begun if is_old else None,
+        }
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        found = asdict(self)
+        if self.start is not None:
+            state = self.start.state
+            found["start"] = {"step": self.start.step, "state": state and state.to_dict()}
+        return json.dumps(found)
+
+    @classmethod
+    def from_json(cls, text: str) -> SessionPlan:
+        """Return the plan that ``to_json`` wrote; raise one of UNREADABLE if it is none."""
+        given = dict(json.loads(text))
+        settings, start = given.pop("settings"), given.pop("start")
+        return cls(
+            settings=None if settings is None else Settings(**settings),
+            start=None if start is None else Start(start["step"], state_of(start["state"])),
+            **given,
+        )
 
 
-class ReportingSession:
-    """A session of the run as this process knows it; ``base`` is its step before its first pass.
+@dataclass(frozen=True)
+class Pass:
+    """A validation pass: its number in the session, its statistics as bytes, the state after it.
 
-    Only the thread ``disk`` touches the disk, so that nobody else waits for it.
+    ``before`` is the state before it, from which a session can go on if all else is lost. Both are
+    None where they are for the service to say, and of monitors.
     """
 
-    def __init__(
-        self,
-        plan: SessionPlan,
-        disk: BackgroundExecutor,
-        folder: SessionFolder | None = None,
-        *,
-        is_left: bool = False,
-    ) -> None:
-        self.plan = plan
-        self._disk = disk
-        self.folder = folder
-        self.is_left = is_left
-        self.is_past = False  # nothing more will come for it
-        self.is_stuck = False
-        self.waiting: deque[Pass] = deque()
-        self.opened: RunSession | None = None
-        self.base = plan.before
-        self._has = 0  # the passes that the service has
-        self.decided: AdaFocalState | None = None
-        self.refusal: CalibrdError | None = None
-        self.is_late = is_left
-        self.is_resting = False
-        self._last: Start | None = None
-        self.wanted = 0
-        self.wanted_until = 0.0
-
-    @property
-    def has_work(self) -> bool:
-        """Return whether there is something to send or to wait for that was not refused."""
-        return not self.is_resting and (self.opened is None or bool(self.waiting) or self.is_wanted)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether who has made it waits until it is opened."""
-        return self.opened is None and not self.is_late
-
-    @property
-    def is_old(self) -> bool:
-        """Whether it began some time ago; if not, the service's clock says better when it did."""
-        return self.is_left or time.time() - self.plan.begun > OLD_SECONDS
-
-    def has_sent(self, one: Pass) -> None:
-        """Note that the service has a pass."""
-        self.waiting.popleft()
-        self._has = one.number
-
-        def delete() -> None:
-            if self.folder is not None:
-                self.folder.delete(one)
-
-        self._disk.submit(delete)
-
-    def has_opened(self, opened: RunSession) -> None:
-        """Note that the service has opened it, and where it is."""
-        self.opened = opened
-        if opened.begun_at is not None:  # by the service's clock
-            self.replan(replace(self.plan, begun=opened.begun_at.timestamp()))
-        self._has = opened.step - (self.base or 0)
-
-    def lacks_one_before(self, one: Pass) -> bool:
-        """Return whether the service would wait for ever for one that was lost before this."""
-        return self.plan.decides == "trainer" and one.number > self._has + 1
-
-    def lacks_some(self, step: int) -> bool:
-        """Return whether a step waits because the service has lost those before."""
-        first = self.plan.start and self.plan.start.step
-        return self.plan.decides == "trainer" and step - 1 != first
-
-    def begin_again(self) -> None:
-        """Go on as another session, that begins with what waits."""
-        one = self.waiting[0]
-        start = Start((self.base or 0) + one.number - 1, one.before)
-        self.opened = None
-        plan = replace(self.plan, session=new_session(), start=start, base=self.base)
-        # just after this one, and before all that began later
-        self.replan(replace(plan, begun=plan.begun + 0.001))
-
-    def replan(self, plan: SessionPlan) -> None:
-        """Open it in another way from now on, also by a later process."""
-        self.plan = plan
-
-        def write() -> None:
-            if self.folder is not None:
-                self.folder.write_plan(self.plan, None if self.is_past else self._last)
-
-        self._disk.submit(write)
-
-    def write(self, one: Pass, outbox: Outbox) -> None:
-        """Write a pass, on the thread of the disk; raise OSError if it is not possible."""
-        if self.folder is None:
-            self.folder = outbox.create(self.plan)
-        self._existing_folder().write(one)
-        if self.plan.decides == "trainer":
-            self._last = Start((self.base or 0) + one.number, one.state)
-            outbox.write_last(self._last, self.plan.begun)
-
-    def _existing_folder(self) -> SessionFolder:
-        """Return its folder, made anew if somebody has deleted it."""
-        assert self.folder is not None  # noqa: S101 - checked by both callers
-        if not self.folder.exists:
-            self.folder.release()
-            self.folder = SessionFolder.create(self.folder.path, self.plan)
-        return self.folder
-
-    def put_away(self) -> None:
-        """Send no more of it from this process: what is left, a later one sends."""
-        self._disk.submit(self._put_away)
-
-    def _put_away(self) -> None:
-        if self.folder is None:
-            return
-        with contextlib.suppress(OSError):
-            for one in self.waiting:
-                self._existing_folder().write(one)
-        self.folder.remove_if_empty()
-        self.folder.release()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits for the service's decision of a pass."""
-        if not self.wanted or self.is_decided(self.wanted):
-            return False
-        return time.monotonic() < self.wanted_until
-
-    def is_decided(self, number: int) -> bool:
-        """Return whether the service has decided a pass."""
-        if self.base is None or self.decided is None:
-            return False
-        return self.decided.step >= self.base + number
-
-    def goes_on_from(self, step: int, state: AdaFocalState | None) -> bool:
-        """Return whether this is where it goes on, if that is for the trainer to say."""
-        if self.plan.decides == "service" or self.is_left:
-            return True
-        return self.plan.start == Start(step, state)
+    number: int
+    statistics: bytes
+    state: AdaFocalState | None = None
+    before: AdaFocalState | None = None
 
 
-def opened_by(client: Client, plan: SessionPlan, *, is_old: bool) -> RunSession:
-    """Open the session of a plan; only of an old one is said when it began."""
-    start = plan.start or Start()
-    needs_step = plan.start is not None and start.state is None
-    return client.open_run(
-        plan.run,
-        kind=plan.kind,
-        settings=plan.settings,
-        world_size=plan.world_size,
-        decides=plan.decides,
-        session=plan.session,
-        state=start.state,
-        from_step=start.step if needs_step else None,
-        begun=plan.begun if is_old else None,
-    )
+def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:
+    """Return the state of a JSON document, if there is one."""
+    return None if document is None else AdaFocalState.from_dict(document)
 
 
-def is_refusal(error: CalibrdError) -> bool:
-    """Return whether the next try would end in the same way."""
-    return isinstance(error, Refused) and not isinstance(error, ServerTrouble | TooSlow)
+def checked_session(session: str | None) -> str | None:
+    """Return the id of a session, or None; raise ValueError for all else."""
+    if session is not None and not SESSION.fullmatch(session):
+        raise ValueError(
+            "session must be of 1 to 80 letters A-Z and a-z, digits, '.', '_' and '-', "
+            f"got {session!r}"
+        )
+    return session
 
 
-def in_a_line(error: Exception) -> str:
-    """Return the message without the hint on a line of its own."""
-    return str(error).partition("\n")[0]
+def new_session() -> str:
+    """Return an id that no other session has."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"

@@ -21,8 +21,7 @@ from helpers.training_clients import (
 )
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrators.adafocal.binning import CountedRows
-from calibrators.adafocal.statistics import EXACT_ROWS, LONGEST
+from calibrators.adafocal.statistics import EXACT_ROWS, LONGEST, CountedRows
 from service.runs.examples import RUN_EXAMPLES
 from service.runs.schemas import LONGEST_STATISTICS
 
