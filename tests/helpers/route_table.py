@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
+from service.web.components.static_files import LIBRARY, RUN_CHARTS, files
+
 Need = Literal["public", "any", "predict", "fit", "promote", "admin"]
 
 CALIBRATOR = "/v1/calibrators/{name}"
@@ -31,23 +33,7 @@ PLACES = {
     "file": "app.css",
 }
 
-STATIC_FILES = tuple(
-    f"/static/{file}"
-    for file in (
-        "app.css",
-        "charts.js",
-        "copy.js",
-        "drawing.js",
-        "job.js",
-        "live.js",
-        "new-fit.js",
-        "npy.js",
-        "run-charts.json",
-        "runs.js",
-        "uploading.js",
-        "vega.js",
-    )
-)
+STATIC_FILES = tuple(f"/static/{name}" for name in sorted({*files(), RUN_CHARTS, LIBRARY}))
 PAGES: dict[str, Need] = {
     "GET /": "public",  # to programs: browsers are led to where one signs in
     "GET /sign-in": "public",
@@ -76,6 +62,7 @@ PAGES: dict[str, Need] = {
     "POST /keys/{id}/revoke": "admin",
     "POST /keys/{id}/rotate": "admin",
     "GET /about": "any",
+    "GET /docs": "public",
     "GET /static/{file}": "public",
 }
 
@@ -83,7 +70,6 @@ NEEDS: dict[str, Need] = {
     "GET /healthz": "public",
     "GET /readyz": "public",
     **PAGES,
-    "GET /docs": "public",
     "GET /openapi.json": "public",
     "GET /v2": "public",
     "GET /v2/health/live": "public",
@@ -142,7 +128,6 @@ NEEDS: dict[str, Need] = {
     f"POST {MODEL_VERSION}/infer": "predict",
 }
 UNDOCUMENTED = {
-    "/docs",
     "/openapi.json",
     f"{VERSION}/report.json",
     *(one.split()[1] for one in PAGES),
