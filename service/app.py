@@ -33,6 +33,7 @@ from service.errors import BlobMissing, Damaged
 from service.fits import routes as fits
 from service.fits.queue import DbosQueue
 from service.fits.service import FitWatcher
+from service.http import openapi
 from service.http.metrics import Metrics
 from service.http.middleware.auth import Guard
 from service.http.middleware.body_limits import BodyGuard
@@ -93,6 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
         openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
         redoc_url=None,
+        responses=openapi.ANY_ERROR,
         # such redirects repeat the Host header, which anyone can choose
         redirect_slashes=False,
         # ours are in /metrics and the log
@@ -103,8 +105,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.router.routes[:0] = [predicting, *others, *operations.health_routes(parts.probe)]
     for router in (*(module.router for module in ROUTERS), *PAGES):
         app.include_router(router)
-    plain_paths = {**predict.OPENAPI, **inference_protocol.OPENAPI, **operations.OPENAPI}
-    complete_document(app, plain_paths, operations.MODELS)
+    plain_paths = {**predict.OPENAPI, **inference_protocol.OPENAPI}
+    complete_document(app, plain_paths, operations.described.routes)
     install_problems(app)
     app.add_exception_handler(HTTPException, refuse_as_page)
     app.add_middleware(predict.Shortcut, route=predicting)
