@@ -59,8 +59,9 @@ from service.settings import Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
 from service.storage.notifications import NotificationListener
+from service.web.components import static_files
 from service.web.components.layout import refuse_as_page
-from service.web.pages import ROUTERS as PAGES
+from service.web.pages import page_routers
 from service.worker.startup import prepare_database
 from service.worker.supervisor import WorkerSupervisor
 
@@ -79,6 +80,7 @@ ROUTERS = (
     runs,
     keys,
     operations,
+    static_files,
 )
 
 
@@ -103,7 +105,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.parts = parts
     predicting, others = _plain_routes(parts)
     app.router.routes[:0] = [predicting, *others, *operations.health_routes(parts.probe)]
-    for router in (*(module.router for module in ROUTERS), *PAGES):
+    for router in (*(module.router for module in ROUTERS), *page_routers()):
         app.include_router(router)
     plain_paths = {**predict.OPENAPI, **inference_protocol.OPENAPI}
     complete_document(app, plain_paths, operations.described.routes)
