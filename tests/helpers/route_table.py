@@ -1,4 +1,4 @@
-"""Every route of the app, and who may use it."""
+"""Every route of the app: who may use it, what it shows, and why the SDK does without it."""
 
 from __future__ import annotations
 
@@ -131,6 +131,37 @@ UNDOCUMENTED = {
     "/openapi.json",
     f"{VERSION}/report.json",
     *(one.split()[1] for one in PAGES),
+}
+
+# pages that show nothing that people wrote, or whose scripts bring it
+WITHOUT_USER_TEXT = {
+    "/new-fit",
+    "/runs",
+    "/runs/{name}",
+    "/sign-in",
+    "/calibrators/{name}/promote",
+    "/docs",
+}
+OTHER_PROTOCOL = "the Open Inference Protocol is for its own clients; predict does the same"
+DRAWN_HERE = "the report is fetched as JSON, and report.save draws it here"
+NOT_IN_SDK = {
+    "HEAD /v1/datasets/{id}": "GET answers the same question, and with the dataset itself",
+    "GET /v1/fits/{id}/events": "GET with Prefer: wait tells the same, and survives a broken line",
+    f"GET {CALIBRATOR}@{{ref}}/predict": "for browsers and curl; POST takes any number",
+    f"GET {VERSION}/report.html": DRAWN_HERE,
+    f"GET {VERSION}/report.svg": DRAWN_HERE,
+    f"GET {VERSION}/report.png": DRAWN_HERE,
+    "GET /healthz": "for supervisors; client.ready() says more",
+    "GET /metrics": "for Prometheus",
+    "GET /v2": OTHER_PROTOCOL,
+    "GET /v2/health/live": OTHER_PROTOCOL,
+    "GET /v2/health/ready": OTHER_PROTOCOL,
+    f"GET {MODEL}": OTHER_PROTOCOL,
+    f"GET {MODEL}/ready": OTHER_PROTOCOL,
+    f"POST {MODEL}/infer": OTHER_PROTOCOL,
+    f"GET {MODEL_VERSION}": OTHER_PROTOCOL,
+    f"GET {MODEL_VERSION}/ready": OTHER_PROTOCOL,
+    f"POST {MODEL_VERSION}/infer": OTHER_PROTOCOL,
 }
 
 
