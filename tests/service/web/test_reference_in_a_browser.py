@@ -66,6 +66,12 @@ def run(found: Locator) -> str:
     return status.inner_text().split()[0]
 
 
+def forgive(tab: Tab, service: str, words: str) -> None:
+    """Leave the page, after which its console is silent, and drop what it had to say of this."""
+    tab.open(f"{service}/sign-in")
+    tab.problems = [one for one in tab.problems if words not in one]
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_the_window_and_keeps_nobody_out(
@@ -167,7 +173,7 @@ def test_documents_are_only_text_and_may_hold_themselves(tab: Tab, service: str)
     finally:
         tab.page.unroute("**/openapi.json")
     # what Swagger UI removes is parsed before, and refused by the policy even there
-    tab.problems = [one for one in tab.problems if "Content Security Policy" not in one]
+    forgive(tab, service, "Content Security Policy")
 
 
 def test_a_document_that_is_missing_is_told(tab: Tab, service: str) -> None:
@@ -177,4 +183,4 @@ def test_a_document_that_is_missing_is_told(tab: Tab, service: str) -> None:
         expect(tab.page.get_by_role("alert")).to_contain_text("could not be loaded")
     finally:
         tab.page.unroute("**/openapi.json")
-    tab.problems = [one for one in tab.problems if "503" not in one]
+    forgive(tab, service, "503")
