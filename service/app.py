@@ -33,6 +33,7 @@ from service.errors import BlobMissing, Damaged
 from service.fits import routes as fits
 from service.fits.queue import DbosQueue
 from service.fits.service import FitWatcher
+from service.http import openapi
 from service.http.metrics import Metrics
 from service.http.middleware.auth import Guard
 from service.http.middleware.body_limits import BodyGuard
@@ -58,8 +59,9 @@ from service.settings import Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
 from service.storage.notifications import NotificationListener
+from service.web.components import static_files
 from service.web.components.layout import refuse_as_page
-from service.web.pages import ROUTERS as PAGES
+from service.web.pages import page_routers
 from service.worker.startup import prepare_database
 from service.worker.supervisor import WorkerSupervisor
 
@@ -78,6 +80,7 @@ ROUTERS = (
     runs,
     keys,
     operations,
+    static_files,
 )
 
 
@@ -93,6 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
         openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
         redoc_url=None,
+        responses=openapi.ANY_ERROR,
         # such redirects repeat the Host header, which anyone can choose
         redirect_slashes=False,
         # ours are in /metrics and the log
@@ -101,10 +105,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.parts = parts
     predicting, others = _plain_routes(parts)
     app.router.routes[:0] = [predicting, *others, *operations.health_routes(parts.probe)]
-    for router in (*(module.router for module in ROUTERS), *PAGES):
+    for router in (*(module.router for module in ROUTERS), *page_routers()):
         app.include_router(router)
-    plain_paths = {**predict.OPENAPI, **inference_protocol.OPENAPI, **operations.OPENAPI}
-    complete_document(app, plain_paths, operations.MODELS)
+    plain_paths = {**predict.OPENAPI, **inference_protocol.OPENAPI}
+    complete_document(app, plain_paths, operations.described.routes)
     install_problems(app)
     app.add_exception_handler(HTTPException, refuse_as_page)
     app.add_middleware(predict.Shortcut, route=predicting)

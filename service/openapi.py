@@ -1,91 +1,70 @@
-"""The OpenAPI document: what FastAPI derives, the hand-written routes, keys and problems."""
+"""The OpenAPI document: what FastAPI derives, the hand-written routes, and keys."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute
 
 from service.fits.schemas import FitIn
-from service.http import openapi_bodies
 from service.http.middleware.auth import PUBLIC
-from service.http.openapi_examples import EXAMPLES
-from service.runs.examples import RUN_EXAMPLES
+from service.http.schemas import Body, ProblemOut
 
-METHODS = ("get", "head", "post", "put", "patch", "delete")
-PROBLEM = {
-    "type": "object",
-    "description": "An error (RFC 9457); `code` is stable, `detail` is a sentence for people.",
-    "required": ["type", "title", "status", "detail", "code"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "code": {"type": "string"},
-        "request_id": {"type": ["string", "null"]},
-    },
-    "example": {
-        "type": "urn:calibrd:problem:no_such_calibrator",
-        "title": "No such calibrator",
-        "status": 404,
-        "detail": "there is no calibrator 'fashon'",
-        "code": "no_such_calibrator",
-        "request_id": "8c1f0a2b6d3e-1f",
-    },
-}
-PROBLEM_ANSWER = {"description": "An error", **openapi_bodies.PROBLEM}
+REFERENCE = "#/components/schemas/{model}"
+SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "A key: cal_<id>_<secret>"}}
 
 
 def complete_document(
-    app: FastAPI, plain_paths: dict[str, Any], models: Sequence[type[BaseModel]]
+    app: FastAPI, plain_paths: dict[str, Any], described: Sequence[BaseRoute]
 ) -> None:
-    """Let ``app.openapi()`` give the whole document, with plain routes and their models."""
+    """Let ``app.openapi()`` give the whole document.
+
+    ``plain_paths`` are described by hand; ``described`` are FastAPI routes that are not the app's
+    but describe plain ones of it.
+    """
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app, plain_paths, models)
+            app.openapi_schema = _document(app, plain_paths, described)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
 def _document(
-    app: FastAPI, plain_paths: dict[str, Any], models: Sequence[type[BaseModel]]
+    app: FastAPI, plain_paths: dict[str, Any], described: Sequence[BaseRoute]
 ) -> dict[str, Any]:
-    made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    for operation in _operations(made["paths"]):
-        # FastAPI's own form of a validation error, which problems take the place of
-        operation["responses"].pop("422", None)
+    routes = [*app.routes, *described]
+    made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=routes)
     made["paths"] |= deepcopy(plain_paths)
+    # no route of FastAPI's names them
+    _, extra = models_json_schema(
+        [(ProblemOut, "serialization"), (FitIn, "validation")], ref_template=REFERENCE
+    )
     schemas = made["components"]["schemas"]
-    schemas["Problem"] = PROBLEM
-    schemas |= {model.__name__: model.model_json_schema() for model in models}
-    wanted = FitIn.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(wanted.pop("$defs"))
-    wanted["properties"] |= openapi_bodies.ARRAYS
-    schemas["FitIn"] = wanted
-    for name, example in (EXAMPLES | RUN_EXAMPLES).items():
-        schemas[name]["examples"] = [example]
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
-    made["components"]["securitySchemes"] = {
-        "key": {"type": "http", "scheme": "bearer", "description": "A key: cal_<id>_<secret>"}
-    }
+    schemas |= extra["$defs"]
+    for body in _bodies(Body):
+        name = re.sub(r"\W", "_", body.__name__)
+        if name in schemas:
+            with suppress(LookupError):  # a part of others, and shown there
+                schemas[name]["examples"] = [body.example()]
+    made["components"]["securitySchemes"] = SECURITY
     for path, item in made["paths"].items():
-        for operation in _operations({path: item}):
-            if not path.startswith("/v2"):
-                operation["responses"].setdefault("default", PROBLEM_ANSWER)
-            if path not in PUBLIC:
+        for method, operation in item.items():
+            if method != "parameters" and path not in PUBLIC:
                 operation["security"] = [{"key": []}]
     return made
 
 
-def _operations(paths: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The operations of paths, without what a path says of all of its operations."""
-    for item in paths.values():
-        yield from (item[method] for method in METHODS if method in item)
+def _bodies(kind: type[Body]) -> Iterator[type[Body]]:
+    """Return every body that was declared, those of pages among them."""
+    for body in kind.__subclasses__():
+        yield body
+        yield from _bodies(body)

@@ -8,7 +8,7 @@ from service.access import keys
 from service.access.permissions import Scope
 from service.access.schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
 from service.dependencies import Joined
-from service.http import openapi_bodies
+from service.http import openapi
 from service.http.callers import Caller, needs
 from service.http.paging import Cursor, Limit, Page, paged, time_place, written
 from service.http.strict_route import StrictRoute
@@ -38,7 +38,7 @@ def create_key(joined: Joined, caller: Caller, body: KeyIn) -> NewKeyOut:
 
 
 @router.delete("/{id}", summary="Revoke a key")
-def revoke_key(joined: Joined, caller: Caller, id: openapi_bodies.KeyId) -> KeyOut:
+def revoke_key(joined: Joined, caller: Caller, id: openapi.KeyId) -> KeyOut:
     """It ends here at once, and in other processes within seconds."""
     with joined.database.write() as store:
         ended = keys.revoke(store, caller.workspace, id)
@@ -48,7 +48,7 @@ def revoke_key(joined: Joined, caller: Caller, id: openapi_bodies.KeyId) -> KeyO
 
 @router.post("/{id}/rotate", status_code=201, summary="Replace a key")
 def rotate_key(
-    joined: Joined, caller: Caller, id: openapi_bodies.KeyId, body: RotateIn | None = None
+    joined: Joined, caller: Caller, id: openapi.KeyId, body: RotateIn | None = None
 ) -> NewKeyOut:
     """A new key with the same name and scopes; the old one works on for the grace time."""
     with joined.database.write() as store:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from service.access.keys import LONGEST_NAME, MOST_DAYS, MOST_GRACE_HOURS, NewKey
-from service.http.schemas import RequestBody, when
+from service.http.schemas import KEY_ID, Body, RequestBody, When, when
 from service.storage import records
 
 ScopeName = Literal["predict", "fit", "promote", "admin"]
@@ -17,24 +17,24 @@ ScopeName = Literal["predict", "fit", "promote", "admin"]
 class KeyIn(RequestBody):
     """A key to make."""
 
-    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-    scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=4)]
-    days: Annotated[float, Field(ge=1e-9, le=MOST_DAYS)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, examples=["ci"])]
+    scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=4, examples=[["predict"]])]
+    days: Annotated[float, Field(ge=1e-9, le=MOST_DAYS)] | None = Field(default=None, examples=[90])
 
 
 class RotateIn(RequestBody):
     """How long the old key goes on working."""
 
-    grace_hours: Annotated[float, Field(ge=0, le=MOST_GRACE_HOURS)] = 24.0
+    grace_hours: Annotated[float, Field(ge=0, le=MOST_GRACE_HOURS, examples=[24])] = 24.0
 
 
-class KeyOut(BaseModel):
+class KeyOut(Body):
     """A key, without its secret."""
 
-    id: str
-    name: str
-    scopes: list[str]
-    created_at: datetime | None
+    id: str = Field(examples=[KEY_ID])
+    name: str = Field(examples=["ci"])
+    scopes: list[str] = Field(examples=[["predict"]])
+    created_at: When
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
@@ -53,11 +53,11 @@ class KeyOut(BaseModel):
         )
 
 
-class NewKeyOut(BaseModel):
+class NewKeyOut(Body):
     """A new key; ``token`` is shown this once."""
 
     key: KeyOut
-    token: str
+    token: str = Field(examples=["cal_<id>_<secret>"])
 
     @classmethod
     def of(cls, made: NewKey) -> NewKeyOut:

@@ -6,16 +6,17 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from service.access.permissions import Principal, Scope
 from service.comparisons import service as comparing
 from service.comparisons.service import Comparison, Pair
 from service.dependencies import Joined, Parts
 from service.errors import Invalid, Unavailable
-from service.http import openapi_bodies
+from service.http import openapi
 from service.http.callers import Caller
 from service.http.middleware.request_limits import waiting
+from service.http.schemas import Body
 from service.http.strict_route import StrictRoute
 from service.registry import service as versions
 from service.storage.records import Dataset
@@ -30,17 +31,17 @@ LONGEST_WAIT = 25.0
 Number = Annotated[int, Query(ge=1, lt=2**31)]
 
 
-class ComparisonOut(BaseModel):
+class ComparisonOut(Body):
     """What the second version changes: the first is the report's `before`."""
 
-    calibrator: str
-    first: int
-    second: int
+    calibrator: str = Field(examples=["fashion"])
+    first: int = Field(examples=[2])
+    second: int = Field(examples=[3])
     dataset: Annotated[str | None, Field(description="null: on the rows that both were judged on")]
-    rows: Annotated[int, Field(description="rows that both were measured on")]
-    verdict: str | None
+    rows: int = Field(description="rows that both were measured on", examples=[2000])
+    verdict: str | None = Field(examples=["improved"])
     no_verdict: Annotated[str | None, Field(description="why there is no verdict")]
-    report: dict[str, Any]
+    report: dict[str, Any] = Field(examples=[{"verdict": "improved", "n": 2000}])
 
     @classmethod
     def of(cls, pair: Pair, found: Comparison) -> ComparisonOut:
@@ -58,16 +59,18 @@ class ComparisonOut(BaseModel):
 
 
 @router.get(
-    "", summary="Compare two versions on the same rows", responses=openapi_bodies.COMPARE_ANSWERS
+    "",
+    summary="Compare two versions on the same rows",
+    responses=openapi.errors({409: "Nothing to compare them on: no_common_rows"}),
 )
 async def compare_versions(
     request: Request,
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
+    name: openapi.Name,
     first: Number,
     second: Number,
-    dataset: Annotated[str | None, Query(pattern=openapi_bodies.ID_PATTERN)] = None,
+    dataset: Annotated[str | None, Query(pattern=openapi.ID_PATTERN)] = None,
 ) -> ComparisonOut:
     """On rows that both were judged on, by fits that had not seen them; or on a `dataset`.
 

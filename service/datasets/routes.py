@@ -10,6 +10,7 @@ from service.access.permissions import Scope
 from service.datasets import service as datasets
 from service.datasets.part_uploads import MOST_PARTS
 from service.datasets.schemas import (
+    DATASET_BODY,
     CommitIn,
     DatasetOut,
     PartOut,
@@ -21,7 +22,7 @@ from service.datasets.service import Retention
 from service.datasets.spool import spool
 from service.dependencies import Joined
 from service.errors import Invalid
-from service.http import openapi_bodies
+from service.http import openapi
 from service.http.callers import Caller, needs
 from service.http.paging import Cursor, Limit, Page, paged, time_place, written
 from service.http.schemas import KindName
@@ -52,8 +53,9 @@ Days = Annotated[
     "",
     status_code=201,
     summary="Upload a dataset, or open an upload in parts",
-    openapi_extra=openapi_bodies.DATASET_BODY,
-    responses=openapi_bodies.DATASET_ANSWERS,
+    openapi_extra=DATASET_BODY,
+    responses={200: {"model": DatasetOut, "description": "These bytes were there already"}},
+    response_description="Kept, or an upload opened",
 )
 async def create_dataset(
     request: Request,
@@ -109,7 +111,7 @@ def list_datasets(
 
 
 @router.get("/{id}", summary="A dataset, by its id or by sha256:{hash}", response_model=DatasetOut)
-def get_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId) -> Response:
+def get_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
     """While it is uploaded in parts, this says which parts have arrived."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
@@ -119,7 +121,7 @@ def get_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId) ->
 
 
 @router.head("/{id}", summary="Whether a dataset is there", response_class=Response)
-def head_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId) -> Response:
+def head_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
     """Ask by `sha256:{hash}` before sending bytes that may be there already."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
@@ -127,7 +129,7 @@ def head_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId) -
 
 
 @router.delete("/{id}", status_code=204, summary="Delete a dataset")
-def delete_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId) -> None:
+def delete_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> None:
     """What was fitted on it stays. 409 while a fit that is not finished needs it."""
     joined.datasets.remove(caller, id)
 
@@ -135,13 +137,15 @@ def delete_dataset(joined: Joined, caller: Caller, id: openapi_bodies.DatasetId)
 @router.put(
     "/{id}/parts/{number}",
     summary="Send a part",
-    openapi_extra=openapi_bodies.PART_BODY,
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/octet-stream": openapi.BINARY}}
+    },
 )
 async def put_part(
     request: Request,
     joined: Joined,
     caller: Caller,
-    id: openapi_bodies.DatasetId,
+    id: openapi.DatasetId,
     number: Annotated[int, Path(ge=1, le=MOST_PARTS)],
 ) -> PartOut:
     """Parts come in any order and may be sent again; their bytes are joined by number."""
@@ -156,10 +160,10 @@ async def put_part(
 @router.post(
     "/{id}/parts/presigned",
     summary="URLs to send parts straight to the store",
-    responses=openapi_bodies.PRESIGNED_ANSWERS,
+    responses=openapi.errors({409: "The store takes no uploads: no_presigned_uploads"}),
 )
 def presign_parts(
-    joined: Joined, caller: Caller, id: openapi_bodies.DatasetId, body: PartsIn
+    joined: Joined, caller: Caller, id: openapi.DatasetId, body: PartsIn
 ) -> PartUrlsOut:
     """PUT the bytes of a part to its URL, without a key, within 15 minutes.
 
@@ -177,7 +181,7 @@ async def commit_dataset(
     response: Response,
     joined: Joined,
     caller: Caller,
-    id: openapi_bodies.DatasetId,
+    id: openapi.DatasetId,
     body: CommitIn | None = None,
 ) -> DatasetOut:
     """Committing twice gives the same answer. If the bytes were there already, that dataset's."""

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from service.datasets.formats import Format
 from service.datasets.part_uploads import MOST_PARTS, SignedPart
-from service.http.schemas import KindName, RequestBody, when
+from service.http.openapi import BINARY, DATASET_ID
+from service.http.schemas import AFTER, SHA256, Body, KindName, RequestBody, When, when
 from service.storage import records
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", examples=[SHA256])]
 
 
-class PartOut(BaseModel):
+class PartOut(Body):
     """A part that has arrived."""
 
-    number: int
-    bytes: int
-    sha256: str
+    number: int = Field(examples=[1])
+    bytes: int = Field(examples=[8_388_608])
+    sha256: str = Field(examples=[SHA256])
 
 
-class DatasetOut(BaseModel):
+class DatasetOut(Body):
     """Logits or probabilities with labels."""
 
-    id: str
-    status: Literal["uploading", "ready"]
-    kind: KindName | None
-    sha256: str | None
-    format: str | None
-    bytes: int | None
-    rows: int | None
-    classes: int | None
+    id: str = Field(examples=[DATASET_ID])
+    status: Literal["uploading", "ready"] = Field(examples=["ready"])
+    kind: KindName | None = Field(examples=["logits"])
+    sha256: str | None = Field(examples=[SHA256])
+    format: str | None = Field(examples=["npz"])
+    bytes: int | None = Field(examples=[412_310])
+    rows: int | None = Field(examples=[10_000])
+    classes: int | None = Field(examples=[10])
     segments: Annotated[int | None, Field(description="how many segments its rows are of")]
     delete_after_fit: bool
     expires_at: datetime | None
-    created_at: datetime | None
+    created_at: When
     parts: list[PartOut] | None = None
 
     @classmethod
@@ -67,8 +69,8 @@ def part_out(part: records.Part) -> PartOut:
 class PartIn(RequestBody):
     """What a part will be."""
 
-    number: Annotated[int, Field(ge=1, le=MOST_PARTS)]
-    bytes: Annotated[int, Field(ge=1, le=2**53)]
+    number: Annotated[int, Field(ge=1, le=MOST_PARTS, examples=[1])]
+    bytes: Annotated[int, Field(ge=1, le=2**53, examples=[8_388_608])]
     sha256: Sha256
 
 
@@ -78,16 +80,18 @@ class PartsIn(RequestBody):
     parts: Annotated[list[PartIn], Field(min_length=1, max_length=1000)]
 
 
-class PartUrlOut(BaseModel):
+class PartUrlOut(Body):
     """Where a part can be sent, and until when."""
 
-    number: int
-    url: str
-    method: Literal["PUT"] = "PUT"
-    expires_at: datetime | None
+    number: int = Field(examples=[1])
+    url: str = Field(
+        examples=[f"https://store.example/calibrd/{DATASET_ID}/1?X-Amz-Signature=0f1e"]
+    )
+    method: Literal["PUT"] = Field(default="PUT", examples=["PUT"])
+    expires_at: datetime | None = Field(examples=[AFTER])
 
 
-class PartUrlsOut(BaseModel):
+class PartUrlsOut(Body):
     """A URL for each part, in the order they were asked for."""
 
     parts: list[PartUrlOut]
@@ -106,6 +110,51 @@ class PartUrlsOut(BaseModel):
 class CommitIn(RequestBody):
     """What the parts should make; all of it is optional."""
 
-    parts: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None = None
-    sha256: Sha256 | None = None
+    parts: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None = Field(default=None, examples=[3])
+    sha256: Sha256 | None = Field(default=None, examples=[SHA256])
     content_type: Annotated[str, Field(max_length=100)] | None = None
+
+
+# bodies with arrays are streamed, and no model ever holds them
+NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"type": "number"}}}
+ARRAYS: dict[str, Any] = {
+    "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
+    "probabilities": {**NUMBERS, "description": "the same; one of the two"},
+    "values": {**NUMBERS, "description": "the same, if `kind` says which they are"},
+    "labels": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    "segments": {
+        "type": "array",
+        "items": {"type": ["string", "integer"]},
+        "description": "(n,), the segment of each row, for methods that calibrate by segments",
+    },
+}
+ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
+CSV = "logit_0,logit_1,logit_2,label\n2.1,0.3,-1.0,0\n0.2,1.7,0.4,1\n"
+
+
+def array_bodies(schema: dict[str, Any], **examples: Any) -> dict[str, Any]:
+    """Return the content of a body with arrays, of this schema if it is JSON."""
+    shown = {name.replace("_", " "): {"value": one} for name, one in examples.items()}
+    return {
+        "application/json": {"schema": schema, "examples": shown},
+        Format.NPZ.media_type: BINARY,
+        Format.SAFETENSORS.media_type: BINARY,
+        Format.CSV.media_type: {"schema": {"type": "string"}, "example": CSV},
+    }
+
+
+DATASET_BODY = {
+    "requestBody": {
+        "content": array_bodies(
+            {
+                "type": "object",
+                "properties": ARRAYS,
+                "required": ["labels"],
+                "additionalProperties": False,
+            },
+            logits=ROWS,
+            with_segments={**ROWS, "segments": ["web", "app"]},
+        ),
+        "description": "arrays `logits` or `probabilities`, `labels`, and perhaps `segments`",
+    }
+}

@@ -24,9 +24,9 @@ from service.dependencies import Joined, Parts
 from service.errors import Invalid, Malformed, TooMany
 from service.fits import service as fits
 from service.fits.event_stream import event_stream
-from service.fits.schemas import FitIn, FitOut
+from service.fits.schemas import DOCUMENTS, FIT_BODY, NUMBERS, TEXTS, FitIn, FitOut
 from service.fits.service import FitOrder, FitRequest, MethodOrder
-from service.http import json_body, openapi_bodies
+from service.http import json_body, openapi
 from service.http.callers import Caller, needs, parse
 from service.http.middleware.request_limits import WaitingResponse, waiting
 from service.http.paging import Cursor, Limit, Page, paged, time_place, written
@@ -41,13 +41,28 @@ router = APIRouter(
 LONGEST_WAIT = 60
 # orjson 3.13 writes beyond its buffer where lists lie some hundreds deep
 MOST_ARRAY_DEPTH = 8
+EVENTS: openapi.Answers = {
+    200: {
+        "description": "One event for each change; its data is the fit as JSON",
+        "content": {
+            "text/event-stream": {
+                "schema": {
+                    "type": "object",
+                    "required": ["event", "data"],
+                    "properties": {
+                        "event": {"type": "string", "enum": list(FitStatus)},
+                        "data": {"type": "string"},
+                    },
+                },
+                "example": 'event: running\ndata: {"progress": {"step": 420}}\n\n',
+            }
+        },
+    }
+}
 WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})")
 JSON = "application/json"
 ARRAYS = ("logits", "probabilities", "values", "labels", "segments")
 OF_THE_ARRAYS = ("kind", "delete_after_fit")
-TEXTS = ("model", "device", "description", "evaluation")
-NUMBERS = {"seed": int, "held_out": float}
-DOCUMENTS = ("params", "tags")
 
 
 @router.post(
@@ -55,14 +70,15 @@ DOCUMENTS = ("params", "tags")
     status_code=202,
     response_model=FitOut,
     summary="Fit a calibrator",
-    openapi_extra=openapi_bodies.FIT_BODY,
-    responses=openapi_bodies.FIT_ANSWERS,
+    openapi_extra=FIT_BODY,
+    responses={201: {"model": FitOut, "description": "Finished while the caller waited"}},
+    response_description="Accepted; Location says where to look",
 )
 async def create_fit(
     request: Request,
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
+    name: openapi.Name,
     kind: Annotated[KindName | None, Query(description="of logits sent in this call")] = None,
     delete_after_fit: Annotated[
         bool, Query(description="delete what is sent in this call")
@@ -103,7 +119,7 @@ def list_fits(
     caller: Caller,
     limit: Limit = 50,
     cursor: Cursor = None,
-    calibrator: Annotated[str | None, Query(pattern=openapi_bodies.NAME_PATTERN)] = None,
+    calibrator: Annotated[str | None, Query(pattern=openapi.NAME_PATTERN)] = None,
     status: FitStatus | None = None,
 ) -> Response:
     """Fits of the caller's workspace, of one calibrator or one status if named."""
@@ -119,7 +135,7 @@ async def get_fit(
     request: Request,
     joined: Joined,
     caller: Caller,
-    id: openapi_bodies.FitId,
+    id: openapi.FitId,
     prefer: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
     """With `Prefer: wait=10` the answer comes when the fit is finished, or after 10 seconds."""
@@ -132,9 +148,9 @@ async def get_fit(
     "/fits/{id}/events",
     summary="Progress as server-sent events",
     response_class=StreamingResponse,
-    responses=openapi_bodies.EVENT_ANSWERS,
+    responses=EVENTS,
 )
-async def fit_events(joined: Joined, caller: Caller, id: openapi_bodies.FitId) -> Response:
+async def fit_events(joined: Joined, caller: Caller, id: openapi.FitId) -> Response:
     """An event for each change: `queued`, `running`, then `succeeded`, `failed` or `cancelled`.
 
     The stream ends with the fit, and when its key is revoked.
@@ -148,7 +164,7 @@ async def fit_events(joined: Joined, caller: Caller, id: openapi_bodies.FitId) -
 
 
 @router.delete("/fits/{id}", summary="Cancel a fit")
-def cancel_fit(joined: Joined, caller: Caller, id: openapi_bodies.FitId) -> FitOut:
+def cancel_fit(joined: Joined, caller: Caller, id: openapi.FitId) -> FitOut:
     """A waiting fit is cancelled at once, a running one within seconds; 409 if it is finished."""
     return FitOut.of(fits.cancel(joined.database, joined.queue, caller, id))
 

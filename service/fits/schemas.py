@@ -5,14 +5,34 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import ConfigDict, Field
 
 from calibrators.registry import DEFAULT_METHOD
-from service.http.openapi_bodies import ID_PATTERN
-from service.http.schemas import LONGEST_LIST, RequestBody, TagMap, when
+from service.datasets.schemas import ARRAYS, ROWS, array_bodies
+from service.http.openapi import DATASET_ID, FIT_ID, ID_PATTERN
+from service.http.schemas import (
+    AFTER,
+    LONGEST_LIST,
+    MODEL,
+    Actor,
+    Body,
+    RequestBody,
+    TagMap,
+    When,
+    when,
+)
 from service.storage import records
 
+REASON = "smart has the lowest NLL (0.2441) of the 2 that lose neither accuracy nor ranking"
+
 DatasetName = Annotated[str, Field(pattern=ID_PATTERN, description="its id, or sha256:{hash}")]
+
+
+# the fields of a fit that may be in the query, because the body holds arrays
+TEXTS = ("model", "device", "description", "evaluation")
+NUMBERS = {"seed": int, "held_out": float}
+DOCUMENTS = ("params", "tags")
+TYPES = {int: "integer", float: "number", str: "string"}
 
 
 class MethodIn(RequestBody):
@@ -22,13 +42,19 @@ class MethodIn(RequestBody):
     params: dict[str, Any] = Field(default={})
 
 
+def _add_arrays(schema: dict[str, Any]) -> None:
+    schema["properties"] |= ARRAYS
+
+
 class FitIn(RequestBody):
     """What to fit; ``methods`` for several in one job, else ``method`` and ``params``."""
 
-    dataset: DatasetName | None = None
+    model_config = ConfigDict(json_schema_extra=_add_arrays)
+
+    dataset: DatasetName | None = Field(default=None, examples=[DATASET_ID])
     method: Annotated[
         str | None, Field(max_length=40, description=f"`{DEFAULT_METHOD}` if none is named")
-    ] = None
+    ] = Field(default=None, examples=["smart"])
     params: dict[str, Any] | None = None
     methods: Annotated[list[MethodIn], Field(max_length=LONGEST_LIST)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
@@ -40,43 +66,77 @@ class FitIn(RequestBody):
     description: str = ""
 
 
-class FitError(BaseModel):
+FIT_BODY: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": name,
+            "in": "query",
+            "schema": {"type": TYPES[NUMBERS.get(name, str)]},
+            "description": f"{FitIn.model_fields[name].description or 'as in JSON'}"
+            f"{', written as JSON' * (name in DOCUMENTS)}"
+            f"{'; several times for several' * (name == 'method')}; "
+            "only if the body is npz, safetensors or CSV",
+        }
+        for name in ("method", *NUMBERS, *DOCUMENTS, *TEXTS)
+    ],
+    "requestBody": {
+        "required": True,
+        "content": array_bodies(
+            {"$ref": "#/components/schemas/FitIn"},
+            dataset=FitIn.example(),
+            in_one_call={**ROWS, "method": "temperature"},
+            several_methods={
+                "dataset": DATASET_ID,
+                "methods": [
+                    {"method": "temperature"},
+                    {"method": "smart", "params": {"steps": 500}},
+                ],
+                "model": MODEL,
+            },
+        ),
+    },
+}
+
+
+class FitError(Body):
     """Why a fit failed: a stable code and a sentence."""
 
     code: str
     message: str
 
 
-class RecommendationOut(BaseModel):
+class RecommendationOut(Body):
     """Which of the versions of a fit to use, and why; null if none of them."""
 
-    version: int | None
-    reason: str
+    version: int | None = Field(examples=[4])
+    reason: str = Field(examples=[REASON])
 
 
-class FitOut(BaseModel):
+class FitOut(Body):
     """A fit job."""
 
-    id: str
-    calibrator: str
-    status: records.FitStatus
-    methods: list[dict[str, Any]]
-    dataset: str
+    id: str = Field(examples=[FIT_ID])
+    calibrator: str = Field(examples=["fashion"])
+    status: records.FitStatus = Field(examples=["succeeded"])
+    methods: list[dict[str, Any]] = Field(
+        examples=[[{"method": name, "params": {}} for name in ("temperature", "smart")]]
+    )
+    dataset: str = Field(examples=[DATASET_ID])
     evaluation: str | None
-    seed: int
+    seed: int = Field(examples=[0])
     held_out: float | None
-    model: str | None
+    model: str | None = Field(examples=[MODEL])
     progress: dict[str, Any] | None
-    device: str | None
-    attempt: int
+    device: str | None = Field(examples=["cpu"])
+    attempt: int = Field(examples=[1])
     cancel_requested: bool
-    versions: list[int]
+    versions: list[int] = Field(examples=[[3, 4]])
     recommendation: RecommendationOut | None
-    error: FitError | None
-    created_by: str
-    created_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
+    error: FitError | None = Field(examples=[None])
+    created_by: Actor
+    created_at: When
+    started_at: When
+    finished_at: datetime | None = Field(examples=[AFTER])
 
     @classmethod
     def of(cls, fit: records.Fit) -> FitOut:
@@ -107,16 +167,16 @@ class FitOut(BaseModel):
         )
 
 
-class MethodOut(BaseModel):
+class MethodOut(Body):
     """A method, its parameters as a JSON schema, and whether it can change the class.
 
     One that `needs_segments` is fitted on rows that name their segments.
     """
 
-    name: str
-    summary: str
-    reference: str
-    cost: str
-    keeps_class: bool | None
+    name: str = Field(examples=["temperature"])
+    summary: str = Field(examples=["One number that divides all logits."])
+    reference: str = Field(examples=["Guo et al. 2017"])
+    cost: str = Field(examples=["milliseconds"])
+    keeps_class: bool | None = Field(examples=[True])
     needs_segments: bool
-    parameters: dict[str, Any]
+    parameters: dict[str, Any] = Field(examples=[{"type": "object", "properties": {}}])

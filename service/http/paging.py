@@ -14,6 +14,7 @@ from fastapi import Query, Response
 from pydantic import BaseModel
 
 from service.errors import Invalid
+from service.http.schemas import Body
 from service.storage.repository import After
 
 Item = TypeVar("Item")
@@ -25,7 +26,7 @@ Cursor = Annotated[
 ]
 
 
-class Page(BaseModel, Generic[Out]):
+class Page(Body, Generic[Out]):
     """A page of a list; ``next`` is the cursor of the following page, null on the last."""
 
     items: list[Out]

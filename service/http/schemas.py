@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 Seconds = float | None
 MOST_UNKNOWN_FIELDS = 100
 LONGEST_LIST = 100
 KindName = Literal["logits", "probabilities"]
+
+# examples that several bodies share
+SHA256 = "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
+MODEL = "sha256:0f1e"
+TAGS = {"team": "vision"}
+BEFORE, AFTER = "2026-01-05T10:00:00Z", "2026-01-05T10:00:03Z"
+KEY_ID = "1f0c22ab94de"
+
+When = Annotated[datetime | None, Field(examples=[BEFORE])]
+Actor = Annotated[str, Field(examples=[f"ci (key {KEY_ID})"])]
 
 
 def _check_width(value: Any) -> Any:
@@ -29,7 +46,52 @@ def _check_width(value: Any) -> Any:
 TagMap = Annotated[dict[str, str], BeforeValidator(_check_width)]
 
 
-class RequestBody(BaseModel):
+class Body(BaseModel):
+    """A request's or an answer's body; the examples of its fields make one of the whole."""
+
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        """Return the examples of its fields, without those that need not be there and have none.
+
+        >>> class Pair(Body):
+        ...     name: str = Field(examples=["web"])
+        ...     size: int | None
+        ...     note: str = ""
+        >>> Pair.example()
+        {'name': 'web', 'size': None}
+        """
+        shown = {
+            name: field
+            for name, field in cls.model_fields.items()
+            if field.examples or field.is_required()
+        }
+        return {
+            name: field.examples[0] if field.examples else _example(field.annotation)
+            for name, field in shown.items()
+        }
+
+
+def _example(kind: Any) -> Any:
+    """Return an example of a type: of the body that it holds, or its emptiest value."""
+    if _is_body(kind):
+        return kind.example()
+    inner = get_args(kind)
+    if get_origin(kind) is list:
+        return [_example(inner[0])]
+    if NoneType in inner:
+        return _example(inner[0]) if _is_body(inner[0]) else None
+    if kind is bool:
+        return False
+    if get_origin(kind) is dict:
+        return {}
+    raise LookupError(kind)
+
+
+def _is_body(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Body)
+
+
+class RequestBody(Body):
     """A request's body: unknown fields are refused, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -40,3 +102,14 @@ class RequestBody(BaseModel):
 def when(seconds: Seconds) -> datetime | None:
     """A time of the database for people."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+class ProblemOut(Body):
+    """An error (RFC 9457); `code` is stable, `detail` is a sentence for people."""
+
+    type: str = Field(examples=["urn:calibrd:problem:no_such_calibrator"])
+    title: str = Field(examples=["No such calibrator"])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["there is no calibrator 'fashon'"])
+    code: str = Field(examples=["no_such_calibrator"])
+    request_id: str | None = Field(default=None, examples=["8c1f0a2b6d3e-1f"])

@@ -7,11 +7,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from pydantic import BaseModel
+from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.errors import ServiceError
 from service.fits.service import WORKER_IS_ALIVE
+from service.http.schemas import Body
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 
@@ -20,13 +21,13 @@ DATABASE_SECONDS = 2.0
 OK = "ok"
 
 
-class Readiness(BaseModel):
+class Readiness(Body):
     """Which parts work: ``ok``, or a word on what is wrong."""
 
-    status: str
-    database: str
-    blobs: str
-    workers: str
+    status: str = Field(examples=["ok"])
+    database: str = Field(examples=["ok"])
+    blobs: str = Field(examples=["ok"])
+    workers: str = Field(examples=["ok"])
 
 
 class Probe:

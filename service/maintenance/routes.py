@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from pydantic import BaseModel
+from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Route
 
@@ -17,8 +16,9 @@ from service.access.permissions import Scope
 from service.dependencies import Joined
 from service.errors import ServiceError
 from service.fits.service import WORKER_IS_ALIVE
-from service.http import openapi_bodies
+from service.http import openapi
 from service.http.callers import needs
+from service.http.schemas import Body
 from service.http.strict_route import StrictRoute
 from service.maintenance.readiness import OK, Probe, Readiness
 from service.storage.database import Database
@@ -26,10 +26,10 @@ from service.storage.database import Database
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
 
-class Health(BaseModel):
+class Health(Body):
     """The process answers."""
 
-    status: str
+    status: str = Field(examples=["ok"])
 
 
 def health_routes(probe: Probe) -> list[Route]:
@@ -48,44 +48,32 @@ def health_routes(probe: Probe) -> list[Route]:
     return [Route("/healthz", healthz), Route("/readyz", readyz)]
 
 
-def _answer(model: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
-
-
 ALIVE = b'{"status":"ok"}'
-# answered by plain routes, which FastAPI does not describe
-MODELS = (Health, Readiness)
-OPENAPI: dict[str, Any] = {
-    "/healthz": {
-        "get": {
-            "operationId": "healthz",
-            "tags": ["operations"],
-            "summary": "Whether the process lives",
-            "description": "Needs no key and touches nothing.",
-            "responses": {
-                "200": {
-                    "description": "It lives",
-                    "content": _answer("Health"),
-                }
-            },
-        }
-    },
-    "/readyz": {
-        "get": {
-            "operationId": "readyz",
-            "tags": ["operations"],
-            "summary": "Whether all parts work",
-            "description": "Database, blobs and a worker's heartbeat; 503 if one fails. No key.",
-            "responses": {
-                "200": {
-                    "description": "All parts work",
-                    "content": _answer("Readiness"),
-                },
-                **{str(status): answer for status, answer in openapi_bodies.READY_ANSWERS.items()},
-            },
-        }
-    },
-}
+# answered by the plain routes above
+described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
+
+
+@described.get(
+    "/healthz",
+    operation_id="healthz",
+    summary="Whether the process lives",
+    response_description="It lives",
+)
+def healthz() -> Health:
+    """Needs no key and touches nothing."""
+    raise NotImplementedError
+
+
+@described.get(
+    "/readyz",
+    operation_id="readyz",
+    summary="Whether all parts work",
+    response_description="All parts work",
+    responses={503: {"model": Readiness, "description": "A part does not work"}},
+)
+def readyz() -> Readiness:
+    """Database, blobs and a worker's heartbeat; 503 if one fails. No key."""
+    raise NotImplementedError
 
 
 @router.get(
@@ -93,7 +81,7 @@ OPENAPI: dict[str, Any] = {
     summary="Prometheus metrics",
     dependencies=needs(Scope.ADMIN),
     response_class=Response,
-    responses=openapi_bodies.METRICS_ANSWERS,
+    responses=openapi.file("text/plain", "Metrics in Prometheus's text format"),
 )
 def metrics(joined: Joined) -> Response:
     """Requests, latency, fits by status, queue depth, maps in memory."""

@@ -18,7 +18,7 @@ from service.access.permissions import Scope
 from service.dependencies import Joined, Parts
 from service.errors import Invalid, NotFound
 from service.fits.schemas import MethodOut
-from service.http import openapi_bodies
+from service.http import openapi
 from service.http.callers import Caller, needs
 from service.http.downloads import blob_answer
 from service.http.etags import is_known
@@ -91,7 +91,7 @@ def list_calibrators(
 
 
 @router.get("/calibrators/{name}", summary="A calibrator and its aliases")
-def get_calibrator(joined: Joined, caller: Caller, name: openapi_bodies.Name) -> CalibratorOut:
+def get_calibrator(joined: Joined, caller: Caller, name: openapi.Name) -> CalibratorOut:
     """Its newest version and where its aliases point."""
     with joined.database.read() as store:
         found = versions.calibrator_named(store, caller, name)
@@ -106,7 +106,7 @@ def get_calibrator(joined: Joined, caller: Caller, name: openapi_bodies.Name) ->
 def list_versions(
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
+    name: openapi.Name,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
@@ -130,7 +130,7 @@ async def register_version(
     response: Response,
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
+    name: openapi.Name,
     body: RegisterIn,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> VersionOut:
@@ -161,7 +161,7 @@ register_version.most_body_cost = MOST_REGISTERED_COST  # type: ignore[attr-defi
 
 @router.get("/calibrators/{name}/versions/{number}", summary="A version")
 def get_version(
-    joined: Joined, caller: Caller, name: openapi_bodies.Name, number: openapi_bodies.Number
+    joined: Joined, caller: Caller, name: openapi.Name, number: openapi.Number
 ) -> VersionOut:
     """Its method, parameters, data, model, libraries, verdict and the hash of its map."""
     with joined.database.read() as store:
@@ -176,8 +176,8 @@ def get_version(
 def annotate_version(
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
-    number: openapi_bodies.Number,
+    name: openapi.Name,
+    number: openapi.Number,
     body: NotesIn,
 ) -> VersionOut:
     """Nothing else of a version ever changes."""
@@ -192,14 +192,14 @@ def annotate_version(
     "/calibrators/{name}/versions/{number}/map",
     summary="The map's bytes",
     response_class=Response,
-    responses=openapi_bodies.MAP_ANSWERS,
+    responses=openapi.known_file("application/octet-stream", "The archive"),
 )
 def get_map(
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
-    number: openapi_bodies.Number,
-    if_none_match: openapi_bodies.IfNoneMatch = None,
+    name: openapi.Name,
+    number: openapi.Number,
+    if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
     """`calibrators.archive.load` reads them; the ETag is their SHA-256."""
     with joined.database.read() as store:
@@ -212,14 +212,14 @@ def get_map(
     "/calibrators/{name}/versions/{number}/onnx",
     summary="The map as an ONNX model",
     response_class=Response,
-    responses=openapi_bodies.ONNX_ANSWERS,
+    responses=openapi.known_file("application/octet-stream", "The model"),
 )
 def get_onnx(
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
-    number: openapi_bodies.Number,
-    if_none_match: openapi_bodies.IfNoneMatch = None,
+    name: openapi.Name,
+    number: openapi.Number,
+    if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
     """float32 logits (n, k) to calibrated probabilities (n, k), proved equal to the map."""
     with joined.database.read() as store:

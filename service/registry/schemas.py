@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from service.http.schemas import KindName, RequestBody, TagMap, when
+from service.http.openapi import FIT_ID
+from service.http.schemas import (
+    MODEL,
+    SHA256,
+    TAGS,
+    Actor,
+    Body,
+    KindName,
+    RequestBody,
+    TagMap,
+    When,
+    when,
+)
 from service.registry.aliases.schemas import AliasOut
 from service.storage import records
 
+SENTENCE = "calibration is better, and NLL, Brier score, accuracy and ranking are not worse"
 
-class CalibratorOut(BaseModel):
+
+class CalibratorOut(Body):
     """A named line of versions."""
 
-    name: str
-    latest: int | None
+    name: str = Field(examples=["fashion"])
+    latest: int | None = Field(examples=[3])
     aliases: list[AliasOut]
-    created_at: datetime | None
+    created_at: When
 
     @classmethod
     def of(cls, calibrator: records.CalibratorRow, aliases: list[records.Alias]) -> CalibratorOut:
@@ -31,32 +44,32 @@ class CalibratorOut(BaseModel):
         )
 
 
-class VersionOut(BaseModel):
+class VersionOut(Body):
     """A fitted map, where it came from and how it was judged."""
 
-    calibrator: str
-    number: int
-    method: str
+    calibrator: str = Field(examples=["fashion"])
+    number: int = Field(examples=[3])
+    method: str = Field(examples=["temperature"])
     params: dict[str, Any]
-    seed: int | None
-    kind: KindName
-    classes: int
-    model: str | None
-    dataset_sha256: str | None
-    rows: int | None
-    verdict: str | None
-    verdict_sentence: str | None
-    fit: str | None
-    fit_info: dict[str, Any]
-    libraries: dict[str, Any]
-    map_sha256: str
-    map_bytes: int
-    has_onnx: bool
-    has_judged_rows: bool
-    tags: TagMap
-    description: str
-    created_by: str
-    created_at: datetime | None
+    seed: int | None = Field(examples=[0])
+    kind: KindName = Field(examples=["logits"])
+    classes: int = Field(examples=[10])
+    model: str | None = Field(examples=[MODEL])
+    dataset_sha256: str | None = Field(examples=[SHA256])
+    rows: int | None = Field(examples=[10_000])
+    verdict: str | None = Field(examples=["improved"])
+    verdict_sentence: str | None = Field(examples=[SENTENCE])
+    fit: str | None = Field(examples=[FIT_ID])
+    fit_info: dict[str, Any] = Field(examples=[{"rows": 10_000}])
+    libraries: dict[str, Any] = Field(examples=[{"numpy": "2.2.0"}])
+    map_sha256: str = Field(examples=[SHA256])
+    map_bytes: int = Field(examples=[612])
+    has_onnx: bool = Field(examples=[True])
+    has_judged_rows: bool = Field(examples=[True])
+    tags: TagMap = Field(examples=[TAGS])
+    description: str = Field(examples=["on the test set of January"])
+    created_by: Actor
+    created_at: When
 
     @classmethod
     def of(cls, name: str, version: records.Version) -> VersionOut:
@@ -75,19 +88,19 @@ class VersionOut(BaseModel):
 class NotesIn(RequestBody):
     """New tags or a new description; what is left out stays."""
 
-    tags: TagMap | None = None
+    tags: TagMap | None = Field(default=None, examples=[TAGS])
     description: str | None = None
 
 
 class RegisterIn(RequestBody):
     """A map fitted elsewhere: its archive in base64, and the report made there."""
 
-    map: Annotated[str, Field(max_length=1 << 24)]
+    map: Annotated[str, Field(max_length=1 << 24, examples=["Y2FsaWJyZAE="])]
     report: dict[str, Any] | None = None
     judged_rows: Annotated[
         str | None,
         Field(max_length=1 << 23, description="`JudgedRows.dump()` in base64, for comparisons"),
     ] = None
-    model: str | None = None
+    model: str | None = Field(default=None, examples=[MODEL])
     tags: TagMap = Field(default={})
     description: str = ""

@@ -12,7 +12,7 @@ from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
 from service.dependencies import Joined, Parts
 from service.errors import Invalid
-from service.http import openapi_bodies
+from service.http import openapi
 from service.http.callers import Caller, needs
 from service.http.middleware.request_limits import waiting
 from service.http.paging import (
@@ -32,6 +32,7 @@ from service.runs.history_repository import Shown
 from service.runs.repository import SessionKey
 from service.runs.schemas import (
     MOST_STEPS,
+    RUN_NAME,
     SESSION_PATTERN,
     OpenedRunOut,
     OpenRunIn,
@@ -57,7 +58,7 @@ SHOWN_SESSIONS = 200
 MOST_NUMBERS = 200_000
 NUMBERS_OF_A_BIN = 8
 
-RunName = Annotated[str, Path(pattern=openapi_bodies.NAME_PATTERN, examples=["resnet-cifar10"])]
+RunName = Annotated[str, Path(pattern=openapi.NAME_PATTERN, examples=[RUN_NAME])]
 Step = Annotated[int, Path(ge=1, lt=MOST_STEPS, examples=[1])]
 Session = Annotated[
     str | None, Query(pattern=SESSION_PATTERN, description="its id; by default the newest")
@@ -70,7 +71,8 @@ AfterStep = Annotated[int | None, Query(ge=0, lt=MOST_STEPS)]
     status_code=201,
     summary="Begin a run, or go on with it",
     dependencies=needs(Scope.FIT),
-    responses=openapi_bodies.OPEN_RUN_ANSWERS,
+    responses={200: {"model": OpenedRunOut, "description": "A session of a run that was there"}},
+    response_description="A new run and its first session",
 )
 def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn) -> OpenedRunOut:
     """Gives a session to post to, and the state to go on with.

@@ -6,10 +6,19 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import Field, create_model
 
 from calibrators.adafocal import AdaFocalState, Settings
-from service.http.schemas import RequestBody, TagMap, when
+from service.http.schemas import (
+    AFTER,
+    TAGS,
+    Actor,
+    Body,
+    RequestBody,
+    TagMap,
+    When,
+    when,
+)
 from service.runs.history_repository import Shown
 from service.runs.repository import LONGEST_MERGE, Head
 from service.runs.sessions import Opened
@@ -19,8 +28,20 @@ SESSION_PATTERN = "^[A-Za-z0-9._-]{1,100}$"
 MOST_STEPS = 2**31 - 1
 MOST_RANKS = 4096
 LONGEST_STATISTICS = 1_000_000
+RUN_NAME = "resnet-cifar10"
+SESSION_ID = "job-1207"
+EDGES = [0.0, 0.7855968947392908, 1.0]
+GAMMAS = [0.5961849545952088, 1.415552602564902]
+# of four rows of three classes
+STATISTICS = (
+    "Q0JTMXicC2IAAUYoYmRA4ULBVgaGfgaGkwwZDCwTGQgDBQYGOQYGC4YABoYkIpQDrTnNwODOYMLAcIUI5ZIMDCoMDEYMVgwM"
+    "LEQoH7SgMUJn+/GHT50LxeUVQCENAPtFDKg="
+)
 
-SessionId = Annotated[str, Field(pattern=SESSION_PATTERN, description="chosen by the caller")]
+SessionId = Annotated[
+    str,
+    Field(pattern=SESSION_PATTERN, description="chosen by the caller", examples=[SESSION_ID]),
+]
 StepNumber = Annotated[int, Field(ge=0, lt=MOST_STEPS)]
 Begun = Annotated[
     float,
@@ -43,6 +64,11 @@ _SettingsFields = create_model("_SettingsFields", __base__=RequestBody, **_field
 class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
     """How gammas follow the gap between confidence and accuracy of their bin."""
 
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        """Return the defaults, but for fewer bins."""
+        return asdict(Settings(bins=2))
+
     def read(self) -> Settings:
         """The settings, if they agree with each other."""
         return Settings(**self.model_dump())
@@ -52,14 +78,24 @@ class StateBody(RequestBody):
     """The state that steers the loss after ``step`` updates: bins + 1 edges, and bins gammas."""
 
     settings: SettingsBody
-    step: StepNumber
-    edges: Numbers
-    gammas: Numbers
-    accuracy: Numbers
+    step: StepNumber = Field(examples=[1])
+    edges: Numbers = Field(examples=[EDGES])
+    gammas: Numbers = Field(examples=[GAMMAS])
+    accuracy: Numbers = Field(examples=[[1.0, 0.5]])
 
     def read(self) -> AdaFocalState:
         """The state, if it is one."""
         return AdaFocalState.from_dict(self.model_dump())
+
+
+STATE = StateBody.example()
+BEGIN = {
+    **STATE,
+    "step": 0,
+    "edges": [0.0, 0.5, 1.0],
+    "gammas": [1.0, 1.0],
+    "accuracy": [0.25, 0.75],
+}
 
 
 class OpenRunIn(RequestBody):
@@ -70,13 +106,13 @@ class OpenRunIn(RequestBody):
     that is told of late: of two sessions the one that began later is the newer.
     """
 
-    name: Annotated[str, Field(max_length=64)]
+    name: Annotated[str, Field(max_length=64, examples=[RUN_NAME])]
     kind: records.RunKind = "adafocal"
-    settings: SettingsBody | None = None
+    settings: SettingsBody | None = Field(default=None, examples=[SettingsBody.example()])
     world_size: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 1
     decides: records.Decider = "trainer"
     merge_timeout: Annotated[float, Field(gt=0, le=LONGEST_MERGE)] = 60.0
-    session: SessionId | None = None
+    session: SessionId | None = Field(default=None, examples=[SESSION_ID])
     state: StateBody | None = None
     from_step: StepNumber | None = None
     tags: TagMap = Field(default_factory=dict)
@@ -89,57 +125,68 @@ class StatisticsIn(RequestBody):
 
     session: SessionId
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] = 0
-    statistics: Annotated[
-        str, Field(max_length=LONGEST_STATISTICS, description="BinStatistics.to_bytes in base64")
-    ]
-    state: StateBody | None = None
+    statistics: str = Field(
+        max_length=LONGEST_STATISTICS,
+        description="BinStatistics.to_bytes in base64",
+        examples=[STATISTICS],
+    )
+    state: StateBody | None = Field(default=None, examples=[STATE])
 
 
 class RunNotesIn(RequestBody):
     """New tags, a new description, or whether it is archived; what is left out stays."""
 
-    tags: TagMap | None = None
+    tags: TagMap | None = Field(default=None, examples=[TAGS])
     description: str | None = None
-    archived: bool | None = None
+    archived: bool | None = Field(default=None, examples=[True])
 
 
-class RunMetricsOut(BaseModel):
+class RunMetricsOut(Body):
     """What a validation pass says of the model; null where nothing was observed."""
 
-    rows: int
-    accuracy: float | None
-    confidence: float | None
-    ece: float | None
-    ada_ece: float | None
-    nll: float | None
+    rows: int = Field(examples=[4])
+    accuracy: float | None = Field(examples=[0.75])
+    confidence: float | None = Field(examples=[0.665])
+    ece: float | None = Field(examples=[0.54])
+    ada_ece: float | None = Field(examples=[0.54])
+    nll: float | None = Field(examples=[1.207])
 
 
-class BarsOut(BaseModel):
+def _filled(*values: float, empty: float | None = None) -> list[float | None]:
+    """Return values of the 15 bins of an example, in which four have a row each."""
+    found = dict(zip((5, 8, 11, 13), values, strict=True))
+    return [found.get(place, empty) for place in range(15)]
+
+
+class BarsOut(Body):
     """Bins of equal width; null where one is empty."""
 
-    count: list[float]
-    confidence: list[float | None]
-    accuracy: list[float | None]
+    count: list[float] = Field(examples=[_filled(1.0, 1.0, 1.0, 1.0, empty=0.0)])
+    confidence: list[float | None] = Field(examples=[_filled(0.391, 0.575, 0.786, 0.909)])
+    accuracy: list[float | None] = Field(examples=[_filled(1.0, 1.0, 1.0, 0.0)])
 
 
 class RunBinsOut(BarsOut):
     """Bins of equal mass, and where they begin and end."""
 
-    edges: list[float]
+    count: list[float] = Field(examples=[[2.0, 2.0]])
+    confidence: list[float | None] = Field(examples=[[0.483, 0.848]])
+    accuracy: list[float | None] = Field(examples=[[1.0, 0.5]])
+    edges: list[float] = Field(examples=[EDGES])
 
 
-class RunSessionOut(BaseModel):
+class RunSessionOut(Body):
     """One life of a training job: its steps follow ``base_step``."""
 
-    id: str
-    number: int
-    base_step: int
-    world_size: int
-    decides: records.Decider
-    merge_timeout: float
-    begun_at: datetime | None
-    created_by: str
-    created_at: datetime | None
+    id: str = Field(examples=[SESSION_ID])
+    number: int = Field(examples=[1])
+    base_step: int = Field(examples=[0])
+    world_size: int = Field(examples=[1])
+    decides: records.Decider = Field(examples=["trainer"])
+    merge_timeout: float = Field(examples=[60.0])
+    begun_at: When
+    created_by: Actor
+    created_at: When
 
     @classmethod
     def of(cls, session: records.RunSession) -> RunSessionOut:
@@ -149,20 +196,20 @@ class RunSessionOut(BaseModel):
         return cls(**{name: facts[name] for name in cls.model_fields})
 
 
-class RunOut(BaseModel):
+class RunOut(Body):
     """A training run: where it is, and the metrics of its last step that is decided."""
 
-    name: str
-    kind: records.RunKind
+    name: str = Field(examples=[RUN_NAME])
+    kind: records.RunKind = Field(examples=["adafocal"])
     settings: SettingsBody | None
-    step: int
+    step: int = Field(examples=[1])
     metrics: RunMetricsOut | None
-    tags: TagMap
-    description: str
+    tags: TagMap = Field(examples=[TAGS])
+    description: str = Field(examples=["learning rate 0.1"])
     archived: bool
-    created_by: str
-    created_at: datetime | None
-    updated_at: datetime | None
+    created_by: Actor
+    created_at: When
+    updated_at: datetime | None = Field(examples=[AFTER])
 
     @classmethod
     def of(cls, run: records.Run, head: Head, last: records.RunStep | None, **more: Any) -> Self:
@@ -192,8 +239,10 @@ class RunDetailOut(RunOut):
 class OpenedRunOut(RunOut):
     """A session of a run: it goes on after ``step``, with ``state`` (null of a monitor)."""
 
+    step: int = Field(examples=[0])
+    metrics: RunMetricsOut | None = Field(examples=[None])
     session: RunSessionOut
-    state: StateBody | None
+    state: StateBody | None = Field(examples=[BEGIN])
 
     @classmethod
     def opened(cls, opened: Opened, last: records.RunStep | None) -> Self:
@@ -203,27 +252,27 @@ class OpenedRunOut(RunOut):
         return cls.of(run, head, last, session=shown, state=_state(head.state))
 
 
-class StepDecisionOut(BaseModel):
+class StepDecisionOut(Body):
     """How a step stands: decided, with the state after it, or waiting for ranks or steps."""
 
-    step: int
-    session: str
-    status: Literal["decided", "waiting"]
-    ranks: list[int]
+    step: int = Field(examples=[1])
+    session: str = Field(examples=[SESSION_ID])
+    status: Literal["decided", "waiting"] = Field(examples=["decided"])
+    ranks: list[int] = Field(examples=[[0]])
     late: bool
     state: StateBody | None
 
 
-class RunStateOut(BaseModel):
+class RunStateOut(Body):
     """Where a session is: its last decided step, or the step it began from."""
 
-    run: str
-    session: str
-    step: int
+    run: str = Field(examples=[RUN_NAME])
+    session: str = Field(examples=[SESSION_ID])
+    step: int = Field(examples=[1])
     state: StateBody | None
     metrics: RunMetricsOut | None
     partial: bool
-    verified: bool | None
+    verified: bool | None = Field(examples=[True])
 
     @classmethod
     def of(cls, name: str, session: records.RunSession, head: Head) -> RunStateOut:
@@ -240,25 +289,25 @@ class RunStateOut(BaseModel):
         )
 
 
-class RunStepOut(BaseModel):
+class RunStepOut(Body):
     """A decided step: who was there, what was measured, and the gammas after it.
 
     ``bins`` are of equal mass, ``reliability`` of equal width; ``switched`` are the bins whose
     gamma changed its sign.
     """
 
-    step: int
-    session: str
-    decided_at: datetime | None
-    ranks: list[int]
-    world_size: int
+    step: int = Field(examples=[1])
+    session: str = Field(examples=[SESSION_ID])
+    decided_at: datetime | None = Field(examples=[AFTER])
+    ranks: list[int] = Field(examples=[[0]])
+    world_size: int = Field(examples=[1])
     partial: bool
-    verified: bool | None
+    verified: bool | None = Field(examples=[True])
     metrics: RunMetricsOut
     bins: RunBinsOut | None
     reliability: BarsOut | None
-    gammas: list[float] | None
-    switched: list[int]
+    gammas: list[float] | None = Field(examples=[GAMMAS])
+    switched: list[int] = Field(examples=[[]])
 
     @classmethod
     def of(cls, shown: Shown) -> RunStepOut:

@@ -9,6 +9,7 @@ import pytest
 from helpers.faulty_http_proxy import Asked, faulty_line
 from helpers.live_service import in_process, sample
 from helpers.refusals import refused
+from helpers.route_table import NOT_IN_SDK
 
 import calibrd
 from calibrators import CalibrationSet
@@ -20,30 +21,6 @@ from calibrd.api import Calls
 
 LOGITS, LABELS = sample(rows=1000)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-VERSION = "/v1/calibrators/{name}/versions/{number}"
-MODEL = "/v2/models/{name}"
-
-OTHER_PROTOCOL = "the Open Inference Protocol is for its own clients; predict does the same"
-DRAWN_HERE = "the report is fetched as JSON, and report.save draws it here"
-DELIBERATELY_NOT = {
-    "HEAD /v1/datasets/{id}": "GET answers the same question, and with the dataset itself",
-    "GET /v1/fits/{id}/events": "GET with Prefer: wait tells the same, and survives a broken line",
-    "GET /v1/calibrators/{name}@{ref}/predict": "for browsers and curl; POST takes any number",
-    f"GET {VERSION}/report.html": DRAWN_HERE,
-    f"GET {VERSION}/report.svg": DRAWN_HERE,
-    f"GET {VERSION}/report.png": DRAWN_HERE,
-    "GET /healthz": "for supervisors; client.ready() says more",
-    "GET /metrics": "for Prometheus",
-    "GET /v2": OTHER_PROTOCOL,
-    "GET /v2/health/live": OTHER_PROTOCOL,
-    "GET /v2/health/ready": OTHER_PROTOCOL,
-    f"GET {MODEL}": OTHER_PROTOCOL,
-    f"GET {MODEL}/ready": OTHER_PROTOCOL,
-    f"POST {MODEL}/infer": OTHER_PROTOCOL,
-    f"GET {MODEL}/versions/{{version}}": OTHER_PROTOCOL,
-    f"GET {MODEL}/versions/{{version}}/ready": OTHER_PROTOCOL,
-    f"POST {MODEL}/versions/{{version}}/infer": OTHER_PROTOCOL,
-}
 
 
 class Noting:
@@ -169,11 +146,11 @@ def route_of(asked: Asked, routes: set[str]) -> str:
 
 
 def test_every_route_is_reached_or_left_out_for_a_reason(observed: Observed) -> None:
-    left_out = DELIBERATELY_NOT.keys()
+    left_out = NOT_IN_SDK.keys()
     assert sorted(observed.routes - observed.reached - left_out) == []
     assert sorted(observed.reached & left_out) == []
     assert sorted(left_out - observed.routes) == []
-    assert all(DELIBERATELY_NOT.values())
+    assert all(NOT_IN_SDK.values())
 
 
 def test_every_call_was_made(observed: Observed) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from calibrators import all_methods
 from helpers.workspace_contents import CLASSES, Things, dataset_body, fitted_elsewhere
 from service.datasets.formats import npy
-from service.runs.examples import RUN_EXAMPLES
+from service.runs.schemas import StatisticsIn
 
 JSON = "application/json"
 WIDTHS = [CLASSES, CLASSES, CLASSES, CLASSES - 1, 2, 1]
@@ -100,7 +100,7 @@ def _runs(_: Things) -> st.SearchStrategy[Real]:
 
 
 def _statistics(_: Things) -> st.SearchStrategy[Real]:
-    example = RUN_EXAMPLES["StatisticsIn"]
+    example = StatisticsIn.example()
     changes = st.sampled_from([{}, {"state": None}, {"rank": 1}, {"statistics": "Q0JTMQ=="}])
     return changes.map(lambda change: Real(JSON, {**example, **change}))
 

@@ -1,4 +1,4 @@
-"""Every route of the app, and who may use it."""
+"""Every route of the app: who may use it, what it shows, and why the SDK does without it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
+
+from service.web.components.static_files import LIBRARY, RUN_CHARTS, files
 
 Need = Literal["public", "any", "predict", "fit", "promote", "admin"]
 
@@ -31,23 +33,7 @@ PLACES = {
     "file": "app.css",
 }
 
-STATIC_FILES = tuple(
-    f"/static/{file}"
-    for file in (
-        "app.css",
-        "charts.js",
-        "copy.js",
-        "drawing.js",
-        "job.js",
-        "live.js",
-        "new-fit.js",
-        "npy.js",
-        "run-charts.json",
-        "runs.js",
-        "uploading.js",
-        "vega.js",
-    )
-)
+STATIC_FILES = tuple(f"/static/{name}" for name in sorted({*files(), RUN_CHARTS, LIBRARY}))
 PAGES: dict[str, Need] = {
     "GET /": "public",  # to programs: browsers are led to where one signs in
     "GET /sign-in": "public",
@@ -76,6 +62,7 @@ PAGES: dict[str, Need] = {
     "POST /keys/{id}/revoke": "admin",
     "POST /keys/{id}/rotate": "admin",
     "GET /about": "any",
+    "GET /docs": "public",
     "GET /static/{file}": "public",
 }
 
@@ -83,7 +70,6 @@ NEEDS: dict[str, Need] = {
     "GET /healthz": "public",
     "GET /readyz": "public",
     **PAGES,
-    "GET /docs": "public",
     "GET /openapi.json": "public",
     "GET /v2": "public",
     "GET /v2/health/live": "public",
@@ -142,10 +128,40 @@ NEEDS: dict[str, Need] = {
     f"POST {MODEL_VERSION}/infer": "predict",
 }
 UNDOCUMENTED = {
-    "/docs",
     "/openapi.json",
     f"{VERSION}/report.json",
     *(one.split()[1] for one in PAGES),
+}
+
+# pages that show nothing that people wrote, or whose scripts bring it
+WITHOUT_USER_TEXT = {
+    "/new-fit",
+    "/runs",
+    "/runs/{name}",
+    "/sign-in",
+    "/calibrators/{name}/promote",
+    "/docs",
+}
+OTHER_PROTOCOL = "the Open Inference Protocol is for its own clients; predict does the same"
+DRAWN_HERE = "the report is fetched as JSON, and report.save draws it here"
+NOT_IN_SDK = {
+    "HEAD /v1/datasets/{id}": "GET answers the same question, and with the dataset itself",
+    "GET /v1/fits/{id}/events": "GET with Prefer: wait tells the same, and survives a broken line",
+    f"GET {CALIBRATOR}@{{ref}}/predict": "for browsers and curl; POST takes any number",
+    f"GET {VERSION}/report.html": DRAWN_HERE,
+    f"GET {VERSION}/report.svg": DRAWN_HERE,
+    f"GET {VERSION}/report.png": DRAWN_HERE,
+    "GET /healthz": "for supervisors; client.ready() says more",
+    "GET /metrics": "for Prometheus",
+    "GET /v2": OTHER_PROTOCOL,
+    "GET /v2/health/live": OTHER_PROTOCOL,
+    "GET /v2/health/ready": OTHER_PROTOCOL,
+    f"GET {MODEL}": OTHER_PROTOCOL,
+    f"GET {MODEL}/ready": OTHER_PROTOCOL,
+    f"POST {MODEL}/infer": OTHER_PROTOCOL,
+    f"GET {MODEL_VERSION}": OTHER_PROTOCOL,
+    f"GET {MODEL_VERSION}/ready": OTHER_PROTOCOL,
+    f"POST {MODEL_VERSION}/infer": OTHER_PROTOCOL,
 }
 
 

@@ -15,7 +15,7 @@ from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
 from helpers.live_service import NPZ, npz, sample
 from helpers.registration import registration
-from service.runs.examples import RUN_EXAMPLES
+from service.runs.schemas import OpenRunIn
 
 CALIBRATOR = "fashion"
 ALIAS = "production"
@@ -78,7 +78,7 @@ def make_one_of_each(client: httpx.Client) -> Things:
 
 def run_body() -> dict[str, Any]:
     """What opens the one session of the one run."""
-    return {**RUN_EXAMPLES["OpenRunIn"], "name": RUN, "session": SESSION}
+    return {**OpenRunIn.example(), "name": RUN, "session": SESSION}
 
 
 def order_fit(client: httpx.Client, dataset: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from urllib.parse import quote
 
 from starlette.responses import RedirectResponse
@@ -25,16 +26,18 @@ from service.http.middleware.csrf import (
     wants_page,
 )
 from service.http.middleware.fair_turns import TURN, Turn, Turns, is_untimed, owner_of
+from service.storage.database import AWAY
 
 HOME = "/"
 SIGN_IN = "/sign-in"
+REFERENCE = "/docs"
 PUBLIC = frozenset(
     {
         HOME,  # to programs; whoever wants the page must sign in
         SIGN_IN,
         "/healthz",
         "/readyz",
-        "/docs",
+        REFERENCE,
         "/openapi.json",
         "/v2",
         "/v2/health/live",
@@ -82,6 +85,9 @@ class Guard:
             try:
                 if needs_caller(scope):
                     scope["principal"] = await self._caller(scope)
+                elif scope["path"] == REFERENCE and wants_page(scope):
+                    with suppress(ServiceError, *AWAY):  # strangers may read it, too
+                        scope["principal"] = await self._caller(scope)
             except Unauthenticated as error:
                 await self._take_turn(scope)
                 if wants_page(scope) and header(scope, b"authorization") is None:

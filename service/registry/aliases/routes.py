@@ -11,7 +11,7 @@ from service.access.permissions import Scope
 from service.comparisons.promotion import promote
 from service.dependencies import Joined
 from service.errors import Invalid, Stale
-from service.http import openapi_bodies
+from service.http import openapi
 from service.http.callers import Caller, needs
 from service.http.paging import Cursor, Limit, Page, number_place, paged
 from service.http.strict_route import StrictRoute
@@ -37,8 +37,8 @@ def get_alias(
     response: Response,
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
-    alias: openapi_bodies.Alias,
+    name: openapi.Name,
+    alias: openapi.Alias,
 ) -> AliasOut:
     """The ETag is for `If-Match` when it is moved."""
     with joined.database.read() as store:
@@ -51,14 +51,20 @@ def get_alias(
     "",
     summary="Point an alias at a version",
     dependencies=needs(Scope.PROMOTE),
-    responses=openapi_bodies.MOVE_ANSWERS,
+    responses=openapi.errors(
+        {
+            409: "The version was judged worse, could not be judged, takes other input than the "
+            "one the alias points at, or measurably loses accuracy: needs_force",
+            412: "The alias has moved since: alias_has_moved",
+        }
+    ),
 )
 def move_alias(
     response: Response,
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
-    alias: openapi_bodies.Alias,
+    name: openapi.Name,
+    alias: openapi.Alias,
     body: MoveIn,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
@@ -90,8 +96,8 @@ def move_alias(
 def alias_history(
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
-    alias: openapi_bodies.Alias,
+    name: openapi.Name,
+    alias: openapi.Alias,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[MoveOut]:
@@ -108,8 +114,8 @@ def roll_back_alias(
     response: Response,
     joined: Joined,
     caller: Caller,
-    name: openapi_bodies.Name,
-    alias: openapi_bodies.Alias,
+    name: openapi.Name,
+    alias: openapi.Alias,
     body: RollbackIn | None = None,
     if_match: IfMatch = None,
 ) -> AliasOut:

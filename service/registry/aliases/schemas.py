@@ -5,24 +5,25 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from service.http.schemas import RequestBody, when
+from service.http.schemas import AFTER, Actor, Body, RequestBody, when
 from service.registry.aliases.service import LONGEST_REASON
 from service.storage import records
 
+REASON = "lower ECE on last week's traffic"
 # PostgreSQL keeps no NUL in a text
 Reason = Annotated[str, Field(max_length=LONGEST_REASON, pattern=r"^[^\x00]*$")]
 
 
-class AliasOut(BaseModel):
+class AliasOut(Body):
     """Where an alias points; ``revision`` counts its moves and is its ETag."""
 
-    name: str
-    version: int
-    revision: int
-    moved_at: datetime | None
-    warning: str | None = None
+    name: str = Field(examples=["production"])
+    version: int = Field(examples=[3])
+    revision: int = Field(examples=[2])
+    moved_at: datetime | None = Field(examples=[AFTER])
+    warning: str | None = Field(default=None, examples=[None])
 
     @classmethod
     def of(cls, alias: records.Alias, warning: str | None = None) -> AliasOut:
@@ -36,15 +37,15 @@ class AliasOut(BaseModel):
         )
 
 
-class MoveOut(BaseModel):
+class MoveOut(Body):
     """A move of an alias: who, when, from, to and why."""
 
-    revision: int
-    from_version: int | None
-    to_version: int
-    moved_by: str
-    moved_at: datetime | None
-    reason: str
+    revision: int = Field(examples=[2])
+    from_version: int | None = Field(examples=[2])
+    to_version: int = Field(examples=[3])
+    moved_by: Actor
+    moved_at: datetime | None = Field(examples=[AFTER])
+    reason: str = Field(examples=[REASON])
     forced: bool
     rollback: bool
 
@@ -66,12 +67,12 @@ class MoveOut(BaseModel):
 class MoveIn(RequestBody):
     """Where an alias shall point, and why."""
 
-    version: Annotated[int, Field(ge=1)]
-    reason: Reason = ""
+    version: Annotated[int, Field(ge=1, examples=[3])]
+    reason: Reason = Field(default="", examples=[REASON])
     force: bool = False
 
 
 class RollbackIn(RequestBody):
     """Why an alias goes back."""
 
-    reason: Reason = ""
+    reason: Reason = Field(default="", examples=["more complaints since noon"])

@@ -6,13 +6,13 @@ from typing import Any
 
 from calibrators.metrics.estimates import MOST_LEVEL
 from service.datasets.formats import Format
+from service.http.openapi import BINARY, Answers, errors
 from service.serving.apply_map import EVALUATED_ROWS, MODEL_HEADER
 
 Plain = dict[str, Any]
 
 NAME = "resnet50-prod"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-BINARY: Plain = {"schema": {"type": "string", "format": "binary"}}
 ROW: Plain = {"type": "array", "items": {"type": "number"}}
 ROWS: Plain = {"type": "array", "items": ROW}
 VALUES: Plain = {"anyOf": [ROWS, ROW], "description": "(n, k), or one row (k,) if k > 2"}
@@ -23,7 +23,7 @@ SEGMENTS: Plain = {
     "description": "The segment of each row, for a map that has segments",
 }
 
-ERRORS = {
+ERRORS: dict[int | str, str] = {
     "400": "The body, a header or the query cannot be read",
     "401": "No key, or one that is not valid",
     "403": "The key has no predict scope",
@@ -34,6 +34,7 @@ ERRORS = {
     "415": "The body's format is not read here",
     "422": "Values, parameters or names break a rule: NaN, another number of classes, another kind",
     "503": "A part of the service is down",
+    "default": "An error",
 }
 
 
@@ -184,23 +185,9 @@ BODY: Plain = {
         Format.SAFETENSORS.media_type: BINARY,
     },
 }
-PROBLEM: Plain = {
-    "application/problem+json": {
-        "schema": {
-            "type": "object",
-            "required": ["title", "status", "detail", "code"],
-            "properties": {
-                "title": {"type": "string"},
-                "status": {"type": "integer"},
-                "detail": {"type": "string"},
-                "code": {"type": "string"},
-            },
-        }
-    }
-}
-RESPONSES: Plain = {
+RESPONSES: Answers = {
     "200": ANSWER,
-    **{status: {"description": text, "content": PROBLEM} for status, text in ERRORS.items()},
+    **errors(ERRORS),
 }
 OPENAPI: Plain = {
     "/v1/calibrators/{name}@{ref}/predict": {

@@ -1,8 +1,8 @@
 """What all pages have in common: their headers, the navigation, and how they refuse.
 
-A page is a module with a ``router`` made by ``pages()``, listed in
-``service/web/pages/__init__.py``, and templates that extend ``layout.html``. Its routes answer with
-``page(...)``, take forms as ``Sent`` and say which scope they need as those of the API do.
+A page is a module of ``service/web/pages/`` with a ``router`` made by ``pages()``, and templates
+that extend ``layout.html``. Its routes answer with ``page(...)``, take forms as ``Sent`` and say
+which scope they need as those of the API do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of the pages: a fixed list, each with an ETag."""
+"""The scripts and styles of the pages, each with an ETag."""
 
 from __future__ import annotations
 
@@ -18,19 +18,8 @@ from service.web.components.vega import library
 router = APIRouter(include_in_schema=False)
 
 CACHED = "public, no-cache"
-SCRIPT, STYLE, JSON = "text/javascript", "text/css", "application/json"
-FILES = {
-    "app.css": STYLE,
-    "charts.js": SCRIPT,
-    "copy.js": SCRIPT,
-    "drawing.js": SCRIPT,
-    "job.js": SCRIPT,
-    "live.js": SCRIPT,
-    "new-fit.js": SCRIPT,
-    "npy.js": SCRIPT,
-    "runs.js": SCRIPT,
-    "uploading.js": SCRIPT,
-}
+SCRIPT = "text/javascript"
+TYPES = {".css": "text/css", ".js": SCRIPT}
 RUN_CHARTS, LIBRARY = "run-charts.json", "vega.js"
 
 
@@ -61,7 +50,7 @@ async def static_file(file: str, if_none_match: Annotated[str | None, Header()] 
 
 
 async def _found(file: str) -> Static:
-    if file in FILES:
+    if file in files():
         return _own(file)
     if file == RUN_CHARTS:
         return _charts()
@@ -71,14 +60,22 @@ async def _found(file: str) -> Static:
 
 
 @cache
+def files() -> dict[str, Path]:
+    """Return every script and style below the folder ``static``, by name."""
+    found = (Path(__file__).parents[1] / "static").rglob("*")
+    return {path.name: path for path in found if path.suffix in TYPES}
+
+
+@cache
 def _own(file: str) -> Static:
-    return Static((Path(__file__).parents[1] / "static" / file).read_bytes(), FILES[file])
+    path = files()[file]
+    return Static(path.read_bytes(), TYPES[path.suffix])
 
 
 @cache
 def _charts() -> Static:
     """The charts of a run, without steps."""
-    return Static(json.dumps(run_charts([])).encode(), JSON)
+    return Static(json.dumps(run_charts([])).encode(), "application/json")
 
 
 @cache

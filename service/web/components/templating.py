@@ -11,7 +11,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from calibrators.fitting.fallback import fallback_sentence
-from service.web.components.api_operations import slug
 
 MISSING = "\N{EN DASH}"
 UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
@@ -29,24 +28,15 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        prose=prose,
         sentence=sentence,
         fallback=fallback_sentence,
         words=words,
-        slug=slug,
-        breakable=breakable,
         moment=moment,
         percent=percent,
         number=number,
         day=day,
     )
     return made
-
-
-def prose(text: str) -> Markup:
-    """Paragraphs."""
-    parts = (one for one in re.split(r"\n\s*\n", str(text)) if one.strip())
-    return Markup("\n").join(Markup("<p>{}</p>").format(words(one)) for one in parts)
 
 
 def words(text: str) -> Markup:
@@ -56,11 +46,6 @@ def words(text: str) -> Markup:
     return Markup("").join(
         code.format(part) if place % 2 else part for place, part in enumerate(parts)
     )
-
-
-def breakable(path: str) -> Markup:
-    """A path that narrow screens may break after its slashes."""
-    return Markup("/<wbr>").join(path.split("/"))
 
 
 def sentence(text: str) -> str:

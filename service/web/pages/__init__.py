@@ -1,40 +1,13 @@
-"""One module for each page of the dashboard."""
+"""One module for each page of the dashboard, found by scanning this folder."""
 
 from __future__ import annotations
 
-from service.web.components import static_files
-from service.web.pages import (
-    about,
-    alias,
-    api_reference,
-    calibrator,
-    compare,
-    fit_detail,
-    fit_list,
-    home,
-    keys,
-    new_fit,
-    runs,
-    sign_in,
-    try_map,
-    version,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-MODULES = (
-    home,
-    sign_in,
-    calibrator,
-    version,
-    compare,
-    alias,
-    try_map,
-    new_fit,
-    fit_list,
-    fit_detail,
-    runs,
-    keys,
-    about,
-    api_reference,
-    static_files,
-)
-ROUTERS = tuple(module.router for module in MODULES)
+from fastapi import APIRouter
+
+
+def page_routers() -> list[APIRouter]:
+    """Return the router of every page."""
+    return [import_module(f"{__name__}.{one.name}").router for one in iter_modules(__path__)]

@@ -22,7 +22,6 @@ from service.dependencies import Joined
 from service.http.callers import Caller, needs
 from service.names import NAME, RULE
 from service.registry.service import LONGEST_DESCRIPTION, LONGEST_MODEL
-from service.web.components.curl import curl_line
 from service.web.components.layout import page, pages
 
 router = pages()
@@ -106,12 +105,9 @@ def _defaults(recipe: type[Calibrator]) -> str:
 
 def _lines(name: str) -> list[str]:
     """What the form does, for a shell."""
+    url = f"$API/v1/calibrators/{name}/fits?method={DEFAULT_METHOD}"
     return [
-        curl_line(
-            "post",
-            "/v1/calibrators/{name}/fits",
-            [("path", "name", name), ("query", "method", DEFAULT_METHOD)],
-            body=(format.media_type, None),
-        )
-        for format in (Format.NPZ, Format.CSV)
+        f'curl -s "{url}" -H "$AUTH" \\\n'
+        f"  -H 'Content-Type: {MEDIA_TYPES[suffix]}' --data-binary @file{suffix}"
+        for suffix in (".npz", ".csv")
     ]

@@ -23,7 +23,7 @@ from helpers.workspace_contents import (
 
 from service.access import keys
 from service.access.permissions import Scope
-from service.runs.examples import RUN_EXAMPLES
+from service.runs.schemas import StatisticsIn
 
 pytestmark = pytest.mark.both_backends
 
@@ -33,7 +33,7 @@ BODIES: dict[str, Any] = {
     "PATCH /v1/calibrators/{name}/versions/{number}": {"description": "mine now"},
     "PUT /v1/calibrators/{name}/aliases/{alias}": {"version": 1, "force": True, "reason": "x"},
     "PATCH /v1/runs/{run}": {"description": "mine now"},
-    "POST /v1/runs/{run}/steps/{step}/stats": RUN_EXAMPLES["StatisticsIn"],
+    "POST /v1/runs/{run}/steps/{step}/stats": StatisticsIn.example(),
     "POST /v1/calibrators/{name}@{ref}/predict": ROW,
     "POST /v2/models/{name}/infer": {"inputs": [TENSOR]},
     "POST /v2/models/{name}/versions/{version}/infer": {"inputs": [TENSOR]},

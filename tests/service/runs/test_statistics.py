@@ -22,8 +22,14 @@ from helpers.training_clients import (
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from calibrators.adafocal.statistics import EXACT_ROWS, LONGEST, CountedRows
-from service.runs.examples import RUN_EXAMPLES
-from service.runs.schemas import LONGEST_STATISTICS
+from service.runs.schemas import (
+    LONGEST_STATISTICS,
+    OpenedRunOut,
+    OpenRunIn,
+    RunStateOut,
+    RunStepOut,
+    StatisticsIn,
+)
 
 pytestmark = pytest.mark.both_backends
 
@@ -95,17 +101,17 @@ def test_more_nll_than_can_be_merged_is_refused(tenant: httpx.Client) -> None:
 
 
 def test_the_example_of_the_document_is_taken(tenant: httpx.Client) -> None:
-    opened = tenant.post("/v1/runs", json=RUN_EXAMPLES["OpenRunIn"])
-    assert opened.json()["state"] == RUN_EXAMPLES["OpenedRunOut"]["state"]
+    opened = tenant.post("/v1/runs", json=OpenRunIn.example())
+    assert opened.json()["state"] == OpenedRunOut.example()["state"]
     url = f"/v1/runs/{opened.json()['name']}/steps/1/stats"
-    assert good(tenant.post(url, json=RUN_EXAMPLES["StatisticsIn"]))["status"] == "decided"
+    assert good(tenant.post(url, json=StatisticsIn.example()))["status"] == "decided"
     (step,) = history(tenant, opened.json()["name"])
     assert step["verified"] is True
-    (shown,) = RUN_EXAMPLES["Page_RunStepOut_"]["items"]
+    shown = RunStepOut.example()
     for name in ("metrics", "bins", "reliability"):
         for key, value in shown[name].items():
             assert step[name][key] == approx_all(value), f"{name}.{key}"
-    assert state_of(tenant, opened.json()["name"])["state"] == RUN_EXAMPLES["RunStateOut"]["state"]
+    assert state_of(tenant, opened.json()["name"])["state"] == RunStateOut.example()["state"]
 
 
 def approx_all(value: Any) -> Any:

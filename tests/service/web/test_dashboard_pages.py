@@ -24,6 +24,7 @@ from sqlalchemy import insert, select
 from service.access.permissions import Scope
 from service.storage.records import FitStatus
 from service.storage.tables import calibrators, reports, versions
+from service.web.components.layout import NAVIGATION
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def reader(service: Local) -> Iterator[Local]:
         yield made
 
 
-@pytest.mark.parametrize("path", ["/", "/new-fit", "/jobs", "/runs", "/keys", "/about", "/sign-in"])
+@pytest.mark.parametrize("path", [*(one.path for one in NAVIGATION), "/sign-in"])
 def test_every_page_is_under_the_policy_and_leads_nowhere_else(admin: Local, path: str) -> None:
     answer = admin.get(path)
     assert answer.status_code == 200

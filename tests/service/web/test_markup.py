@@ -8,7 +8,7 @@ import httpx
 import pytest
 from helpers.dashboard_pages import MARKUP, add_fit, check_page, csrf_of, make_key, signed_in
 from helpers.live_service import NPZ, Local, in_process, npz, sample, wait_until
-from helpers.route_table import PAGES
+from helpers.route_table import PAGES, WITHOUT_USER_TEXT
 from helpers.workspace_contents import ALIAS, CLASSES, RUN, fitted_elsewhere, run_body
 from sqlalchemy import select, update
 
@@ -18,8 +18,6 @@ from service.storage.store import Store
 from service.storage.tables import datasets, reports, versions
 
 NAME = "fashion"
-# what these show nobody wrote but the service, or scripts bring it
-OWN_WORDS = {"/new-fit", "/runs", "/runs/{name}", "/sign-in", "/calibrators/{name}/promote"}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def _check(answer: httpx.Response, *, is_shown: bool = True) -> None:
 def test_every_page_shows_it_as_text(client: Local, fit: str, path: str) -> None:
     name = RUN if path.startswith("/runs") else NAME
     url = path.format(name=name, number=1, alias=ALIAS, id=fit)
-    _check(client.get(url), is_shown=path not in OWN_WORDS)
+    _check(client.get(url), is_shown=path not in WITHOUT_USER_TEXT)
 
 
 def test_what_changes_for_callers_shows_it_as_text(client: Local) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from html import unescape
+from pathlib import Path
 
 import pytest
 from helpers.dashboard_pages import HTML, MARKUP, check_page, csrf_of, make_key, signed_in
@@ -35,6 +37,25 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 def fitter(service: Local) -> Iterator[Local]:
     with signed_in(service, Scope.FIT, name="fitter") as made:
         yield made
+
+
+def test_the_curl_lines_run_as_pasted(service: Local, tmp_path: Path) -> None:
+    token = make_key(service, Scope.FIT, name="shell")
+    (tmp_path / "file.npz").write_bytes(npz(*sample(200, 3)))
+    (tmp_path / "file.csv").write_text("logit_0,logit_1,label\n" + "1.5,0.2,0\n0.1,2.0,1\n" * 50)
+    with signed_in(service, Scope.FIT) as reader:
+        page = reader.get("/new-fit", params={"calibrator": "$(touch ran)"}).text
+    found = re.search(r"<pre[^>]*><code>(.*?)</code>", page, re.S)
+    assert found
+    lines = unescape(found[1])
+    assert lines.count("curl") == 2
+    api = str(service.base_url).rstrip("/")
+    script = f"API={api}\nAUTH='Authorization: Bearer {token}'\n{lines}"
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.count('"status":"queued"') == 2, (done.stdout, done.stderr)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_every_method_is_offered_with_what_there_is_to_know(fitter: Local) -> None:
