@@ -19,6 +19,8 @@ from calibrators.metrics._inputs import (
 )
 from calibrators.numerics.parallel import Scratch, map_blocks
 
+__all__ = ["BinTable", "equal_width"]
+
 NEAR_AN_EDGE = 1e-6
 Tally: TypeAlias = tuple[Floats, Integers]
 
