@@ -29,6 +29,9 @@ class DCALoss(Loss):
     weight: Annotated[float, Ge(0)] = 1.0
 
     name: ClassVar[str] = "dca"
+    summary: ClassVar[str] = (
+        "cross-entropy plus the batch's difference between confidence and accuracy"
+    )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""
@@ -55,6 +58,7 @@ class MDCALoss(Loss):
     gamma: Annotated[float, Ge(0), Le(100)] = 1.0
 
     name: ClassVar[str] = "mdca"
+    summary: ClassVar[str] = "focal loss plus each class's gap of mean probability and frequency"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""

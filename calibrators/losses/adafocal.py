@@ -32,6 +32,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
     """
 
     name: ClassVar[str] = "adafocal"
+    summary: ClassVar[str] = "focal loss whose gammas follow calibration, see `AdaFocal`"
 
     def __init__(
         self,
@@ -119,6 +120,7 @@ class CalFocalLoss(AdaFocalLoss):
     """
 
     name: ClassVar[str] = "calfocal"
+    summary: ClassVar[str] = "AdaFocal without memory: gamma follows the gap of its bin alone"
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class BrierLoss(Loss):
     """
 
     name: ClassVar[str] = "brier"
+    summary: ClassVar[str] = "squared distance to the one-hot label"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""

@@ -39,6 +39,10 @@ class CorrectnessRankingLoss(Loss):
     score: Score = "msp"
 
     name: ClassVar[str] = "correctness_ranking"
+    summary: ClassVar[str] = (
+        "ranks confidence by how often a sample was right so far; takes `index=`, call "
+        "`next_epoch()`"
+    )
     takes: ClassVar[frozenset[str]] = frozenset({"index"})
 
     def __post_init__(self) -> None:

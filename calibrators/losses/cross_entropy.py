@@ -23,6 +23,7 @@ class CrossEntropyLoss(WeightedCrossEntropy):
     """
 
     name: ClassVar[str] = "cross_entropy"
+    summary: ClassVar[str] = "-log p of the label"
 
     def weighed(self, surprise: Tensor) -> Tensor:
         """As it is."""

@@ -30,6 +30,7 @@ class DualFocalLoss(Loss):
     as_published: bool = False
 
     name: ClassVar[str] = "dual_focal"
+    summary: ClassVar[str] = "focal loss that looks at the strongest wrong class as well"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""

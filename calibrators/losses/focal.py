@@ -80,6 +80,7 @@ class FocalLoss(WeightedCrossEntropy):
     gamma: Annotated[float, Ge(0), Le(100)] = 3.0
 
     name: ClassVar[str] = "focal"
+    summary: ClassVar[str] = "cross-entropy weighted by a power of 1 - p"
 
     def weighed(self, surprise: Tensor) -> Tensor:
         """The losses of rows with these surprises."""
@@ -98,6 +99,7 @@ class FLSD53Loss(WeightedCrossEntropy):
     """
 
     name: ClassVar[str] = "flsd_53"
+    summary: ClassVar[str] = "focal loss with gamma 5 where p of the label is below 0.2, else 3"
 
     def weighed(self, surprise: Tensor) -> Tensor:
         """The losses of rows with these surprises."""
@@ -120,6 +122,7 @@ class InverseFocalLoss(WeightedCrossEntropy):
     gamma: Annotated[float, Ge(0), Le(100)] = 2.0
 
     name: ClassVar[str] = "inverse_focal"
+    summary: ClassVar[str] = "cross-entropy weighted by a power of 1 + p"
 
     def __post_init__(self) -> None:
         super().__post_init__()

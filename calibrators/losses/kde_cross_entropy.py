@@ -33,6 +33,10 @@ class KDECrossEntropyLoss(Loss):
     bandwidth: Annotated[float, Gt(0), Le(10)] = 0.1
 
     name: ClassVar[str] = "kde_cross_entropy"
+    summary: ClassVar[str] = (
+        "cross-entropy plus a kernel estimate of the canonical calibration error; quadratic in "
+        "the batch"
+    )
     quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:

@@ -28,6 +28,7 @@ class LabelSmoothingLoss(Loss):
     smoothing: Annotated[float, Ge(0), Lt(1)] = 0.05
 
     name: ClassVar[str] = "label_smoothing"
+    summary: ClassVar[str] = "cross-entropy against smoothed labels"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""

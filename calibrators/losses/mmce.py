@@ -33,6 +33,9 @@ class MMCELoss(Loss):
     width: Annotated[float, Gt(0)] = 0.4
 
     name: ClassVar[str] = "mmce"
+    summary: ClassVar[str] = (
+        "cross-entropy plus a kernel measure of miscalibration; quadratic in the batch"
+    )
     quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:

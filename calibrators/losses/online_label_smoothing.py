@@ -36,6 +36,10 @@ class OnlineLabelSmoothingLoss(Loss):
     hard: Annotated[float, Ge(0), Le(1)] = 0.5
 
     name: ClassVar[str] = "online_label_smoothing"
+    summary: ClassVar[str] = (
+        "soft labels learned in the epoch before, two tables of classes squared; call "
+        "`next_epoch()`"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,6 +69,10 @@ class RefCalLoss(Loss):
     hard_pairs: bool = False
 
     name: ClassVar[str] = "refcal"
+    summary: ClassVar[str] = (
+        "any other loss plus a supervised contrastive term; takes `embeddings=`; quadratic in the "
+        "batch"
+    )
     takes: ClassVar[frozenset[str]] = frozenset({"embeddings", "index"})
     quadratic: ClassVar[bool] = True
 

@@ -29,6 +29,7 @@ class SECALoss(Loss):
     all_ranks: bool = False
 
     name: ClassVar[str] = "seca"
+    summary: ClassVar[str] = "cross-entropy plus the class's own mean prediction as a soft label"
 
     @property
     def meets(self) -> bool:

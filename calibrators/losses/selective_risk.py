@@ -57,6 +57,7 @@ class SelectiveRiskLoss(Loss):
     warm_up: Annotated[int, Ge(0)] = 0
 
     name: ClassVar[str] = "selective_risk"
+    summary: ClassVar[str] = "area under the risk-coverage curve of the less confident samples (AU)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,6 +118,7 @@ class AURCLoss(Loss):
     score: Score = "msp"
 
     name: ClassVar[str] = "aurc"
+    summary: ClassVar[str] = "cross-entropy weighted by the rank of the confidence"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""
