@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Header, Path
 
 from calibrators.registry import DEFAULT_METHOD
-from service.datasets.formats import Format
+from service.datasets.formats import Format, all_codecs
 from service.http.openapi_examples import DATASET_ID, FIT_ID, KEY_ID
 from service.storage.records import FitStatus
 
@@ -52,21 +52,19 @@ ARRAYS_SCHEMA = {
 ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
 ROWS_OF_SEGMENTS = {**ROWS, "segments": ["web", "app"]}
 
-CSV_BODY = {
-    Format.CSV.media_type: {
-        "schema": {"type": "string"},
-        "example": "logit_0,logit_1,logit_2,label\n2.1,0.3,-1.0,0\n0.2,1.7,0.4,1\n",
-    }
+# JSON has a schema of its own
+ARRAY_BODIES = {
+    one.media_types[0]: BINARY
+    if one.example is None
+    else {"schema": {"type": "string"}, "example": one.example}
+    for one in all_codecs().values()
+    if one.is_named and one.format is not Format.JSON
 }
-
-
-def _binary_bodies(*formats: Format) -> dict[str, Any]:
-    return {format.media_type: BINARY for format in formats}
 
 
 def _in_query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     """A field of a fit, in the query because the body holds arrays."""
-    text = f"{description}; only if the body is npz, safetensors or CSV"
+    text = f"{description}; only if the body is not JSON"
     return {"name": name, "in": "query", "schema": schema, "description": text}
 
 
@@ -92,8 +90,7 @@ DATASET_BODY = {
                     "with segments": {"value": ROWS_OF_SEGMENTS},
                 },
             },
-            **_binary_bodies(Format.NPZ, Format.SAFETENSORS),
-            **CSV_BODY,
+            **ARRAY_BODIES,
         },
         "description": "arrays `logits` or `probabilities`, `labels`, and perhaps `segments`",
     }
@@ -144,8 +141,7 @@ FIT_BODY = {
                     },
                 },
             },
-            **_binary_bodies(Format.NPZ, Format.SAFETENSORS),
-            **CSV_BODY,
+            **ARRAY_BODIES,
         },
     },
 }

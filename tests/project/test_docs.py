@@ -13,6 +13,7 @@ from calibrators.metrics.catalogue import all_metrics
 from calibrators.registry import all_maps
 from calibrators.report.report import Report
 from calibrators.report.verdict import Verdict
+from service.datasets.formats import all_codecs
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -50,6 +51,16 @@ def test_the_guide_to_reports_lists_every_metric_and_field() -> None:
         assert row in guide.splitlines()
     for field in fields(Report):
         assert f"`{field.name}`" in guide
+
+
+def test_the_guide_to_the_service_lists_every_format() -> None:
+    rows = []
+    for codec in all_codecs().values():
+        own, *others = (f"`{one}`" for one in codec.media_types)
+        also = f" (or {', '.join(others)})" if others else ""
+        rows.append(f"| {codec.format} | {own}{also} | {codec.holds} |")
+    table = (ROOT / "docs/service.md").read_text().partition("| format | media type | holds |")[2]
+    assert table.partition("\n\n")[0].splitlines()[2:] == rows
 
 
 def test_every_make_target_is_there() -> None:

@@ -8,6 +8,7 @@ import time
 import tracemalloc
 import warnings
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -204,6 +205,8 @@ def patched(body: bytes, magic: bytes, offset: int, value: bytes) -> bytes:
 CENTRAL, LOCAL, END = b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06"
 ONE = zip_of({"logits.npy": npy(LOGITS)})
 DEFLATED = zip_of({"logits.npy": npy(np.zeros((100, 100)))}, zipfile.ZIP_DEFLATED)
+CRC = zlib.crc32(npy(np.zeros((100, 100)))[:80_000])
+PACKED_BYTES = zipfile.ZipFile(io.BytesIO(DEFLATED)).infolist()[0].compress_size
 
 
 def doubled() -> bytes:
@@ -245,6 +248,12 @@ BAD_ZIPS = {
         Malformed,
         "bad_zip",
     ),
+    "deflated gives more than its CRC is of": (
+        patched(DEFLATED, CENTRAL, 16, struct.pack("<3I", CRC, PACKED_BYTES, 80_000)),
+        Malformed,
+        "bad_zip",
+    ),
+    "name with a null": (patched(ONE, CENTRAL, 46 + 6, b"\0"), Invalid, "unknown_array"),
     "deflated gives less": (
         patched(DEFLATED, CENTRAL, 24, struct.pack("<I", 80_500)),
         Malformed,
