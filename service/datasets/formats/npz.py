@@ -45,7 +45,7 @@ from service.errors import Invalid, Malformed
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
 LOCATOR64 = struct.Struct("<4sLQL")
-LOCAL_BYTES = 30
+CENTRAL_BYTES, LOCAL_BYTES = 46, 30
 ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 MOST_MEMBERS = 16
 LONGEST_DIRECTORY = 1 << 14
@@ -78,10 +78,9 @@ def members(file: BinaryIO, size: int, limit: int) -> dict[str, ZipMember]:
     if count > MOST_MEMBERS or length > LONGEST_DIRECTORY:
         raise Malformed("too_many_members", f"at most {MOST_MEMBERS} members are read, got {count}")
     with _errors("its directory cannot be read"):
+        _check_entries(read_at(file, offset, length), count)
         archive = zipfile.ZipFile(file)
     infos = sorted(archive.infolist(), key=lambda one: one.header_offset)
-    if len(infos) != count:
-        raise _damaged("its directory has another number of members than its end record says")
     found = [ZipMember(archive, one, _data_start(file, one, offset)) for one in infos]
     for first, second in pairwise(found):
         if first.start + first.info.compress_size > second.info.header_offset:
@@ -213,6 +212,15 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     if offset + length != position:
         raise _damaged("its directory does not lie where its end record says")
     return count, offset, length
+
+
+def _check_entries(directory: bytes, count: int) -> None:
+    """Refuse a directory that is shorter or longer than its members, which ``zipfile`` takes."""
+    end = 0
+    for _ in range(count):
+        end += CENTRAL_BYTES + sum(struct.unpack_from("<3H", directory, end + 28))
+    if end != len(directory):
+        raise _damaged("its directory is shorter or longer than its members")
 
 
 def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:

@@ -264,6 +264,7 @@ BAD_ZIPS = {
     "member outside": (patched(ONE, CENTRAL, 42, b"\xff\xff\xff\x7f"), Malformed, "bad_zip"),
     "two disks": (patched(ONE, END, 4, b"\x01\x00"), Malformed, "bad_zip"),
     "count": (patched(ONE, END, 8, b"\x02\x00\x02\x00"), Malformed, "bad_zip"),
+    "comment beyond the directory": (patched(ONE, CENTRAL, 32, b"\xff\x00"), Malformed, "bad_zip"),
     "bad npy": (zip_of({"logits.npy": b"\x93NUMPY"}), Malformed, "truncated_body"),
     "empty member": (zip_of({"logits.npy": b""}), Malformed, "truncated_body"),
     "object array": (
