@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-unit test-faults test-hostile check format demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-verdicts study-coverage screenshots clean
+.PHONY: help serve browser test test-unit test-faults test-hostile check format docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-verdicts study-coverage screenshots clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,7 +24,7 @@ help:  ## list the targets
 	$(PIP) --no-build-isolation -e '.[bench]'
 	@touch $@
 
-serve: .venv/run  ## run the service on http://127.0.0.1:8000 (settings: docs/service.md)
+serve: .venv/run  ## run the service on http://127.0.0.1:8000; FLAGS="--port 9000" for settings (docs/service.md)
 	@exec $(BIN)/python -m service serve $(FLAGS)
 
 browser:
@@ -33,40 +33,44 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	echo "no browser: the tests that need one are skipped (on Debian: apt-get install chromium)"
 
-test: .venv/base browser  ## run the tests, in three processes (they wait as much as they calculate)
+test: .venv/base browser  ## all tests but those of faults, in three processes; the dashboard in Chromium (pictures in out/pictures)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/service/hostile
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests/service/hostile
 
-test-unit: .venv/base  ## run the quick tests that need no service
+test-unit: .venv/base  ## the quick tests, which need no service
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "unit and not slow"
 
-test-hostile: .venv/base  ## large hostile bodies to every route, floods, slow readers: nobody else waits (about 8 minutes)
+test-hostile: .venv/base  ## hostile bodies to every route, floods, slow readers: what others notice of it (about 8 minutes)
 	CALIBRD_TEST_HOSTILE=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/service/hostile
 
-test-faults: .venv/base  ## every fault of tests/faults as often as its table says (about 20 minutes)
+test-faults: .venv/base  ## kill workers, APIs and databases, fill disks, race promotes: what held, and how fast it recovered (about 20 minutes)
 	CALIBRD_TEST_FAULTS=yes $(BIN)/python -m pytest tests/faults
 
-check: .venv/base  ## format, lint, types and import contracts
+check: .venv/base  ## format, lint, types, import contracts, and whether the tables of the documentation are current
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/tables.py --check
 
 format: .venv/base  ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs-tables: .venv/base  ## write the tables of README.md and docs/ from the code
+	$(BIN)/python docs/tables.py
+
 demo: .venv/run  ## fit the bundled sample with every method; print the table, write out/demo.html
 	$(BIN)/python -m calibrd demo --out out/demo.html
 
-wheel: .venv/run  ## build dist/calibrd-*.whl (SDK, command line, maths) and dist/calibrd_server-*.whl (service)
+wheel: .venv/run  ## build the wheels calibrd (SDK, command line, maths) and calibrd_server (service) in dist
 	rm -rf build distributions/*/build
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check . ./distributions/server --no-deps --no-build-isolation -w dist
 
 fuzz: .venv/base  ## 5,000 generated calls on the running service: no 5xx
 	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/http/test_generated_calls.py
 
-bench: .venv/bench  ## time and memory against other libraries, side by side
+bench: .venv/bench  ## time and memory against scikit-learn, netcal, probmetrics, torchmetrics, relplot and LitServe
 	$(BIN)/python -m benchmarks
 
 study-posthoc: .venv/run  ## the tables of docs/studies/posthoc.md, every method (LOGITS=folder with the study sets)
@@ -77,7 +81,7 @@ study-smart: .venv/run  ## the table of docs/studies/smart.md, SMART against the
 	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-smart LOGITS=folder"; exit 2; }
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/smart_change.py $(LOGITS)
 
-study-coverage: .venv/run  ## how often the credible band of additive covers 200 synthetic truths
+study-coverage: .venv/run  ## the table of docs/studies/auto.md: how often the credible band of additive covers 200 synthetic truths
 	OMP_NUM_THREADS=1 $(BIN)/python studies/band_coverage.py
 
 study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 trainings (FASHION=path of Fashion-MNIST)

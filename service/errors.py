@@ -21,12 +21,15 @@ ServiceError
     └── BlobCorrupt
 
 Each has a stable ``code`` for programs, a sentence for people, and plain ``details`` (numbers and
-names, never data, paths or secrets). Which status a class answers with is said in api/problems.py.
+names, never data, paths or secrets). The status of a code is in calibrators/error_codes.py; the
+classes are for those who catch them.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from calibrators.error_codes import status_of
 
 LONGEST_MESSAGE = 2000
 
@@ -40,6 +43,11 @@ class ServiceError(Exception):
         self.code = code
         self.message = message
         self.details = details
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of the code."""
+        return status_of(self.code, unknown=500)
 
 
 class Malformed(ServiceError):

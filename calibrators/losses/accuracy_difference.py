@@ -58,7 +58,10 @@ class MDCALoss(Loss):
     gamma: Annotated[float, Ge(0), Le(100)] = 1.0
 
     name: ClassVar[str] = "mdca"
-    summary: ClassVar[str] = "focal loss plus each class's gap of mean probability and frequency"
+    summary: ClassVar[str] = (
+        "focal loss plus the batch's difference between mean probability and frequency of "
+        "every class"
+    )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """The loss of each row."""

@@ -32,7 +32,9 @@ class AdaFocalLoss(WeightedCrossEntropy):
     """
 
     name: ClassVar[str] = "adafocal"
-    summary: ClassVar[str] = "focal loss whose gammas follow calibration, see `AdaFocal`"
+    summary: ClassVar[str] = (
+        "focal loss whose gammas follow calibration; set `state`, or use `AdaFocal`"
+    )
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class CalFocalLoss(AdaFocalLoss):
     """
 
     name: ClassVar[str] = "calfocal"
-    summary: ClassVar[str] = "AdaFocal without memory: gamma follows the gap of its bin alone"
+    summary: ClassVar[str] = "AdaFocal's ancestor without memory; set `state`, or use `AdaFocal`"
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Loss(torch.nn.Module):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]  # what it does, for the table in docs/training.md
+    summary: ClassVar[str]
     takes: ClassVar[frozenset[str]] = frozenset()  # what it is given beside logits and labels
     quadratic: ClassVar[bool] = False  # whether its cost grows with the square of the rows
 

@@ -99,7 +99,7 @@ class FLSD53Loss(WeightedCrossEntropy):
     """
 
     name: ClassVar[str] = "flsd_53"
-    summary: ClassVar[str] = "focal loss with gamma 5 where p of the label is below 0.2, else 3"
+    summary: ClassVar[str] = "focal loss with a larger gamma for unlikely labels"
 
     def weighed(self, surprise: Tensor) -> Tensor:
         """The losses of rows with these surprises."""

@@ -70,8 +70,8 @@ class RefCalLoss(Loss):
 
     name: ClassVar[str] = "refcal"
     summary: ClassVar[str] = (
-        "any other loss plus a supervised contrastive term; takes `embeddings=`; quadratic in the "
-        "batch"
+        "any of these plus a supervised contrastive term; takes `embeddings=`; quadratic in "
+        "the batch"
     )
     takes: ClassVar[frozenset[str]] = frozenset({"embeddings", "index"})
     quadratic: ClassVar[bool] = True

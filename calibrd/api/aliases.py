@@ -27,7 +27,7 @@ class AliasCalls(VersionCalls):
         A version judged ``worse`` or ``insufficient_data``, or not judged, needs ``force`` and a
         ``reason``; so does one that measurably loses accuracy, against the model itself or against
         the version that the alias points at. With ``expected``, the revision last seen (0: there is
-        none yet), the move is refused with AliasHasMoved if somebody else moved it since.
+        none yet), the move is refused with ``alias_has_moved`` if somebody else moved it since.
         """
         checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:
@@ -60,8 +60,8 @@ class AliasCalls(VersionCalls):
     ) -> Flow[Alias]:
         """Take back the last move of an alias; again, the one before that.
 
-        With ``expected``, the revision last seen, it is refused with AliasHasMoved if somebody else
-        moved the alias since.
+        With ``expected``, the revision last seen, it is refused with ``alias_has_moved`` if
+        somebody else moved the alias since.
         """
         if expected == 0:
             raise ValueError("expected must be a revision to take back, and there is none before 1")

@@ -7,7 +7,7 @@ from typing import Any
 from calibrators.data import Kind
 from calibrd.api.base import Asking
 from calibrd.api.upload import Retention, Upload
-from calibrd.errors import NoSuchDataset
+from calibrd.errors import NotFound
 from calibrd.io.payload import Payload, packed
 from calibrd.models import Dataset
 from calibrd.transport.flows import Flow, Work, call
@@ -54,6 +54,6 @@ class DatasetCalls(Asking):
         """Delete a dataset; what was fitted on it stays."""
         try:
             yield from self.ask("DELETE", "datasets", id)
-        except NoSuchDataset as error:
+        except NotFound as error:
             if not error.repeated:  # it was there when it was asked for first
                 raise

@@ -29,7 +29,7 @@ class LocalCalls(Asking):
         Every ``refresh`` seconds it is looked whether the alias has moved (None: never). What was
         loaded is kept on disk, and used while the service is away, something else answers in its
         place, or what comes is damaged; this is logged once. With ``model``, the fingerprint of the
-        model that runs here, a version fitted for another one is refused with ModelMismatch.
+        model that runs here, a version fitted for another one is refused with ``model_mismatch``.
         """
         checked_refresh(refresh)
         wanted = Wanted(Reference.of(ref), model, MapMemory(Cache(self.connection)))

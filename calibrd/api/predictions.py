@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from calibrators.errors import UnknownSegments
 from calibrators.segments import Segments
 from calibrd.api.base import Asking
 from calibrd.api.references import Reference
-from calibrd.errors import AmbiguousRow, Invalid, NotCalibrd
+from calibrd.errors import Invalid, NotCalibrd
 from calibrd.io.arrays import as_array
 from calibrd.io.calibration_sets import as_segments, names_of
 from calibrd.io.payload import NPZ, Payload, npz, packed
@@ -95,7 +94,7 @@ class PredictCalls(Asking):
         one request. Many rows are sent in blocks, several at once. ``segments`` name the segment of
         each row, for a map that has segments, with an UnknownSegments warning if it does not know
         some. With ``model``, a version that was fitted for another model is refused with
-        ModelMismatch. ``load`` does the same without a network.
+        ``model_mismatch``. ``load`` does the same without a network.
         """
         found, notes = yield from self._in_blocks(
             ref, values, segments, given(dtype=dtype, model=model)
@@ -153,9 +152,12 @@ class PredictCalls(Asking):
         if array.ndim == 1:
             is_one_row = names is None or len(names) == 1
             if is_one_row and array.nbytes * WIDEST <= BLOCK_BYTES:
-                with contextlib.suppress(AmbiguousRow):
+                try:
                     only = yield from self._predicted(name, SentRows(array, names), query)
                     return only.probabilities, [only.note]
+                except Invalid as error:
+                    if error.code != "ambiguous_row":
+                        raise
             array = array[:, np.newaxis]
         if names is not None and len(names) != len(array):
             raise DataError(

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
-from calibrd.errors import Conflict, Invalid, NoPresignedUploads, NoSuchDataset, StoreAway
+from calibrd.errors import Conflict, Invalid, NotFound, StoreAway
 from calibrd.io.payload import Payload
 from calibrd.models import Dataset, Part
 from calibrd.progress import ProgressBar
@@ -71,7 +72,9 @@ class Upload:
     def _known(self, sha256: str) -> Flow[Dataset | None]:
         try:
             return (yield from self.client.ask_for(Dataset, "GET", "datasets", f"sha256:{sha256}"))
-        except NoSuchDataset:
+        except NotFound as error:
+            if error.code != "no_such_dataset":
+                raise
             return None
 
     def _stays(self, known: Dataset) -> bool:
@@ -101,7 +104,7 @@ class Upload:
         try:
             try:
                 made = yield from self._sent_and_joined(sha256, size, memory)
-            except (Conflict, NoSuchDataset) as error:
+            except (Conflict, NotFound) as error:
                 # another process, which sends the same, was faster; or a part was lost on its way
                 _log.info("the upload of %s is looked at once more: %s", sha256, error)
                 known = yield from self._known(sha256)
@@ -109,8 +112,9 @@ class Upload:
                     made = known
                 else:
                     made = yield from self._sent_and_joined(sha256, size, memory)
-        except (Conflict, Invalid):
-            yield Work(memory.forget)  # whatever is wrong with it, the next one begins anew
+        except (Conflict, Invalid) as error:
+            if error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                yield Work(memory.forget)  # whatever is wrong with it, the next one begins anew
             raise
         yield Work(memory.forget)
         return made
@@ -141,8 +145,9 @@ class Upload:
         if id is not None and ID.fullmatch(id):
             try:
                 answer = yield from self.client.ask("GET", "datasets", id)
-            except NoSuchDataset:
-                pass
+            except NotFound as error:
+                if error.code != "no_such_dataset":
+                    raise
             else:
                 found = document_of(answer)
                 if member_of(found, "status") == "uploading":
@@ -175,11 +180,13 @@ class Upload:
             try:
                 yield from self._send_straight(id, part, content)
                 return
-            except (NoPresignedUploads, StoreAway) as error:
+            except (Conflict, StoreAway) as error:
+                if error.code not in ("no_presigned_uploads", StoreAway.code):
+                    raise
                 self._send_through_service(error)
         yield from self.client.ask("PUT", "datasets", id, "parts", part.number, content=content)
 
-    def _send_through_service(self, error: NoPresignedUploads | StoreAway) -> None:
+    def _send_through_service(self, error: Conflict | StoreAway) -> None:
         with self._learning:
             if self.straight and isinstance(error, StoreAway):
                 _log.warning("parts go through the service from now on: %s", error)

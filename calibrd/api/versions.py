@@ -50,7 +50,7 @@ class VersionCalls(Asking):
 
     @call
     def report(self, ref: str | Version) -> Flow[Report]:
-        """How a version was judged; NoReport if it was registered without a report."""
+        """How a version was judged; ``no_report`` if it was registered without a report."""
         number = yield from self.number_at(Reference.of(ref))
         return (yield from self.report_of(Reference.of(ref).name, number))
 

@@ -8,7 +8,7 @@ from calibrators import Report
 from calibrators.comparison.key_figures import deciding_figures
 from calibrd.cli.output import table
 from calibrd.client import Client
-from calibrd.errors import NotFound, Refused
+from calibrd.errors import Refused
 from calibrd.models import Version
 
 
@@ -67,6 +67,6 @@ def _compared(client: Client, version: Version, alias: str) -> Figures | None:
         if there == version.number:
             return None
         found = client.compare(version.calibrator, there, version.number)
-    except (NotFound, Refused):
+    except Refused:
         return None
     return Figures(there, version.number, found.report) if found.verdict is not None else None

@@ -12,29 +12,10 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from calibrators import CalibrationError
+from calibrators.error_codes import ERROR_CODES
 from calibrators.report.json_form import to_plain
-from calibrd.errors import CalibrdError, Refused, code_of
+from calibrd.errors import CalibrdError, Refused
 from calibrd.terminal import json_safe, printable
-
-# in place of hints that name calls of Python
-HINTS = {
-    "alias_has_moved": "`calibrd history NAME` says where it is now",
-    "dataset_gone": "its rows were deleted meanwhile: the same command sends them again",
-    "invalid_key": "is it a key of this service? `calibrd keys create` where it runs makes one",
-    "key_has_ended": "`calibrd keys create` where the service runs makes a new one",
-    "key_required": "set CALIBRD_API_KEY, or give --api-key",
-    "missing_scope": "use a key with that scope: `calibrd keys create` where it runs makes one",
-    "name_taken": "--output-column NAME names it otherwise, --drop-inputs leaves out what was read",
-    "needs_force": "`calibrd report NAME@NUMBER` says why; "
-    "`calibrd promote NAME NUMBER --force --reason WHY` does it all the same",
-    "no_such_alias": "`calibrd promote NAME NUMBER --alias ALIAS` makes one; NAME@3 needs none",
-    "no_such_calibrator": "`calibrd list` lists them; `calibrd fit DATA --name NAME` makes one",
-    "no_such_version": "`calibrd versions NAME` lists them",
-    "not_a_probability": "give --kind logits if these are logits",
-    "not_calibrd": "what runs at CALIBRD_URL, or at the --url that was given?",
-    "nothing_to_roll_back": "`calibrd history NAME` lists its moves; `calibrd promote` names one",
-    "service_away": "is the service running, and is CALIBRD_URL or --url right?",
-}
 
 
 class CommandError(Exception):
@@ -191,8 +172,9 @@ def told_of(error: BaseException) -> dict[str, Any]:
         words = f"{error.version} was made, but not promoted: {told['message']}"
         return {**told, "message": words, "version": error.version}
     message, request_id = _one_line(str(error)), None
-    code = str(getattr(error, "code", None) or code_of(type(error)))
-    hint = HINTS.get(code) or str(getattr(error, "hint", "") or "")
+    code = str(getattr(error, "code", ""))
+    known = ERROR_CODES.get(code)
+    hint = known.command if known and known.command else str(getattr(error, "hint", "") or "")
     match error:
         case KeyboardInterrupt():
             code, message = "interrupted", "interrupted by Ctrl-C"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrators import CalibrationMap, archive
 from calibrd.api.references import Reference
-from calibrd.errors import InputMismatch, MapDamaged, ModelMismatch
+from calibrd.errors import Conflict, InputMismatch, MapDamaged
 from calibrd.maps.cache import LoadedMap, MapMemory
 from calibrd.models import Version
 from calibrd.transport.flows import Answer, Flow, Work
@@ -34,11 +34,11 @@ class Wanted:
         return self.memory.recall(self.reference)
 
     def check_model(self, number: int, model: str | None) -> None:
-        """Raise ModelMismatch for a version that was fitted for another model, or for none."""
+        """Raise Conflict for a version that was fitted for another model, or for none."""
         if self.model in (None, model):
             return
         fitted_for = "no model that is known" if model is None else repr(model)
-        raise ModelMismatch(
+        raise Conflict(
             "model_mismatch",
             f"{self.reference.name}@{number} was fitted for {fitted_for}, "
             f"but the model here is {self.model!r}",

@@ -17,7 +17,7 @@ from calibrators.errors import UnknownSegments
 from calibrators.numerics.parallel import Floats
 from calibrators.segments import Segments
 from calibrd.api.references import Reference
-from calibrd.errors import InputMismatch, ModelMismatch, Refused, ServerTrouble, ServiceAway
+from calibrd.errors import InputMismatch, ServerTrouble, ServiceAway
 from calibrd.io.arrays import as_array
 from calibrd.io.calibration_sets import as_segments
 from calibrd.maps.cache import LoadedMap
@@ -34,7 +34,7 @@ PATIENCE = 2.0
 HEADERS = {"Connection": "close"}
 AWAY = "away"
 # an alias that has moved to what must not be applied here
-MISMATCH = (ModelMismatch, InputMismatch)
+MISMATCH = ("model_mismatch", InputMismatch.code)
 
 _log = logging.getLogger("calibrd")
 
@@ -211,7 +211,7 @@ class LocalMap:
         if kind not in self._said:
             self._said.add(kind)
             _log.log(
-                logging.ERROR if isinstance(error, MISMATCH) else logging.WARNING,
+                logging.ERROR if _code(error) in MISMATCH else logging.WARNING,
                 "%s: going on with version %d, confirmed %s: %s",
                 self.reference,
                 self.version,
@@ -283,6 +283,9 @@ def _kind(error: Exception) -> str:
     """Troubles of the same kind are one and the same to somebody who reads the log."""
     if isinstance(error, ServiceAway | ServerTrouble):
         return AWAY
-    if isinstance(error, MISMATCH):
-        return str(error)
-    return error.code if isinstance(error, Refused) else type(error).__name__
+    code = _code(error)
+    return str(error) if code in MISMATCH else code
+
+
+def _code(error: Exception) -> str:
+    return str(getattr(error, "code", type(error).__name__))

@@ -17,7 +17,6 @@ import httpx
 
 from calibrd.errors import (
     CalibrdError,
-    IdempotencyKeyInUse,
     MaybeDone,
     NotCalibrd,
     ServiceAway,
@@ -37,8 +36,6 @@ PART_BYTES = 1 << 23
 SMALLEST_PART = 1 << 10
 # the request has certainly not arrived
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# what the next try may not meet again
-PASSING = (Unavailable, IdempotencyKeyInUse)
 # the next try would end in the same way
 HOPELESS = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError)
 
@@ -131,7 +128,7 @@ class Connection:
                 if told is None:
                     return answer
                 trouble, told = told, None
-                least, again = seconds_to_wait(answer), repeatable and isinstance(trouble, PASSING)
+                least, again = seconds_to_wait(answer), repeatable and _is_passing(trouble)
                 trouble.repeated, may_have_arrived = may_have_arrived, True
                 if isinstance(trouble, Unavailable) and not repeatable:
                     trouble.add_note(_maybe_done(look))
@@ -175,6 +172,11 @@ class Connection:
             found = MaybeDone(f"{words}; {_maybe_done(look)}")
         found.__cause__ = error
         return found
+
+
+def _is_passing(trouble: CalibrdError) -> bool:
+    """Return whether the next try may succeed."""
+    return isinstance(trouble, Unavailable) or trouble.code == "idempotency_key_in_use"
 
 
 def path(*parts: object) -> str:

@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from calibrators import DataError, Report
-from calibrd.errors import NAMED, NotCalibrd, Refused, kind_of
+from calibrd.errors import NotCalibrd, Refused, kind_of
 from calibrd.models import Record, read
 from calibrd.transport.flows import Answer
 
@@ -120,7 +120,7 @@ def error_of(answer: Answer) -> Refused | NotCalibrd | None:
         code, detail = str(problem.pop("code")), str(problem.pop("detail"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return _without_problem(answer)
-    kind = NAMED.get(code, kind_of(answer.status))
+    kind = kind_of(answer.status)
     request_id = problem.pop("request_id", None)
     request_id = None if request_id is None else str(request_id)
     for name in ("type", "title", "status"):

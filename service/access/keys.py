@@ -129,7 +129,7 @@ def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewK
         raise Invalid("bad_grace", f"the grace time is 0 to {MOST_GRACE_HOURS} hours")
     old = find(store, workspace, id)
     if not is_valid(old, time.time()):
-        raise Invalid("key_has_ended", "a key that was revoked or has expired cannot be rotated")
+        raise Conflict("key_is_final", "a key that was revoked or has expired cannot be rotated")
     days = None if old.expires_at is None else (old.expires_at - old.created_at) / DAY
     scopes = [Scope(one) for one in old.scopes]
     made = create(store, workspace, name=old.name, scopes=scopes, days=days)

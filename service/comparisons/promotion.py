@@ -45,7 +45,7 @@ def promote(
         change = measured_change(blobs, principal, name, before, chosen)
         with database.write() as store:
             if must_exist and not aliases.exists(store, principal, name, alias):
-                raise Stale("no_such_alias", f"{name} has no alias {alias!r} yet")
+                raise Stale("alias_has_moved", f"{name} has no alias {alias!r} yet")
             if _pointed_at(store, chosen, alias) != before:
                 continue
             return aliases.move(

@@ -12,7 +12,7 @@ from service.access.permissions import Principal
 from service.datasets.formats.bodies import check_size
 from service.datasets.service import Added, Datasets, Retention, find
 from service.datasets.spool import Spool, SpooledBody
-from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid, NotFound, TooLarge
+from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid, ServiceError, TooLarge
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key, parts_prefix
 from service.storage.blobs import Blobs
@@ -95,7 +95,7 @@ class PartUploads:
         self._blobs.put(_key(dataset, part), arrived.path)
         try:
             self._note(principal, dataset, [part])
-        except (Conflict, NotFound, TooLarge):
+        except ServiceError:
             if replaced != part:  # others took the room meanwhile
                 self._blobs.delete(_key(dataset, part))
             raise
@@ -163,11 +163,11 @@ class PartUploads:
                     )
                 facts = self._datasets.facts(whole, content_type, dataset.kind)
                 self._blobs.put(dataset_key(principal.workspace, id, whole.sha256), whole.path)
-                added = self._complete(principal, dataset, facts)
+                added = self._complete(principal, dataset, facts, promised)
         except (BlobMissing, Conflict) as error:
             return self._committed_elsewhere(principal, id, error)
-        for part in promised:
-            self._blobs.delete(_key(dataset, part))
+        for key in self._sizes(dataset):
+            self._blobs.delete(key)
         return added
 
     def _check_arrived(self, dataset: Dataset, promised: list[Part], parts: int | None) -> None:
@@ -251,9 +251,18 @@ class PartUploads:
             except BlobCorrupt as error:
                 raise _differs(part, f"its bytes do not have the sha256 {part.sha256}") from error
 
-    def _complete(self, principal: Principal, dataset: Dataset, facts: dict[str, Any]) -> Added:
+    def _complete(
+        self, principal: Principal, dataset: Dataset, facts: dict[str, Any], joined: list[Part]
+    ) -> Added:
         with self._database.write() as store:
-            made = store.datasets.complete(dataset.id, **facts)
+            store.keys.lock_workspace(principal.workspace)
+            is_same = store.datasets.parts_of(dataset.id) == joined
+            made = store.datasets.complete(dataset.id, **facts) if is_same else None
+        if not is_same:
+            self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
+            raise Conflict(
+                "upload_changed", "parts were sent while others were joined: commit again"
+            )
         if made is not None:
             return Added(made, is_new=True)
         kept = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at

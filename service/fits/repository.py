@@ -10,8 +10,8 @@ from sqlalchemy.sql import ColumnElement
 
 from service.datasets.repository import FORGOTTEN_AT_ONCE, in_turns, needed_by_fits
 from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
-from service.storage.repository import After, Repository, new_id, now
-from service.storage.tables import datasets, fits, workers
+from service.storage.repository import After, Repository, json_bytes, new_id, now
+from service.storage.tables import calibrators, datasets, fits, workers
 
 
 class Losses(NamedTuple):
@@ -38,6 +38,9 @@ class Fits(Repository):
         }
         made = self._fit(insert(fits).values(values).returning(*fits.c))
         assert made is not None  # noqa: S101
+        counted = update(calibrators).where(calibrators.c.id == made.calibrator)
+        size = calibrators.c.stored_bytes + json_bytes(made.order)
+        self._changed(counted.values(stored_bytes=size))
         return made
 
     def get(self, id: str, workspace: str | None = None) -> Fit | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import orjson
 
-from service.concurrency.thread_pools import parsing_turn
+from service.concurrency.thread_pools import SMALL_BYTES, parsing_turn
 from service.errors import Invalid, Malformed, TooLarge
 
 Bytes = bytes | memoryview
@@ -14,9 +15,11 @@ Bytes = bytes | memoryview
 # The parser holds the interpreter until it has ended, and its objects take memory: so much of each
 # is allowed as 1.5 million numbers need, which are read in about 0.1 s and 100 MB.
 MOST_COST = 1_500_000
-MOST_DEPTH = 64
+MOST_DEPTH = 32
 # what each character stands for: a value, a list, an object, a key
-COSTS = {b",": 1, b"[": 1, b"{": 3, b":": 2}
+COSTS = {b",": 1, b"[": 5, b"{": 3, b":": 2}
+_BLOCK = 1 << 20
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse(body: Bytes, *, most_cost: int = MOST_COST) -> Any:
@@ -25,6 +28,7 @@ def parse(body: Bytes, *, most_cost: int = MOST_COST) -> Any:
     Text that could hold more values than are read at once is refused before it is parsed.
     """
     check_cost(body, most_cost)
+    check_depth(body)
     try:
         with parsing_turn(len(body)):
             return orjson.loads(body)
@@ -37,17 +41,36 @@ def check_cost(body: Bytes, most: int = MOST_COST) -> None:
 
     Counts characters, also those inside of strings: it takes milliseconds for any body.
     """
-    if len(body) <= most:
+    if max(COSTS.values()) * len(body) <= most:
         return
     text = bytes(body)
     if sum(text.count(character) * cost for character, cost in COSTS.items()) > most:
         raise TooLarge(
             "too_many_values",
             f"the JSON holds too many values: lists, objects and numbers together may cost {most}"
-            " (a number 1, a list 2, a key 3, an object 4). Send fewer, or arrays as npy, npz or"
+            " (a number 1, a list 6, a key 3, an object 4). Send fewer, or arrays as npy, npz or"
             " safetensors",
             limit=most,
         )
+
+
+def check_depth(body: Bytes, most: int = MOST_DEPTH) -> None:
+    """Raise Invalid if the brackets of a large JSON text lie too deep inside each other.
+
+    Counts those inside of strings as well. Small texts are parsed whatever their depth.
+    """
+    if len(body) <= SMALL_BYTES:
+        return
+    depth = 0
+    for start in range(0, len(body), _BLOCK):
+        brackets = bytes(body[start : start + _BLOCK]).translate(None, _NO_BRACKETS)
+        # the bit that tells ] and } from [ and {
+        closing = np.right_shift(np.frombuffer(brackets, np.uint8), 2) & 1
+        depths = depth + np.cumsum(1 - 2 * closing.astype(np.int32))
+        if depths.size:
+            if depths.max() > most:
+                raise _too_deep(most)
+            depth = int(depths[-1])
 
 
 def check_shape(document: Any, most_values: int, most_depth: int = MOST_DEPTH) -> None:
@@ -65,8 +88,10 @@ def check_shape(document: Any, most_values: int, most_depth: int = MOST_DEPTH) -
                 limit=most_values,
             )
         if depth > most_depth:
-            raise Invalid(
-                "too_deep", f"lists and objects may lie {most_depth} deep inside each other"
-            )
+            raise _too_deep(most_depth)
         inner = value.values() if isinstance(value, dict) else value
         waiting += [(one, depth + 1) for one in inner if isinstance(one, (dict, list))]
+
+
+def _too_deep(most: int) -> Invalid:
+    return Invalid("too_deep", f"lists and objects may lie {most} deep inside each other")

@@ -1,6 +1,6 @@
 """What every error answers: problem+json (RFC 9457), and ``{"error": ...}`` under /v2.
 
-One table says which status a class of errors has. ``install_problems`` teaches it to an app's
+The status of a code is in calibrators/error_codes.py. ``install_problems`` answers for an app's
 routes; ``LastResort`` stands outside them, for raw ASGI apps and for what middleware raises.
 """
 
@@ -23,28 +23,11 @@ from starlette.responses import Response
 from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from calibrators.error_codes import status_of
 from calibrators.errors import CalibrationError, DataError
 from service import errors
 from service.storage.database import AWAY
 
-STATUSES: dict[type[errors.ServiceError], int] = {
-    errors.Malformed: 400,
-    errors.Unauthenticated: 401,
-    errors.Forbidden: 403,
-    errors.NotFound: 404,
-    errors.NotAcceptable: 406,
-    errors.TooSlow: 408,
-    errors.Conflict: 409,
-    errors.Stale: 412,
-    errors.TooLarge: 413,
-    errors.Unsupported: 415,
-    errors.Invalid: 422,
-    errors.TooMany: 429,
-    errors.Unusable: 500,
-    errors.Damaged: 500,
-    errors.Unavailable: 503,
-    errors.NoSpace: 507,
-}
 RETRY_AFTER_SECONDS = 2
 MAX_FIELD_ERRORS = 20
 MAX_FIELD_LENGTH = 64
@@ -58,11 +41,16 @@ _log = structlog.get_logger("calibrd.api")
 class Problem:
     """An error as a client is told it, before it is written as bytes."""
 
-    status: int
     code: str
     detail: str
     details: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    unlisted_status: int = 500  # of a code that is not in the table
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of the code."""
+        return status_of(self.code, self.unlisted_status)
 
 
 def problem_response(scope: Scope, error: Exception) -> Response:
@@ -151,34 +139,33 @@ def problem_of(scope: Scope, error: Exception) -> Problem:
             return _of_service_error(error)
         case DataError(rows=int()):
             place = {"rows": error.rows, "first": error.first}
-            return Problem(422, error.code, str(error), place)
+            return Problem(error.code, str(error), place, unlisted_status=422)
         case CalibrationError():
-            return Problem(422, error.code, str(error))
+            return Problem(error.code, str(error), unlisted_status=422)
         case RequestValidationError():
             return _of_validation_error(error)
         case HTTPException():
             return _of_http_exception(scope, error)
         case ClientDisconnect():
-            return Problem(400, "truncated_body", "the connection closed before the body ended")
+            return Problem("truncated_body", "the connection closed before the body ended")
         case _ if isinstance(error, AWAY):
             sentence = "the database does not answer at the moment; try again"
-            return Problem(503, "database_unavailable", sentence, headers=_retry_after({}))
+            return Problem("database_unavailable", sentence, headers=_retry_after({}))
         case _:
             sentence = (
                 "something went wrong on our side; it was logged under this request's id,"
                 f" {scope.get('request_id')}"
             )
-            return Problem(500, "internal_error", sentence)
+            return Problem("internal_error", sentence)
 
 
 def _of_service_error(error: errors.ServiceError) -> Problem:
-    status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
     headers: Mapping[str, str] = {}
-    if status == HTTPStatus.UNAUTHORIZED:
+    if error.status == HTTPStatus.UNAUTHORIZED:
         headers = {"WWW-Authenticate": "Bearer"}
-    elif status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+    elif error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers = _retry_after(error.details)
-    return Problem(status, error.code, error.message, error.details, headers)
+    return Problem(error.code, error.message, error.details, headers)
 
 
 def _retry_after(details: Mapping[str, Any]) -> dict[str, str]:
@@ -197,12 +184,12 @@ def _of_validation_error(error: RequestValidationError) -> Problem:
     sentence = "the request breaks a rule"
     if broken:
         sentence = f"{broken[0]['field']}: {broken[0]['rule']}"
-    return Problem(422, "invalid_request", sentence, {"errors": broken, "error_count": len(found)})
+    return Problem("invalid_request", sentence, {"errors": broken, "error_count": len(found)})
 
 
 def _malformed_json(details: Mapping[str, Any]) -> Problem:
     sentence = "the body is not JSON; send one UTF-8 JSON value and nothing after it"
-    return Problem(400, "malformed_json", sentence, details)
+    return Problem("malformed_json", sentence, details)
 
 
 def _field_name(location: tuple[int | str, ...]) -> str:
@@ -231,14 +218,12 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _allowed_methods(scope) or headers.get("Allow", "")
         sentence = f"this path does not take that method; it takes {allowed}"
-        return Problem(status, "method_not_allowed", sentence, headers={"Allow": allowed})
+        return Problem("method_not_allowed", sentence, headers={"Allow": allowed})
     phrase = HTTPStatus(status).phrase
     if status == HTTPStatus.NOT_FOUND and error.detail == phrase:
-        return Problem(
-            status, "no_such_route", "there is no such path; /docs lists those there are"
-        )
+        return Problem("no_such_route", "there is no such path; /docs lists those there are")
     code = phrase.lower().replace(" ", "_").replace("-", "_")
-    return Problem(status, code, str(error.detail), headers=headers)
+    return Problem(code, str(error.detail), headers=headers, unlisted_status=status)
 
 
 def _allowed_methods(scope: Scope) -> str:

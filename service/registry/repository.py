@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Select, insert, select, update
 
 from service.storage.records import CalibratorRow, Version
-from service.storage.repository import Repository, new_id, now
+from service.storage.repository import Repository, json_bytes, new_id, now
 from service.storage.tables import calibrators, reports, versions
 
 
@@ -59,7 +58,7 @@ class Calibrators(Repository):
         **facts: Any,
     ) -> Version:
         """The next version of a calibrator, with its report; its blobs lie under this id."""
-        size = blob_bytes + (0 if report is None else len(json.dumps(report)))
+        size = blob_bytes + json_bytes(report, facts)
         counted = (
             update(calibrators)
             .where(calibrators.c.id == calibrator)

@@ -6,17 +6,18 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sqlalchemy import Update, and_, case, func, insert, or_, select, tuple_, update
+from sqlalchemy import Select, Update, and_, case, func, insert, or_, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from service.storage.records import Run, RunSession, RunStatistics, RunStep
-from service.storage.repository import After, Repository, new_id, now
+from service.storage.repository import After, Repository, json_bytes, new_id, now
 from service.storage.run_tables import SESSION, run_sessions, run_statistics, run_steps, runs
 
 State = dict[str, Any] | None
 
 NEWEST = (run_sessions.c.begun_at.desc(), run_sessions.c.number.desc())
 POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
+NOTES = ("tags", "description")
 LONGEST_MERGE = 86_400  # seconds
 AT_ONCE = 16  # statistics, of up to 500 kB each, that are read or deleted together
 
@@ -59,6 +60,7 @@ class Runs(Repository):
             "name": name,
             "created_at": now(),
             "updated_at": now(),
+            "stored_bytes": json_bytes(facts),
             **facts,
         }
         return self._unless_there(Run, insert(runs).values(values).returning(*runs.c))
@@ -71,17 +73,32 @@ class Runs(Repository):
 
     def page(self, workspace: str, limit: int, after: After | None, *, archived: bool) -> list[Run]:
         """Return a page of runs, newest activity first."""
+        return self._all(Run, self._newest(workspace, after, archived=archived).limit(limit))
+
+    def affordable(self, workspace: str, limit: int, after: After | None, *, archived: bool) -> int:
+        """Return how many runs of a page of at most ``limit`` are not too large together."""
+        chosen = self._newest(workspace, after, archived=archived)
+        return self._affordable(chosen.limit(limit), runs.c.tags, runs.c.description)
+
+    @staticmethod
+    def _newest(workspace: str, after: After | None, *, archived: bool) -> Select[Any]:
         shown = runs.c.archived_at.is_not(None) if archived else runs.c.archived_at.is_(None)
         chosen = select(runs).where(runs.c.workspace == workspace, shown)
         if after is not None:
             chosen = chosen.where(tuple_(runs.c.updated_at, runs.c.id) < tuple_(*after))
         order = (runs.c.updated_at.desc(), runs.c.id.desc())
-        return self._all(Run, chosen.order_by(*order).limit(limit))
+        return chosen.order_by(*order)
 
     def change(self, id: str, **facts: Any) -> Run:
         """Change tags, description or whether it is archived."""
-        changed = update(runs).where(runs.c.id == id).values(**facts)
-        found = self._one(Run, changed.returning(*runs.c))
+        found = self._one(Run, select(runs).where(runs.c.id == id))
+        assert found is not None  # noqa: S101
+        old = {name: getattr(found, name) for name in facts if name in NOTES}
+        new = {name: facts[name] for name in old}
+        more = json_bytes(new) - json_bytes(old)
+        changed = update(runs).where(runs.c.id == id)
+        values = {"stored_bytes": runs.c.stored_bytes + more, **facts}
+        found = self._one(Run, changed.values(values).returning(*runs.c))
         assert found is not None  # noqa: S101
         return found
 
@@ -108,7 +125,7 @@ class Runs(Repository):
         values = {"run": run, "number": number + 1, **times, **facts}
         made = self._one(RunSession, insert(run_sessions).values(values).returning(*SESSION))
         assert made is not None  # noqa: S101
-        self._changed(_with_bytes(run, len(json.dumps(facts))))
+        self._changed(_with_bytes(run, json_bytes(facts)))
         return made
 
     def session_count(self, run: str) -> int:

@@ -107,8 +107,9 @@ def list_runs(
     """Runs of the caller's workspace, with the metrics of their last steps."""
     after = time_place(cursor)
     with joined.database.read() as store:
-        found = store.runs.page(caller.workspace, limit + 1, after, archived=archived)
-        return written(paged(found, limit, lambda run: _shown(store, run), _place))
+        shown = store.runs.affordable(caller.workspace, limit, after, archived=archived)
+        found = store.runs.page(caller.workspace, shown + 1, after, archived=archived)
+        return written(paged(found, shown, lambda run: _shown(store, run), _place))
 
 
 @router.get("/{run}", summary="A run and its sessions")
@@ -121,6 +122,8 @@ def get_run(joined: Joined, caller: Caller, run: RunName) -> RunDetailOut:
 @router.patch("/{run}", summary="Label or archive a run", dependencies=needs(Scope.FIT))
 def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -> RunDetailOut:
     """An archived run is left out of lists and takes no new sessions; those it has may end."""
+    with joined.database.read() as store:
+        joined.quota.check(store, caller.workspace)
     with joined.database.write() as store:
         changed = runs.annotate(
             store,

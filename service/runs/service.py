@@ -18,12 +18,11 @@ from service.runs.decisions import is_due
 from service.runs.repository import Head, SessionKey, bytes_until_decided
 from service.storage.database import Database
 from service.storage.records import Run, RunSession, RunStatistics, RunStep
+from service.storage.repository import ROW_BYTES
 from service.storage.store import Store
 
 # steps whose statistics are kept while one before them is missing
 MOST_AHEAD = 10_000
-# what is left of statistics once their step is decided, about
-ROW_BYTES = 256
 
 
 @dataclass(frozen=True)

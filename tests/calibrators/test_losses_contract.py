@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.loss_batches import CLASSES, ROWS, batch, every_loss, every_variant, fresh, made
 
 from calibrators.errors import DataError, ParameterError
-from calibrators.fitting.parameters import field_hints
-from calibrators.losses import Loss, all_losses
+from calibrators.losses import all_losses
 
-GUIDE = Path(__file__).parent.parent.parent / "docs" / "training.md"
 # the parameter at which a loss is cross-entropy
 IS_CROSS_ENTROPY = {
     "cross_entropy": {},
@@ -45,16 +42,6 @@ def test_all_of_them_are_found() -> None:
         "brier",
         "flsd_53",
     }
-
-
-def test_the_guide_lists_each_with_its_parameters() -> None:
-    rows = []
-    for name, loss in all_losses().items():
-        own = loss.hyper_parameters().keys() - field_hints(Loss).keys()
-        listed = [f"`{one}`" for one in loss.hyper_parameters() if one in own]
-        rows.append(f"| `{name}` | {loss.summary} | {', '.join(listed) or 'none'} |")
-    table = GUIDE.read_text().partition("| name | what it does | parameters |")[2]
-    assert table.partition("\n\n")[0].splitlines()[2:] == rows
 
 
 @every_loss

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from helpers.hostile_server import Hostile, hostile
 from helpers.live_service import Running
+from helpers.refusals import refused
 
 import calibrd
 from calibrators.methods.temperature import TemperatureMap
-from calibrd import errors
 from calibrd.cli.arguments import run
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\rc\x00\x9b31md\u202ee\u2066f\u2028g\x7f"
@@ -45,21 +45,21 @@ def made(service: Running) -> calibrd.Version:
 @pytest.mark.parametrize("text", BAD, ids=ascii)
 def test_the_service_refuses_them(client: calibrd.Client, made: calibrd.Version, text: str) -> None:
     fitted = TemperatureMap(k=3, temperature=1.5)
-    with pytest.raises(errors.BadReason):
+    with refused("bad_reason"):
         client.promote("control", made, alias=f"at{len(text)}", reason=text + "!", force=True)
-    with pytest.raises(errors.BadDescription):
+    with refused("bad_description"):
         client.annotate(made, description=text)
-    with pytest.raises(errors.BadTag):
+    with refused("bad_tag"):
         client.annotate(made, tags={"owner": text})
-    with pytest.raises(errors.BadModel):
+    with refused("bad_model"):
         client.register("control", fitted, model=text)
-    with pytest.raises(errors.BadDescription):
+    with refused("bad_description"):
         client.register("control", fitted, description=text)
-    with pytest.raises(errors.BadDescription):
+    with refused("bad_description"):
         client.update_run("control", description=text)
-    with pytest.raises(errors.BadTag):
+    with refused("bad_tag"):
         client.open_run("control", tags={"owner": text})
-    with pytest.raises(errors.BadName):
+    with refused("bad_name"):
         client.create_key(text, ["admin"])
 
 

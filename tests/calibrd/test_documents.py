@@ -12,8 +12,6 @@ import pytest
 from helpers.documents import Block, blocks_of
 from helpers.live_service import ROOT, Running
 
-from calibrd.api import Calls
-
 SECONDS = 240
 # what a reader is told that the lines print
 SAID = {
@@ -96,21 +94,3 @@ def test_blocks_run_as_pasted(document: str, service: Running, tmp_path: Path) -
         printed += done.stdout
     for words in SAID[document]:
         assert words in printed
-
-
-def call_rows() -> list[str]:
-    """A line for each call: its name, and the first line of what it says of itself."""
-    calls = {
-        name: found
-        for kind in reversed(Calls.__mro__)
-        for name, found in vars(kind).items()
-        if hasattr(found, "flow")
-    }
-    firsts = {name: str(found.__doc__).splitlines()[0] for name, found in calls.items()}
-    return [f"| `{name}` | {text.replace('``', '`')} |" for name, text in sorted(firsts.items())]
-
-
-def test_the_guide_lists_every_call() -> None:
-    guide = (ROOT / "docs/sdk.md").read_text()
-    listed = re.findall(r"^\| `\w+` \| .* \|$", guide, re.M)
-    assert sorted(listed) == call_rows()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 from helpers.faulty_http_proxy import Asked, faulty_line
 from helpers.live_service import in_process, sample
+from helpers.refusals import refused
 
 import calibrd
 from calibrators import CalibrationSet
@@ -104,7 +105,7 @@ def about_versions(client: calibrd.Client) -> None:
     client.history("all")
     client.rollback("all")
     client.get_map("all@1")
-    with pytest.raises(errors.NoOnnx):  # made by workers only
+    with refused("no_onnx"):  # made by workers only
         client.get_onnx("all@1")
     client.predict("all", LOGITS[:3])
     client.evaluate("all", LOGITS, LABELS)

@@ -21,11 +21,12 @@ import pytest
 from helpers.faulty_http_proxy import faulty_line
 from helpers.live_service import Running, wait_until
 from helpers.local_maps import LOGITS, fitted, release
+from helpers.refusals import refused
 
 import calibrd
 from calibrators import CalibrationMap
 from calibrators.methods.temperature import TemperatureMap
-from calibrd.errors import InputMismatch, MapDamaged, ModelMismatch, NotFound
+from calibrd.errors import InputMismatch, MapDamaged, NotFound
 
 
 def refreshers() -> list[threading.Thread]:
@@ -136,10 +137,10 @@ def test_a_version_for_another_model_is_refused(client: calibrd.Client) -> None:
     release(client, "any-model", 2.0)
     assert client.load("modelled", model="sha256:a", refresh=None).model == "sha256:a"
     for _ in range(2):
-        with pytest.raises(ModelMismatch, match="modelled@1 was fitted for 'sha256:a'") as caught:
+        with refused("model_mismatch", match="modelled@1 was fitted for 'sha256:a'") as caught:
             client.load("modelled", model="sha256:b")
     assert (caught.value.code, caught.value.status) == ("model_mismatch", 409)
-    with pytest.raises(ModelMismatch, match="fitted for no model that is known"):
+    with refused("model_mismatch", match="fitted for no model that is known"):
         client.load("any-model", model="sha256:a")
     assert client.load("any-model", refresh=None).model is None
 
@@ -152,7 +153,7 @@ def test_an_alias_is_not_followed_to_another_model(
     with client.load("retrained", model="sha256:a", refresh=0.05) as local:
         release(client, "retrained", 3.0, model="sha256:b")
         wait_until(lambda: local.is_stale)
-        with pytest.raises(ModelMismatch):
+        with refused("model_mismatch"):
             local.refresh()
         assert (local.version, local.model) == (1, "sha256:a")
         assert "retrained@2 was fitted for 'sha256:b'" in (local.problem or "")

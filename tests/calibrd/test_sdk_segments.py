@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.live_service import Running
+from helpers.refusals import refused
 from helpers.segment_samples import rows_of_segments
 
 import calibrd
 from calibrators import CalibrationSet, DataError, FitError, archive, evaluate
+from calibrators.error_codes import ERROR_CODES
 from calibrators.errors import UnknownSegments
 from calibrators.methods.segmented import Segmented, SegmentedMap
 from calibrators.segments import Segments
@@ -156,10 +158,10 @@ def test_what_is_wrong_is_told_before_anything_is_sent(client: calibrd.Client) -
 def test_what_the_service_refuses_has_classes(client: calibrd.Client, fitted: SegmentedMap) -> None:
     plain = client.upload(DATA["logits"], DATA["labels"], progress=False)
     assert plain.segments is None
-    with pytest.raises(errors.MissingSegments, match="send it with segments"):
+    with refused("missing_segments", match="send it with segments"):
         client.fit("sdk-none", dataset=plain, method="segmented", progress=False)
     client.fit("sdk-plain", dataset=plain, method="temperature", progress=False)
-    with pytest.raises(errors.NoSegments, match="has no segments"):
+    with refused("no_segments", match="has no segments"):
         client.predict("sdk-plain@1", DATA["logits"], segments=DATA["segments"])
     report = client.evaluate(
         "sdk-plain@1", DATA["logits"], DATA["labels"], segments=DATA["segments"]
@@ -438,7 +440,7 @@ def test_without_segments_it_is_told_how_they_are_given(
         told = capsys.readouterr().err
         assert f"needs the segment of each row, and {path} has no 'segments'" in told
         assert "--segments-column" in told
-    assert "--segments-column" in errors.MissingSegments.hint
+    assert "--segments-column" in ERROR_CODES["missing_segments"].hint
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_a_killed_service_changes_no_gamma(
         sys.stdout.write(f"\ntwo ranks, killed service: longest call {found.longest:.3f} s\n")
     assert found.longest < BUDGET + 0.5
     refused, *others = first["troubles"]
-    assert refused.startswith("RunDiffers")
+    assert refused.startswith("Conflict")
     assert "rate 5.0, not 1.0" in second["troubles"][0]
     assert others == second["troubles"][1:]
     assert others == [

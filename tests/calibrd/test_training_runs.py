@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from helpers.faulty_http_proxy import FaultyLine, Say, first, lose
 from helpers.live_service import Running, wait_until
+from helpers.refusals import refused
 from helpers.training_passes import line_of, passes, stepped
 
 import calibrd
-from calibrd.errors import NotCalibrd, RunDiffers, Unauthenticated
+from calibrd.errors import NotCalibrd, Unauthenticated
 from calibrd.training import AdaFocal, Monitor
 
 
@@ -88,9 +89,9 @@ def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client) -> None:
 def test_refusals_are_raised_when_it_begins(client: calibrd.Client, tmp_path: Path) -> None:
     with AdaFocal(client, run="refused"):
         pass
-    with pytest.raises(RunDiffers, match=r"rate 1\.0, not 2\.0"):
+    with refused("run_differs", match=r"rate 1\.0, not 2\.0"):
         AdaFocal(client, run="refused", rate=2.0)
-    with pytest.raises(RunDiffers, match="kind"):
+    with refused("run_differs", match="kind"):
         Monitor(client, run="refused")
     assert list((tmp_path / "state").rglob("*.json")) == []
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from calibrators import CalibrationMap, DataError
+from calibrators.error_codes import status_of
 from calibrators.methods.additive import AdditiveMap
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.methods.temperature import TemperatureMap
@@ -47,8 +48,6 @@ MAPS: dict[str, CalibrationMap] = {
         k=3, base=THREE, segments=("app", "web"), temperatures=np.array([0.5, 2.0])
     ),
 }
-STATUSES = {"Malformed": 400, "Forbidden": 403, "NotFound": 404, "NotAcceptable": 406}
-STATUSES |= {"Conflict": 409, "TooLarge": 413, "Unsupported": 415, "Invalid": 422, "DataError": 422}
 
 
 class Registry:
@@ -72,8 +71,8 @@ class Registry:
 
 def make_app(registry: Registry, caller: Principal = CALLER) -> Any:
     def refuse(request: Request, error: Any) -> Response:
-        status = STATUSES[type(error).__name__]
-        return JSONResponse({"code": error.code, "detail": str(error)}, status)
+        told = {"code": error.code, "detail": str(error)}
+        return JSONResponse(told, status_of(error.code, unknown=422))
 
     app = Starlette(
         routes=[predict_route(registry.find, registry.load, LIMITS, large_calls())],

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import calibrd
-from calibrd.errors import NoSuchRun
+from calibrd.errors import NotFound
 from calibrd.training import AdaFocal, Monitor
 from helpers.faulty_http_proxy import FaultyLine, lose
 
@@ -56,7 +56,7 @@ def has_line(client: calibrd.Client, run: str, *steps: int) -> bool:
     """Whether these are its steps; a busy service may not know the run yet."""
     try:
         return line_of(client, run) == list(steps)
-    except NoSuchRun:
+    except NotFound:
         return False
 
 

@@ -146,7 +146,7 @@ def test_json_limit_does_not_depend_on_how_the_type_is_written(local):
 def test_proxies_need_keys(local):
     for name in ("X-Forwarded-For", "Forwarded"):
         answer = local.get("/v1/calibrators", headers={name: "for=203.0.113.9"})
-        assert (answer.status_code, answer.json()["code"]) == (403, "key_required")
+        assert (answer.status_code, answer.json()["code"]) == (403, "foreign_host")
 
 
 def test_rotated_key_keeps_its_lifetime(local):

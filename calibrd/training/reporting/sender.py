@@ -15,14 +15,7 @@ from dataclasses import replace
 
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
-from calibrd.errors import (
-    CalibrdError,
-    NoSuchRun,
-    NoSuchSession,
-    NotCalibrd,
-    Refused,
-    ServerTrouble,
-)
+from calibrd.errors import CalibrdError, NotCalibrd, NotFound, Refused, ServerTrouble
 from calibrd.maps.refresh import begin_anew_after_fork
 from calibrd.run_models import RunSession
 from calibrd.training.reporting.outbox import Pass, SessionPlan
@@ -41,6 +34,7 @@ _log = logging.getLogger("calibrd")
 ANSWER_SECONDS = 10.0
 LONGEST_PAUSE = 15.0
 POLL_SECONDS = 1.0
+GONE = ("no_such_run", "no_such_session")
 
 
 class Sender:
@@ -170,10 +164,10 @@ class Sender:
         for session in list(self._sessions):
             try:
                 self._forward(session)
-            except (NoSuchRun, NoSuchSession) as error:
-                self._begin_again(session, error)
             except CalibrdError as error:
-                if is_refusal(error) or (session.is_awaited and isinstance(error, NotCalibrd)):
+                if isinstance(error, NotFound) and error.code in GONE:
+                    self._begin_again(session, error)
+                elif is_refusal(error) or (session.is_awaited and isinstance(error, NotCalibrd)):
                     self._refused(session, error)
                 elif session.is_left and isinstance(error, ServerTrouble):
                     stuck = True  # which may be of this one alone

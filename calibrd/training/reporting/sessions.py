@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
-from calibrd.errors import CalibrdError, NoSuchRun, NotCalibrd, Refused, ServerTrouble, TooSlow
+from calibrd.errors import CalibrdError, NotCalibrd, Refused, ServerTrouble, TooSlow
 from calibrd.run_models import RunSession
 from calibrd.training.reporting.outbox import (
     Outbox,
@@ -85,9 +85,10 @@ class RunQuery:
                 self.begun = begun.timestamp() if begun else 0.0
             self.start = Start(found.step, found.state)
             self.is_known = True
-        except NoSuchRun:
-            self.is_known = True
         except CalibrdError as error:
+            if error.code == "no_such_run":
+                self.is_known = True
+                return
             if not is_refusal(error) and not isinstance(error, NotCalibrd):
                 raise
             self.refusal = error

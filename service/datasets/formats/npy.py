@@ -134,7 +134,7 @@ class Layout:
                 f"booleans, got {str(self.dtype)[:80]}",
             )
         if len(self.shape) > MOST_DIMENSIONS or any(size >= LONGEST for size in self.shape):
-            raise Malformed("bad_shape", "the header claims a shape that no file can hold")
+            raise Malformed("bad_header", "the header claims a shape that no file can hold")
 
     @cached_property
     def count(self) -> int:

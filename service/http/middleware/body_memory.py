@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.concurrency.memory_budget import CallHold, CallMemory
+from service.errors import TooMany
+from service.http.middleware.body_limits import refuse
 
 # small bodies and answers are not counted: the number of requests is limited
 FREE_BYTES = 1 << 16
@@ -23,8 +25,8 @@ class BodyMemory:
     """Raw ASGI middleware: let large bodies come as far as there is memory for them.
 
     A request holds the length of its body while it arrives, several times as much once it has
-    arrived, until its answer was sent. Routes whose bodies or answers may be larger than that count
-    them with ``hold_unpacked`` and ``read_body``.
+    arrived, until its answer was sent; an answer that is made whole holds its length. Routes whose
+    bodies or answers may be larger than that count them with ``hold_unpacked`` and ``read_body``.
     """
 
     def __init__(self, app: ASGIApp, memory: CallMemory, text_types: tuple[bytes, ...]) -> None:
@@ -55,9 +57,36 @@ class BodyMemory:
             return message
 
         try:
-            await self.app(scope, counting_receive, send)
+            await self.app(scope, counting_receive, _counting_send(hold, scope, receive, send))
         finally:
             hold.release()
+
+
+def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -> Send:
+    """Return a ``send`` that counts a large answer before any of it leaves, or refuses it."""
+    begun: list[Message] = []
+    is_refused = False
+
+    async def counting_send(message: Message) -> None:
+        nonlocal is_refused
+        if is_refused:
+            return
+        if message["type"] == "http.response.start" and _length(message["headers"]) > FREE_BYTES:
+            begun.append(message)
+            return
+        size = len(message.get("body", b""))
+        if begun and size > FREE_BYTES:
+            try:
+                await hold.answer.grow_to(size)
+            except TooMany as error:
+                is_refused = True
+                await refuse(scope, receive, send, error)
+                return
+        while begun:
+            await send(begun.pop())
+        await send(message)
+
+    return counting_send
 
 
 def _is_streamed(scope: Scope, text_types: tuple[bytes, ...]) -> bool:
@@ -73,7 +102,11 @@ def _is_streamed(scope: Scope, text_types: tuple[bytes, ...]) -> bool:
 
 def _stated_length(scope: Scope) -> int:
     """Return the Content-Length, which was checked before; 0 if the body is chunked."""
-    found = (value for name, value in scope["headers"] if name == b"content-length")
+    return _length(scope["headers"])
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    found = (value for name, value in headers if name == b"content-length")
     return int(next(found, b"0"))
 
 

@@ -73,7 +73,7 @@ def check_keyless(scope: Scope) -> None:
     """Raise unless a request to a service without keys comes from this machine, as far as seen."""
     if any(name in (b"x-forwarded-for", b"forwarded") for name, _ in scope["headers"]):
         raise Forbidden(
-            "key_required", "behind a proxy keys are needed: python -m service keys create"
+            "foreign_host", "behind a proxy keys are needed: python -m service keys create"
         )
     if not _is_local(header(scope, b"host") or "localhost"):
         raise Forbidden("foreign_host", "without keys, requests must name localhost as their host")

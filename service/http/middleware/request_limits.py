@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import TooMany
+from service.errors import ServiceError, TooMany
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of, take_turn
 
@@ -217,8 +216,10 @@ class WaitingResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def _too_long() -> HTTPException:
-    return HTTPException(414, f"a path has at most {LONGEST_PATH} characters here")
+def _too_long() -> ServiceError:
+    return ServiceError(
+        "request_uri_too_long", f"a path has at most {LONGEST_PATH} characters here"
+    )
 
 
 def _too_many(most: int) -> TooMany:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.exceptions import HTTPException
-
-from service.errors import Malformed, TooSlow, Unavailable
+from service.errors import Malformed, ServiceError, TooSlow, Unavailable
 
 MAX_HEAD_BYTES = 1 << 16
 MAX_HEADERS = 100
@@ -54,37 +52,44 @@ def truncated() -> Malformed:
     return Malformed("truncated_body", "the connection closed before the body ended: send it again")
 
 
-def too_large() -> HTTPException:
+def too_large() -> ServiceError:
     """Return the error for a head that is too large."""
     rule = f"at most {MAX_HEADERS} headers, and {MAX_HEAD_BYTES} bytes with the request line"
-    return HTTPException(431, f"the headers are too large: {rule}; send less")
+    return ServiceError(
+        "request_header_fields_too_large", f"the headers are too large: {rule}; send less"
+    )
 
 
-def too_long_value(name: bytes) -> HTTPException:
+def too_long_value(name: bytes) -> ServiceError:
     """Return the error for a header that is too long."""
     most = MAX_COOKIE_BYTES if name == b"cookie" else MAX_VALUE_BYTES
     shown = name[:40].decode("ascii", "replace")
     advice = "delete the cookies of this host" if name == b"cookie" else "send less"
-    return HTTPException(431, f"the header {shown} has more than {most} bytes; {advice}")
+    return ServiceError(
+        "request_header_fields_too_large",
+        f"the header {shown} has more than {most} bytes; {advice}",
+    )
 
 
-def too_long_path() -> HTTPException:
+def too_long_path() -> ServiceError:
     """Return the error for a path that is too long."""
-    return HTTPException(414, f"a path has at most {MAX_PATH_BYTES} bytes here")
+    return ServiceError("request_uri_too_long", f"a path has at most {MAX_PATH_BYTES} bytes here")
 
 
-def too_long_query() -> HTTPException:
+def too_long_query() -> ServiceError:
     """Return the error for a query that is too long."""
-    return HTTPException(
-        414,
+    return ServiceError(
+        "request_uri_too_long",
         f"a path with its query has at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS}"
         " parameters here; GET predict takes longer ones with as few parameters",
     )
 
 
-def unknown_coding() -> HTTPException:
+def unknown_coding() -> ServiceError:
     """Return the error for a Transfer-Encoding other than chunked."""
-    return HTTPException(501, "the only Transfer-Encoding that is read is chunked: send no other")
+    return ServiceError(
+        "not_implemented", "the only Transfer-Encoding that is read is chunked: send no other"
+    )
 
 
 def too_slow(seconds: float) -> TooSlow:

@@ -20,7 +20,7 @@ from calibrators.segments import Segments
 from service.concurrency.thread_pools import parsing_turn
 from service.errors import Malformed, TooLarge, Unsupported
 from service.http import json_answer
-from service.http.json_body import check_cost
+from service.http.json_body import check_cost, check_depth
 from service.serving.apply_map import JSON_BYTES, Prediction, check_answer, check_call_cost
 from service.serving.inference_protocol import fields
 from service.serving.inference_protocol.inputs import read_inputs
@@ -79,7 +79,7 @@ def decode(
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(
-            "wrong_length",
+            "bad_tensor_length",
             f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}",
         )
     if length > limits.json:
@@ -144,6 +144,7 @@ def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[by
 
 def _parse(text: memoryview) -> dict[str, Any]:
     check_cost(text)
+    check_depth(text)
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:

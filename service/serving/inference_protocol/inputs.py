@@ -65,7 +65,7 @@ class InputTensor:
         found = fields.required(self.sent, f"{self.path}.shape", list)
         if len(found) not in dimensions or any(type(one) is not int or one < 1 for one in found):
             raise Malformed(
-                "bad_shape",
+                "bad_tensor_shape",
                 f"{self.path}.shape must be {form} with n at least 1, got {reprlib.repr(found)}",
             )
         return tuple(found)
@@ -77,12 +77,13 @@ class InputTensor:
             columns = shape[-1] if len(shape) > 1 else 1
             if any(type(row) is not list or len(row) != columns for row in data):
                 raise Malformed(
-                    "wrong_length", f"every row of {self.path}.data must be a list of {columns}"
+                    "bad_tensor_length",
+                    f"every row of {self.path}.data must be a list of {columns}",
                 )
             data = list(chain.from_iterable(data))
         if len(data) != math.prod(shape):
             raise Malformed(
-                "wrong_length",
+                "bad_tensor_length",
                 f"{self.path}.data must hold {math.prod(shape)} values for the shape "
                 f"{list(shape)}, got {len(data)}",
             )
@@ -97,7 +98,7 @@ class InputTensor:
         expected = count * DATATYPES[datatype].itemsize
         if self.size != expected:
             raise Malformed(
-                "wrong_length",
+                "bad_tensor_length",
                 f"{count} values of {datatype} are {expected} bytes, but binary_data_size of "
                 f"{self.path} is {self.size}",
             )
@@ -155,7 +156,7 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
         tail = tail[size or 0 :]
     if tail:
         raise Malformed(
-            "wrong_length",
+            "bad_tensor_length",
             f"{len(tail)} bytes follow the JSON that are in no input's binary_data_size",
         )
     if kind not in found:
@@ -173,7 +174,7 @@ def _size(sent: dict[str, Any], path: str, there: int) -> int | None:
         raise Malformed("bad_field", f"{path} has either data or binary_data_size, not both")
     if not 0 <= size <= there:
         raise Malformed(
-            "wrong_length",
+            "bad_tensor_length",
             f"binary_data_size of {path} must be a number of bytes behind the JSON, where "
             f"{there} are left, got {size}",
         )
@@ -199,7 +200,7 @@ def _segments(tensor: InputTensor, rows: int) -> NDArray[Any] | Segments:
     shape = tensor.shape("[n] or [n, 1]", (1, 2))
     if shape[1:] not in ((), (1,)):
         raise Malformed(
-            "bad_shape",
+            "bad_tensor_shape",
             f"{tensor.path}.shape must be [n] or [n, 1], got {reprlib.repr(list(shape))}",
         )
     check_length(shape[0], rows)

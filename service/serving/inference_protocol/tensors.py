@@ -59,7 +59,7 @@ def names_from_bytes(data: memoryview, count: int, path: str) -> Iterator[list[s
             names = []
     if done != count or end != len(data):
         raise Malformed(
-            "wrong_length",
+            "bad_tensor_length",
             f"the bytes of {path} must be {count} texts, each behind its length in "
             f"{LENGTH_BYTES} bytes, and nothing else",
         )

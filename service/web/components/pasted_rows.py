@@ -8,7 +8,7 @@ import numpy as np
 
 from service.datasets.formats import json_text
 from service.datasets.formats.npy import Array
-from service.errors import Invalid, Malformed
+from service.errors import Invalid, Malformed, TooLarge
 from service.http import json_body
 
 MOST_ROWS = 20
@@ -36,7 +36,7 @@ def rows_of(text: str, classes: int) -> Array:
     if rows is None:
         rows = _lines(text, classes)
     if len(rows) > MOST_ROWS:
-        raise Invalid(
+        raise TooLarge(
             "too_many_rows",
             f"at most {MOST_ROWS} rows are shown here, got {len(rows)}: "
             "the API's predict takes as many as there are",

@@ -8,13 +8,13 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from calibrators.error_codes import ERROR_CODES
 from service.access.permissions import Scope
 from service.dependencies import Joined
 from service.fits import service as fits
 from service.fits.service import WORKER_IS_ALIVE
 from service.http.callers import Caller, needs
 from service.storage.records import Fit, FitStatus
-from service.web.components.error_hints import ADVICE
 from service.web.components.layout import page, pages
 from service.web.pages.fit_list import FitRow
 
@@ -37,9 +37,13 @@ def fit_page(request: Request, joined: Joined, caller: Caller, id: str) -> Respo
         "evaluation": other,
         "has_worker": has_worker,
         "result": result_path(fit),
-        "advice": ADVICE.get(fit.error["code"], "") if fit.error else "",
+        "advice": _advice(fit.error["code"]) if fit.error else "",
     }
     return page(request, "fit.html", values)
+
+
+def _advice(code: str) -> str:
+    return ERROR_CODES[code].page if code in ERROR_CODES else ""
 
 
 def result_path(fit: Fit) -> str:

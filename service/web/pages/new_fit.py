@@ -14,6 +14,7 @@ from fastapi import Query, Request, Response
 
 from calibrators import all_methods
 from calibrators.base import Calibrator
+from calibrators.error_codes import ERROR_CODES
 from calibrators.registry import DEFAULT_METHOD, keeps_class
 from service.access.permissions import Scope
 from service.datasets.formats import Format, all_codecs
@@ -22,7 +23,6 @@ from service.http.callers import Caller, needs
 from service.names import NAME, RULE
 from service.registry.service import LONGEST_DESCRIPTION, LONGEST_MODEL
 from service.web.components.curl import curl_line
-from service.web.components.error_hints import ADVICE
 from service.web.components.layout import page, pages
 
 router = pages()
@@ -75,7 +75,7 @@ def new_fit_page(
         "text_limit": min(settings.max_json_bytes, settings.max_upload_bytes),
         "longest_model": LONGEST_MODEL,
         "longest_description": LONGEST_DESCRIPTION,
-        "advice": ADVICE,
+        "advice": {code: row.page for code, row in ERROR_CODES.items() if row.page},
         "lines": _lines(calibrator if NAME.fullmatch(calibrator) else "my-model"),
     }
     return page(request, "new_fit.html", values)

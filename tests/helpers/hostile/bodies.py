@@ -24,6 +24,9 @@ class Body(NamedTuple):
     headers: dict[str, str] = {}  # noqa: RUF012
 
 
+DEEP_TEXT = b"[" * 250 + '"\u4e00\u4e00"'.encode() + b"]" * 250
+
+
 def filled(unit: bytes, size: int, begin: bytes = b"", end: bytes = b"") -> bytes:
     """Return a unit as often as fits into ``size``, between a beginning and an end."""
     return begin + unit * ((size - len(begin) - len(end)) // len(unit)) + end
@@ -56,6 +59,9 @@ def json_values(size: int) -> dict[str, bytes]:
         "nulls": filled(b"null,", size, b"[", b"null]"),
         "depth": b"[" * (size // 2) + b"]" * (size // 2),
         "closed depth": b"[" * 1000 + b"]" * 1000,
+        "lists in lists": filled(b"[" * 30 + b"]" * 30 + b",", size, b"[", b"[]]"),
+        # which orjson cannot write: it writes beyond its buffer
+        "texts in lists in lists": filled(DEEP_TEXT + b",", min(size, 1 << 22), b"[", b"[]]"),
         "open objects": filled(b'{"a":', size),
         "blanks": filled(b" ", size, b"", b"1"),
         "not UTF-8": filled(b"\xff", size, b'"', b'"'),

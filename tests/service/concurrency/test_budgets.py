@@ -225,6 +225,20 @@ def test_json_of_many_values_within_the_budget_is_read():
     assert len(json_body.parse(b"[" + b"0.25," * 999_999 + b"0]")) == 1_000_000
 
 
+@pytest.mark.parametrize("text", [b"[" * 100 + b"]" * 100, b'{"a":' * 40 + b"[]" + b"}" * 40])
+def test_depth_is_looked_at_before_a_large_text_is_parsed(text):
+    blanks = b" " * (1 << 16)
+    with pytest.raises(Invalid, match="32 deep"):
+        json_body.parse(b"[" + blanks + text + b"]")
+    assert json_body.parse(b"[" + blanks + b"[[{}],[]]," * 9999 + b"0]")
+
+
+def test_lists_cost_more_than_numbers():
+    assert len(json_body.parse(b"[" + b"[0]," * 200_000 + b"[0]]")) == 200_001
+    with pytest.raises(TooLarge):
+        json_body.parse(b"[" + b"[0]," * 300_000 + b"[0]]")
+
+
 def test_depth_and_width_of_a_document_are_limited():
     document: list = []
     for _ in range(100):

@@ -52,9 +52,9 @@ BAD_NPY = {
     "2^64 rows of nothing": (
         npy_of_header(header(shape=f"({1 << 64}, 0)")),
         Malformed,
-        "bad_shape",
+        "bad_header",
     ),
-    "99 dimensions": (npy_of_header(header(shape="(" + "1," * 99 + ")")), Malformed, "bad_shape"),
+    "99 dimensions": (npy_of_header(header(shape="(" + "1," * 99 + ")")), Malformed, "bad_header"),
     "negative": (npy_of_header(header(shape="(-1, 2)")), Malformed, "bad_header"),
     "code": (npy_of_header("__import__('os').getcwd()"), Malformed, "bad_header"),
     "no dict": (npy_of_header("[1, 2]"), Malformed, "bad_header"),

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -78,6 +79,28 @@ def test_parts_that_come_at_once_do_not_pass_the_limit_together(limited: Local) 
     assert sent.count("ok") == 3
     assert set(sent) == {"ok", "413 body_too_large"}
     assert kept_bytes(limited) == 3 * PART
+
+
+def test_a_part_that_comes_while_others_are_joined_is_neither_lost_nor_left_behind(
+    limited: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = opened(limited)
+    rows = [b"logit_0,logit_1,label\n1,2,0\n", b"2,1,1\n"]
+    assert limited.put(f"{url}/parts/1", content=rows[0]).status_code == 200
+    inspect = limited.app.state.parts.datasets.facts
+
+    def slow_inspect(*asked: Any) -> Any:
+        assert limited.put(f"{url}/parts/2", content=rows[1]).status_code == 200
+        monkeypatch.undo()
+        return inspect(*asked)
+
+    monkeypatch.setattr(limited.app.state.parts.datasets, "facts", slow_inspect)
+    asked = {"content_type": "text/csv"}
+    refused = limited.post(f"{url}/commit", json=asked)
+    assert (refused.status_code, refused.json()["code"]) == (409, "upload_changed")
+    made = limited.post(f"{url}/commit", json=asked)
+    assert (made.status_code, made.json()["rows"]) == (200, 2), made.text
+    assert kept_bytes(limited) == 0
 
 
 def test_all_uploads_of_a_workspace_have_a_limit_together(limited: Local) -> None:

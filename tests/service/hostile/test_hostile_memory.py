@@ -110,6 +110,27 @@ def test_large_answers_to_small_bodies_that_nobody_reads_take_little_memory(atta
     watched.check()
 
 
+@by_the_clock
+def test_pages_that_nobody_reads_take_little_memory(attacked):
+    notes = "\N{GRINNING FACE}" * 4000
+    with attacked.client() as admin:
+        for number in range(60):
+            asked = {"name": f"long{number}", "kind": "monitor", "description": notes}
+            assert admin.post("/v1/runs", json=asked).status_code == 201
+    head = (
+        "GET /v1/runs?limit=200 HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {attacked.tokens['admin']}\r\n\r\n"
+    )
+    with contextlib.ExitStack() as opened, attacked.watched() as watched:
+        for _ in range(200):
+            made = socket.create_connection(("127.0.0.1", attacked.port), timeout=20)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            opened.enter_context(made).sendall(head.encode())
+        time.sleep(3)
+        assert other_predict(attacked, 8000).status_code == 200
+    watched.check()
+
+
 def test_forms_that_never_end_keep_nobody_from_signing_in(attacked):
     head = (
         b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"

@@ -152,7 +152,7 @@ BAD = {
     "three dimensions": Bad(NPZ_TYPE, values(np.zeros((4, CLASSES, 2))), 422, "bad_shape"),
     "37 GB claimed": Bad(NPZ_TYPE, claiming((1_000_000_000, CLASSES)), 400, "truncated_body"),
     "2^32 x 2^32 claimed": Bad(NPZ_TYPE, claiming((2**32, 2**32)), 400, "truncated_body"),
-    "2^63 claimed": Bad(NPZ_TYPE, claiming((2**63, 2)), 400, "bad_shape"),
+    "2^63 claimed": Bad(NPZ_TYPE, claiming((2**63, 2)), 400, "bad_header"),
     "npz bomb": Bad(NPZ_TYPE, zipped(logits=bytes(1 << 28)), 413, "body_too_large"),
     "npz cut in half": Bad(NPZ_TYPE, GOOD[: len(GOOD) // 2], 400, "bad_zip"),
     "npz that is none": Bad(NPZ_TYPE, b"PK\x03\x04 and so on", 400, "truncated_body"),
@@ -197,7 +197,7 @@ def test_nothing_was_made_or_left_by_bad_bodies(service: Local) -> None:
     [
         ((1_000_000_000, CLASSES), "<f8", "truncated_body"),
         ((2**32, 2**32), "<f8", "truncated_body"),
-        ((2**50, 2), "<f8", "bad_shape"),
+        ((2**50, 2), "<f8", "bad_header"),
         ((8,), "|O", "bad_type"),
         ((8,), "<c16", "bad_type"),
     ],

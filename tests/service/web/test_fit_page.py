@@ -9,10 +9,10 @@ from helpers.dashboard_pages import HTML, MARKUP, add_fit, check_page, csrf_of, 
 from helpers.live_service import NPZ, Local, in_process, npz, sample
 from helpers.workspace_contents import fitted_elsewhere
 
+from calibrators.error_codes import ERROR_CODES
 from service.access import keys
 from service.access.permissions import Scope
 from service.storage.records import FitStatus
-from service.web.components.error_hints import ADVICE
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_why_a_fit_failed_is_told_with_what_to_do(fitter: Local) -> None:
     id = add_fit(fitter, FitStatus.FAILED, error=error)
     told = words(fitter, id)
     assert error["message"] in told
-    assert ADVICE["out_of_memory"] in told
+    assert ERROR_CODES["out_of_memory"].page in told
     assert "deleted since" in told
     page = fitter.get(f"/jobs/{id}")
     assert 'role="alert"' in page.text

@@ -14,24 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrators import all_methods
+from calibrators.error_codes import ERROR_CODES
 from calibrators.registry import DEFAULT_METHOD, make_recipe
-from calibrd.errors import NAMED
 from service.access.permissions import Scope
 from service.names import NAME
 from service.settings import MEGABYTE
-from service.web.components.error_hints import ADVICE
 from service.web.pages.new_fit import PATTERN, choices
-
-# with which fits end, and which no call of the API is answered with
-OF_WORKERS = {
-    "dataset_gone",
-    "device_unavailable",
-    "out_of_memory",
-    "time_limit",
-    "too_few_rows",
-    "torch_missing",
-    "worker_lost",
-}
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +111,8 @@ def test_the_form_takes_the_names_that_the_service_takes(name: str) -> None:
     assert bool(re.fullmatch(PATTERN, name)) == bool(NAME.fullmatch(name))
 
 
-def test_there_is_advice_only_on_codes_that_there_are() -> None:
-    assert set(ADVICE) - OF_WORKERS <= set(NAMED)
-    assert all(text.endswith(".") for text in ADVICE.values())
+def test_the_page_has_the_hints_of_the_table(fitter: Local) -> None:
+    listed = fitter.get("/new-fit").text.partition('<ul id="advice"')[2].partition("</ul>")[0]
+    codes = re.findall(r'data-code="(\w+)"', listed)
+    assert codes == [code for code, row in ERROR_CODES.items() if row.page]
+    assert f'"nan">{ERROR_CODES["nan"].page}</li>' in listed

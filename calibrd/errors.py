@@ -1,17 +1,48 @@
-"""The kinds of errors: where the trouble is, or the status that the service answered with."""
+"""Everything the SDK raises about the service.
+
+CalibrdError
+├── ServiceAway            unreachable, or no response before the deadline
+│   └── MaybeDone          ... to a call that must not be sent twice, and may have been done
+├── StoreAway              the object store that parts are sent straight to does not take them
+├── NotCalibrd             something answers at this URL, but not a calibrd service
+├── FitFailed              a fit ended without a version: ``code`` says why
+├── FitWasCancelled        somebody cancelled it
+├── WaitedTooLong          the time given to ``wait`` is over; the fit continues
+├── MapDamaged             bytes of a map that do not have the expected hash
+├── InputMismatch          an alias has moved to a version that takes other input
+└── Refused                the service answered with a problem: ``status``, ``request_id``
+    ├── Invalid            400, 405, 406, 413, 414, 415, 422, 431: send something else
+    ├── Unauthenticated    401: give a valid key
+    ├── Forbidden          403: give a key with the scope
+    ├── NotFound           404
+    ├── TooSlow            408: send smaller parts
+    ├── Conflict           409, 412: it contradicts what is there
+    └── ServerTrouble      5xx: the owner of the service can help
+        └── Unavailable    429, 502, 503, 504: try again later
+
+Each has a stable ``code`` for programs and a ``hint`` for people, from calibrators/error_codes.py.
+Input that breaks a rule is found before anything is sent, and is a DataError of ``calibrators``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from calibrators.error_codes import hint_of
+
 
 class CalibrdError(Exception):
     """Base of all errors of the SDK; ``hint`` says what can be done, if that is known."""
 
-    hint: str = ""
+    code: str
     # whether the request had been sent before, and may have been done then
     repeated: bool = False
+
+    @property
+    def hint(self) -> str:
+        """What a program can do about it; empty if that is not known."""
+        return hint_of(self.code)
 
     def __str__(self) -> str:
         return self._with_hint(super().__str__())
@@ -31,34 +62,27 @@ def _rebuilt(kind: type[CalibrdError], args: tuple[Any, ...]) -> CalibrdError:
 
 
 class ServiceAway(CalibrdError, ConnectionError):
-    """It cannot be reached, or was not ready in all the time that was given."""
+    """Unreachable, or not ready before the deadline."""
 
-    hint = "is the service running, and is CALIBRD_URL right?"
+    code = "service_away"
 
 
 class MaybeDone(ServiceAway):
-    """The answer was lost of something that must not be sent twice: it may have been done."""
+    """The answer was lost of a call that must not be sent twice: it may have been done."""
 
-    hint = ""
+    code = "maybe_done"
 
 
 class StoreAway(CalibrdError, ConnectionError):
-    """A store that parts are sent straight to does not take them."""
+    """The object store that parts are sent straight to does not take them."""
+
+    code = "store_away"
 
 
 class NotCalibrd(CalibrdError):
     """Something answers at this URL, but not a calibrd service."""
 
-    hint = "what runs at CALIBRD_URL, or at the url that the client was given?"
-
-
-FIT_HINTS = {
-    "dataset_gone": "its dataset was deleted meanwhile: fit(name, logits, labels) sends it again",
-    "device_unavailable": "fit(..., device='cpu') needs no GPU",
-    "too_few_rows": "a fit needs more rows than this to be judged",
-    "blob_missing": "upload the data again: the service has lost its bytes",
-    "blob_corrupt": "upload the data again: the service's copy is damaged",
-}
+    code = "not_calibrd"
 
 
 class FitFailed(CalibrdError):
@@ -68,11 +92,12 @@ class FitFailed(CalibrdError):
         super().__init__(f"fit {fit} failed: {message} ({code})")
         self.code = code
         self.fit = fit
-        self.hint = FIT_HINTS.get(code, "")
 
 
 class FitWasCancelled(CalibrdError):
     """Somebody cancelled the fit that was waited for."""
+
+    code = "fit_was_cancelled"
 
     def __init__(self, fit: str) -> None:
         super().__init__(f"fit {fit} was cancelled")
@@ -80,30 +105,35 @@ class FitWasCancelled(CalibrdError):
 
 
 def going_on(fit: str) -> str:
-    """How to come back to a fit that is waited for no longer."""
+    """Return how to come back to a fit that is waited for no longer."""
     return f"client.wait({fit!r}) waits for it again, client.cancel({fit!r}) stops it"
 
 
 class WaitedTooLong(CalibrdError, TimeoutError):
     """The time given to ``wait`` is over; the fit goes on."""
 
+    code = "waited_too_long"
+
     def __init__(self, fit: str, seconds: float) -> None:
         super().__init__(f"fit {fit} is not finished after {seconds:g} s; it goes on")
         self.fit = fit
-        self.hint = going_on(fit)
+
+    @property
+    def hint(self) -> str:
+        """How to come back to the fit."""
+        return going_on(self.fit)
 
 
 class MapDamaged(CalibrdError):
-    """Bytes of a map that do not have the hash they should have."""
+    """Bytes of a map that do not have the expected hash."""
+
+    code = "map_damaged"
 
 
 class InputMismatch(CalibrdError):
-    """An alias has moved to a version that takes other input than the loaded one before."""
+    """An alias has moved to a version that takes other input than the loaded one."""
 
-    hint = (
-        "load it again where the program sends what that version takes, or roll the alias back: "
-        "client.rollback(name)"
-    )
+    code = "input_mismatch"
 
 
 class Refused(CalibrdError):
@@ -134,14 +164,12 @@ class Refused(CalibrdError):
         return self._with_hint(f"{self.detail} ({self.code}{asked})")
 
 
-class Malformed(Refused):
-    """Bytes that cannot be read as what they claim to be."""
+class Invalid(Refused):
+    """What was sent cannot be read, breaks a rule, or is more than the service takes."""
 
 
 class Unauthenticated(Refused):
     """No key, or one that is not (any longer) valid."""
-
-    hint = "give api_key=, or set CALIBRD_API_KEY"
 
 
 class Forbidden(Refused):
@@ -152,32 +180,12 @@ class NotFound(Refused):
     """There is no such thing, or not in the workspace of this key."""
 
 
-class NotAcceptable(Refused):
-    """An answer was asked for in a form it cannot have."""
-
-
 class TooSlow(Refused):
     """The body did not arrive in time."""
 
 
 class Conflict(Refused):
-    """It contradicts what is there."""
-
-
-class Stale(Refused):
-    """It has changed since it was last seen."""
-
-
-class TooLarge(Refused):
-    """More bytes, rows or classes than the service allows."""
-
-
-class Unsupported(Refused):
-    """A format that is not read there."""
-
-
-class Invalid(Refused):
-    """Readable, but it breaks a rule."""
+    """It contradicts what is there, or what is there has changed since it was last seen."""
 
 
 class ServerTrouble(Refused):
@@ -188,33 +196,24 @@ class Unavailable(ServerTrouble):
     """A part of the service is down, or it has too much to do; it can be tried again."""
 
 
-class NoSpace(ServerTrouble):
-    """There is no room to write; reading goes on."""
-
-    hint = "the service's disk is full: delete_dataset makes room, or its owner can"
-
-
-BY_STATUS: dict[int, type[Refused]] = {
-    400: Malformed,
+_BY_STATUS: dict[int, type[Refused]] = {
     401: Unauthenticated,
     403: Forbidden,
     404: NotFound,
-    406: NotAcceptable,
     408: TooSlow,
     409: Conflict,
-    412: Stale,
-    413: TooLarge,
-    415: Unsupported,
-    422: Invalid,
+    412: Conflict,
     429: Unavailable,
-    431: TooLarge,
     502: Unavailable,
     503: Unavailable,
     504: Unavailable,
-    507: NoSpace,
 }
 
 
 def kind_of(status: int) -> type[Refused]:
-    """The class of problems that answer with this status."""
-    return BY_STATUS.get(status, ServerTrouble if status >= 500 else Refused)
+    """Return the class of problems that answer with this status.
+
+    >>> kind_of(413).__name__, kind_of(412).__name__, kind_of(507).__name__
+    ('Invalid', 'Conflict', 'ServerTrouble')
+    """
+    return _BY_STATUS.get(status, ServerTrouble if status >= 500 else Invalid)
