@@ -128,7 +128,7 @@ def _losses(sample: data.Sample) -> dict[str, Any]:
 def _steered(sample: data.Sample) -> Any:
     """AdaFocal with the bins of an update, and gammas of both signs in them."""
     from calibrators.adafocal import AdaFocalState, BinStatistics
-    from calibrators.losses import AdaFocalLoss
+    from calibrators.losses.adafocal import AdaFocalLoss
 
     seen = BinStatistics.from_logits(sample.logits, sample.labels)
     state = AdaFocalState.initial().update(seen)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import inspect
-import pkgutil
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from calibrators import methods
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.errors import LONGEST_SHOWN, ParameterError, shown
+from calibrators.scan import classes_of
 
 DEFAULT_METHOD = "auto"
 """The method fitted when none is named, by SDK, command line, scikit-learn and service."""
-
-Parent = TypeVar("Parent")
 
 
 @cache
@@ -28,13 +24,15 @@ def all_methods() -> dict[str, type[Calibrator]]:
     >>> all_methods()["temperature"].reference
     'Guo et al., ICML 2017'
     """
-    return {recipe.name: recipe for recipe in _members(Calibrator)}  # type: ignore[type-abstract]
+    found = classes_of(methods, Calibrator)  # type: ignore[type-abstract]
+    return {recipe.name: recipe for recipe in found}
 
 
 @cache
 def all_maps() -> dict[str, type[CalibrationMap]]:
     """Every map class by the name of its method."""
-    return {kind.method: kind for kind in _members(CalibrationMap)}  # type: ignore[type-abstract]
+    found = classes_of(methods, CalibrationMap)  # type: ignore[type-abstract]
+    return {kind.method: kind for kind in found}
 
 
 def keeps_class(method: str) -> bool | None:
@@ -98,19 +96,3 @@ def _hint(name: str, known: Collection[str], otherwise: str) -> str:
 def _frozen(value: Any) -> Any:
     """A list as a tuple: recipes are immutable."""
     return tuple(value) if isinstance(value, list) else value
-
-
-def _members(parent: type[Parent]) -> list[type[Parent]]:
-    """The concrete subclasses that the modules of ``methods`` define."""
-    found: list[type[Parent]] = []
-    for module_info in sorted(pkgutil.iter_modules(methods.__path__), key=lambda one: one.name):
-        module = importlib.import_module(f"{methods.__name__}.{module_info.name}")
-        found += [
-            member
-            for member in vars(module).values()
-            if inspect.isclass(member)
-            and issubclass(member, parent)
-            and not inspect.isabstract(member)
-            and member.__module__ == module.__name__
-        ]
-    return found

@@ -17,11 +17,12 @@ from calibrators import all_methods
 from calibrators.error_codes import ERROR_CODES
 from calibrators.losses import Loss
 from calibrators.losses.registry import all_losses
+from calibrators.metrics.catalogue import all_metrics
 from calibrators.registry import all_maps
-from calibrators.report.metric_catalogue import METRICS
 from calibrators.report.verdict import Verdict
 from calibrd.api import Calls
 from service.app import create_app
+from service.datasets.formats import all_codecs
 from service.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]
@@ -66,8 +67,11 @@ def verdicts() -> str:
 
 def metrics() -> str:
     """The metrics of a report."""
-    rows = ((f"`{one.name}`", one.title, one.meaning) for one in METRICS)
-    return table(("name", "title", "meaning"), rows)
+    rows = (
+        (f"`{one.name}`", one.title, "no" if one.interval is None else "yes", one.meaning)
+        for one in all_metrics().values()
+    )
+    return table(("name", "title", "interval", "meaning"), rows)
 
 
 def losses() -> str:
@@ -82,6 +86,12 @@ def losses() -> str:
         for name, loss in all_losses().items()
     )
     return table(("name", "what it does", "parameters"), rows)
+
+
+def formats() -> str:
+    """The formats in which arrays travel."""
+    rows = ((one.format, names(one.media_types), one.holds) for one in all_codecs().values())
+    return table(("format", "media types", "holds"), rows)
 
 
 def calls() -> str:
@@ -137,6 +147,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verdicts": verdicts,
     "metrics": metrics,
     "losses": losses,
+    "formats": formats,
     "calls": calls,
     "settings": settings,
     "error-codes": error_codes,

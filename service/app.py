@@ -24,7 +24,7 @@ from service.comparisons.service import Comparisons
 from service.concurrency.memory_budget import CallMemory
 from service.concurrency.thread_pools import Executors
 from service.datasets import routes as datasets
-from service.datasets.formats import Limits
+from service.datasets.formats import Limits, all_codecs
 from service.datasets.part_uploads import PartUploads, UploadLimits
 from service.datasets.service import Datasets
 from service.datasets.spool import Spool, remove_left_behind
@@ -69,7 +69,9 @@ LEAST_PAUSE = 0.05  # many moves at once are looked up once
 MAX_FORM_BYTES = 1 << 16
 MAX_SMALL_JSON_BYTES = 1 << 21  # without arrays and maps; statistics of a step have a megabyte
 MAX_PASTED_BYTES = 1 << 18  # a row of 30,000 classes
-TEXT_TYPES = (b"application/json", b"text/csv")
+TEXT_TYPES = tuple(
+    name.encode() for one in all_codecs().values() if one.is_text for name in one.media_types
+)
 ROUTERS = (
     datasets,
     fits,
@@ -113,7 +115,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(HTTPException, refuse_as_page)
     app.add_middleware(predict.Shortcut, route=predicting)
     app.add_middleware(ThreadLimits)
-    app.add_middleware(BodyMemory, memory=parts.call_memory)
+    app.add_middleware(BodyMemory, memory=parts.call_memory, text_types=TEXT_TYPES)
     app.add_middleware(
         BodyGuard,
         limit_of=_body_limit(settings),

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from calibrators import CalibrationSet, Calibrator
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrators.losses import AdaFocalLoss, CrossEntropyLoss, FLSD53Loss, FocalLoss, Loss
+from calibrators.losses import Loss
+from calibrators.losses.adafocal import AdaFocalLoss
+from calibrators.losses.cross_entropy import CrossEntropyLoss
+from calibrators.losses.focal import FLSD53Loss, FocalLoss
 from calibrators.methods.identity import Identity
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling

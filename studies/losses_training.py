@@ -18,7 +18,8 @@ from calibrators import CalibrationMap, CalibrationSet, Calibrator
 from calibrators import metrics as m
 from calibrators.adafocal import BinStatistics
 from calibrators.charts.reliability import bin_values
-from calibrators.losses import AdaFocalLoss, Loss, make_loss
+from calibrators.losses import Loss, make_loss
+from calibrators.losses.adafocal import AdaFocalLoss
 from calibrators.methods.identity import Identity
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling

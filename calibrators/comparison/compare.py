@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from calibrators.comparison.judged_rows import JudgedRows, in_common
 from calibrators.errors import DataError
 from calibrators.metrics import (
-    ClassTable,
     Interval,
     RowScores,
-    Scored,
+    ScoredRows,
     compared_intervals,
     fold_factor,
-    intervals,
 )
-from calibrators.metrics.estimates import mean_interval
+from calibrators.metrics.interval_rules import MeanOf, ShareOf
 from calibrators.report import text
 from calibrators.report.by_segment import by_segment
 from calibrators.report.measurement import Measurement, by_margin, measure
-from calibrators.report.report import BY_ROW, Report
+from calibrators.report.report import Report, widened
 from calibrators.report.verdict import LEAST_ROWS, decide
 
 LEVEL = 0.95
@@ -37,10 +32,7 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
     """
     old, new = common_rows(first, second)
     found = compared_intervals(old.after, new.after, **OPTIONS)
-    wider = fold_factor(max(old.folds, new.folds))
-    change = {
-        name: one.widened(wider) if name in BY_ROW else one for name, one in found.change.items()
-    }
+    change = widened(found.change, max(old.folds, new.folds))
     tops = new.after.top, old.after.top
     return Report(
         **vars(_measured(new.after, found.after)),
@@ -76,20 +68,15 @@ def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, Judg
 def accuracy_change(first: JudgedRows, second: JudgedRows) -> Interval:
     """Return the change in accuracy of `compare`, without the rest of its report."""
     old, new = common_rows(first, second)
-    return intervals.accuracy_change(old.after.top.correct, new.after.top.correct, LEVEL)
+    return ShareOf(lambda rows: rows.top.correct).change(old.after, new.after, LEVEL)
 
 
 def nll_change(first: JudgedRows, second: JudgedRows) -> Interval:
     """Return the change in NLL of `compare`, without the rest of its report."""
     old, new = common_rows(first, second)
     wider = fold_factor(max(old.folds, new.folds))
-    return mean_interval(new.after.nll - old.after.nll, LEVEL).widened(wider)
+    return MeanOf(lambda rows: rows.nll).change(old.after, new.after, LEVEL).widened(wider)
 
 
 def _measured(rows: RowScores, intervals: dict[str, Interval]) -> Measurement:
-    """Return the metrics that follow from row scores; the class-wise ECE does not."""
-    nothing = np.full(1, np.nan)
-    table = ClassTable(np.zeros(1, np.intp), np.zeros(1, np.intp), nothing, nothing)
-    found = measure(Scored(np.empty((rows.nll.size, 0)), rows, table, None), intervals, OPTIONS)
-    kept = {name: one for name, one in found.metrics.items() if name != "classwise_ece"}
-    return replace(found, metrics=kept)
+    return measure(ScoredRows(rows, OPTIONS["bins"]), intervals, OPTIONS)

@@ -5,35 +5,22 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import pkgutil
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
 from calibrators.errors import ParameterError
 from calibrators.losses.base import Loss
+from calibrators.scan import classes_of
 
 
 @cache
 def all_losses() -> dict[str, type[Loss]]:
     """Every loss class by name."""
-    package = __package__ or ""
-    found: dict[str, type[Loss]] = {}
-    for one in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda m: m.name):
-        if one.name == "registry":
-            continue
-        module = importlib.import_module(f"{package}.{one.name}")
-        for member in vars(module).values():
-            if (
-                inspect.isclass(member)
-                and issubclass(member, Loss)
-                and "name" in vars(member)
-                and member.__module__ == module.__name__
-            ):
-                found[member.name] = member
-    return found
+    package = importlib.import_module(__package__ or "")
+    found = classes_of(package, Loss)  # type: ignore[type-abstract]
+    return {one.name: one for one in found if "name" in vars(one)}
 
 
 def make_loss(name: str, **params: Any) -> Loss:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from calibrators.metrics._inputs import Floats, Integers, at_least, checked_confidence
 from calibrators.metrics.bins import bin_index
 
+__all__ = ["NoiseFloor", "noise_floor"]
+
 PARTS = 16
 
 

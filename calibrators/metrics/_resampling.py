@@ -11,13 +11,14 @@ than the width of a cell and their sum is as good as normal.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from calibrators.metrics._inputs import Bools, Floats, Integers, at_least
-from calibrators.metrics.bins import bin_index, debiased_squared, width_edges
+from calibrators.metrics.bins import bin_index, width_edges
 from calibrators.metrics.toplabel import TopLabel
 
 DRAWN_AT_ONCE = 1 << 19
@@ -67,27 +68,55 @@ class Strata:
     root: list[Floats]
 
 
-Drawn = tuple[dict[str, float], dict[str, Floats]]
+class DrawnBins(NamedTuple):
+    """Bins of resampled rows: ``rows`` is (draws,), all others are (draws, bins).
+
+    A gap is the sum of correctness minus confidence; ``effective`` as in ``BinTable``.
+    """
+
+    rows: Floats
+    width_gap: Floats
+    mass_count: Floats
+    mass_correct: Floats
+    mass_gap: Floats
+    mass_effective: Floats
 
 
-def resampled(sides: list[TopLabel], bins: int, draws: int, seed: int) -> list[Drawn]:
-    """Return for each side the binned metrics of all rows, and of `draws` resamples of both."""
+Figures = Mapping[str, Callable[[DrawnBins], Floats]]
+
+
+class Drawn(NamedTuple):
+    """Figures of all rows by name, and of each draw (draws,)."""
+
+    values: dict[str, float]
+    draws: dict[str, Floats]
+
+
+def resampled(
+    sides: list[TopLabel], figures: Figures, bins: int, draws: int, seed: int
+) -> list[Drawn]:
+    """Return for each side the figures of all rows, and of `draws` resamples of both."""
     at_least("bins", bins, 1)
     cells = [split(side, bins) for side in sides]
     strata = _strata(sides, cells)
     random = np.random.default_rng(seed)
-    parts = [_measured(strata, cells, strata.count[None, :].astype(np.float64), None)]
+
+    def measured(count: Floats, random: np.random.Generator | None) -> list[dict[str, Floats]]:
+        found = _drawn_bins(strata, cells, count, random)
+        return [{name: figure(one) for name, figure in figures.items()} for one in found]
+
+    parts = [measured(strata.count[None, :].astype(np.float64), None)]
     at_once = max(1, DRAWN_AT_ONCE // strata.count.size)
     size = sides[0].correct.size
     for start in range(0, draws, at_once):
         rows = min(at_once, draws - start)
         count = random.multinomial(size, strata.count / size, size=rows).astype(np.float64)
-        parts.append(_measured(strata, cells, count, random))
+        parts.append(measured(count, random))
     found: list[Drawn] = []
     for side in range(len(sides)):
-        drawn = {name: np.concatenate([part[side][name] for part in parts]) for name in parts[0][0]}
+        drawn = {name: np.concatenate([part[side][name] for part in parts]) for name in figures}
         values = {name: float(one[0]) for name, one in drawn.items()}
-        found.append((values, {name: one[1:] for name, one in drawn.items()}))
+        found.append(Drawn(values, {name: one[1:] for name, one in drawn.items()}))
     return found
 
 
@@ -164,16 +193,16 @@ def _occurring(code: Integers) -> tuple[Integers, Integers]:
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[code]
 
 
-def _measured(
+def _drawn_bins(
     strata: Strata, cells: list[Cells], count: Floats, random: np.random.Generator | None
-) -> list[dict[str, Floats]]:
-    """Return the metrics of each side for draws of `count` (draws, strata) rows.
+) -> list[DrawnBins]:
+    """Return the bins of each side for draws of `count` (draws, strata) rows.
 
     Without `random` the sums of the confidences are what the strata expect.
     """
     sums = _confidence_sums(strata, count, random)
     return [
-        _metrics(part, count, sums[side], strata.cell[side], strata.correct[side])
+        _side(part, count, sums[side], strata.cell[side], strata.correct[side])
         for side, part in enumerate(cells)
     ]
 
@@ -195,9 +224,9 @@ def _confidence_sums(
     return sums
 
 
-def _metrics(
+def _side(
     cells: Cells, count: Floats, confidence: Floats, cell: Integers, correct: Bools
-) -> dict[str, Floats]:
+) -> DrawnBins:
     order = np.argsort(cell, kind="stable")
     first = np.flatnonzero(np.diff(cell[order], prepend=-1))
     held = cell[order][first]
@@ -213,9 +242,11 @@ def _metrics(
     count, right = by_cell(count), by_cell(right)
     size, squares = cells.mass.sums(count), cells.mass.squared().sums(count)
     effective = np.divide(size**2, squares, out=np.zeros_like(size), where=squares > 0)
-    return {
-        "ece": np.abs(cells.width.sums(gap)).sum(axis=1) / rows,
-        "debiased_squared_error": debiased_squared(
-            size, cells.mass.sums(right), cells.mass.sums(gap), effective
-        ),
-    }
+    return DrawnBins(
+        rows=rows,
+        width_gap=cells.width.sums(gap),
+        mass_count=size,
+        mass_correct=cells.mass.sums(right),
+        mass_gap=cells.mass.sums(gap),
+        mass_effective=effective,
+    )

@@ -18,6 +18,8 @@ from calibrators.metrics._inputs import (
 )
 from calibrators.metrics.bins import BinTable
 
+__all__ = ["equal_mass"]
+
 
 @dataclass(frozen=True, eq=False)
 class Ranked:

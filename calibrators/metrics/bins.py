@@ -19,6 +19,8 @@ from calibrators.metrics._inputs import (
 )
 from calibrators.numerics.parallel import Scratch, map_blocks
 
+__all__ = ["BinTable", "equal_width"]
+
 NEAR_AN_EDGE = 1e-6
 # fine cells of log-odds, for counts of many rows:
 # 2304 cells a unit between confidences of 0.018 and 0.9997, 128 outside. What cells lose is which

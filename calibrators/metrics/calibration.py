@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from calibrators.metrics._inputs import at_least
+from calibrators.metrics.bins import debiased_squared
+from calibrators.metrics.catalogue import Metric
+from calibrators.metrics.estimates import SHARE
+from calibrators.metrics.interval_rules import Resampled
 from calibrators.metrics.toplabel import Scores, as_top_label, width_table
+
+__all__ = ["ada_ece", "debiased_squared_error", "ece", "ece_debiased", "ece_sweep", "mce"]
 
 
 def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
@@ -23,6 +31,18 @@ def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int
     return width_table(probabilities, labels, bins).ece()
 
 
+ECE = Metric(
+    name="ece",
+    title="ECE, equal-width bins",
+    meaning="How far confidence and accuracy lie apart: the mean absolute gap over equally wide "
+    "bins of the confidence, each weighted by its rows.",
+    function=ece,
+    measure=lambda scored: scored.equal_width.ece(),
+    position=10,
+    interval=Resampled(lambda drawn: np.abs(drawn.width_gap).sum(axis=1) / drawn.rows, SHARE),
+)
+
+
 def ada_ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
     """Expected calibration error with equal-mass bins (AdaECE, ECE-EM).
 
@@ -37,6 +57,16 @@ def ada_ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins:
     return as_top_label(probabilities, labels).equal_mass(bins).ece()
 
 
+ADA_ECE = Metric(
+    name="ada_ece",
+    title="ECE, equal-mass bins",
+    meaning="The same gap over bins that hold equally many rows, so that no bin is nearly empty.",
+    function=ada_ece,
+    measure=lambda scored: scored.equal_mass.ece(),
+    position=20,
+)
+
+
 def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
     """Maximum calibration error: the largest `|acc_b - conf_b|` of the equally wide bins.
 
@@ -47,6 +77,17 @@ def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int
     """
     at_least("bins", bins, 1)
     return width_table(probabilities, labels, bins).mce()
+
+
+MCE = Metric(
+    name="mce",
+    title="largest gap of a bin (MCE)",
+    meaning="The largest gap between accuracy and mean confidence of any equally wide bin; a bin "
+    "of few rows can make it large by chance.",
+    function=mce,
+    measure=lambda scored: scored.equal_width.mce(),
+    position=70,
+)
 
 
 def debiased_squared_error(
@@ -66,6 +107,25 @@ def debiased_squared_error(
     return as_top_label(probabilities, labels).equal_mass(bins).debiased_squared()
 
 
+DEBIASED_SQUARED_ERROR = Metric(
+    name="debiased_squared_error",
+    title="debiased squared error",
+    meaning="The mean squared gap of the equal-mass bins, less what chance adds to it: 0 is "
+    "expected of a calibrated model, so it may be negative. The verdict rests on it, and so does a "
+    "gate unless it is asked to limit the ECE.",
+    function=debiased_squared_error,
+    measure=lambda scored: scored.equal_mass.debiased_squared(),
+    position=30,
+    percent=False,
+    digits=5,
+    interval=Resampled(
+        lambda drawn: debiased_squared(
+            drawn.mass_count, drawn.mass_correct, drawn.mass_gap, drawn.mass_effective
+        )
+    ),
+)
+
+
 def ece_debiased(
     probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15
 ) -> float:
@@ -76,7 +136,18 @@ def ece_debiased(
     >>> round(ece_debiased([[0.8, 0.2]] * 4, [0, 0, 1, 1], bins=1), 6)
     0.08165
     """
-    return float(np.sqrt(max(0.0, debiased_squared_error(probabilities, labels, bins=bins))))
+    return math.sqrt(max(0.0, debiased_squared_error(probabilities, labels, bins=bins)))
+
+
+ECE_DEBIASED = Metric(
+    name="ece_debiased",
+    title="its root (debiased RMS)",
+    meaning="The square root of the debiased squared error, on the scale of the ECE; 0 if that is "
+    "negative.",
+    function=ece_debiased,
+    measure=lambda scored: math.sqrt(max(0.0, scored.equal_mass.debiased_squared())),
+    position=40,
+)
 
 
 def ece_sweep(

@@ -10,8 +10,11 @@ import numpy.typing as npt
 from calibrators.metrics._inputs import Checked, Floats, Integers, at_least, checked
 from calibrators.metrics._sorted import Ranked
 from calibrators.metrics.bins import bin_index
+from calibrators.metrics.catalogue import Metric
 from calibrators.metrics.toplabel import of_checked
 from calibrators.numerics.parallel import Scratch, map_blocks
+
+__all__ = ["ClassTable", "class_table", "classwise_ece", "sce"]
 
 
 def classwise_ece(
@@ -31,6 +34,17 @@ def classwise_ece(
         return class_table(probabilities, labels, bins=bins).mean_ece
     at_least("bins", bins, 1)
     return _equal_mass(checked(probabilities, labels), bins)
+
+
+CLASSWISE_ECE = Metric(
+    name="classwise_ece",
+    title="class-wise ECE",
+    meaning="The ECE of each class's own probability as the chance that a row is of that class, in "
+    "equally wide bins over all rows; the mean over the classes.",
+    function=classwise_ece,
+    measure=lambda scored: None if scored.classes is None else scored.classes.mean_ece,
+    position=60,
+)
 
 
 @dataclass(frozen=True, eq=False)

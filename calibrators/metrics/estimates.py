@@ -14,8 +14,11 @@ import numpy as np
 from calibrators.errors import ParameterError
 from calibrators.metrics._inputs import Floats
 
+__all__ = ["Interval", "deviations", "fold_factor", "mean_interval", "wilson"]
+
 Range = tuple[float, float]
 ANY: Range = (-math.inf, math.inf)
+SHARE: Range = (0.0, 1.0)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Intervals of metrics, and of the change between two maps on the same rows.
 
 Means (NLL, Brier score), shares (accuracy) and rank statistics (AUROC, AURC) have intervals in
-closed form, see `estimates` and `ranking`; binned errors are resampled. The bootstrap resamples
+closed form, see `estimates` and `selective`; binned errors are resampled. The bootstrap resamples
 a sample that already carries noise, so its draws carry that noise twice: a statistic that noise
 pushes up, such as every ECE, is pushed up again, and the plain percentile interval can lie entirely
 above the estimate. All draws are therefore shifted so that their mean is the point estimate, which
@@ -17,22 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrators.errors import DataError
-from calibrators.metrics._inputs import Bools, Floats, at_least, checked
-from calibrators.metrics._resampling import resampled
-from calibrators.metrics.estimates import (
-    ANY,
-    Interval,
-    Range,
-    check_level,
-    mean_interval,
-    share_change_interval,
-    share_interval,
-)
+from calibrators.metrics._inputs import Floats, at_least, checked
+from calibrators.metrics._resampling import Drawn, resampled
+from calibrators.metrics.catalogue import all_metrics
+from calibrators.metrics.estimates import ANY, Interval, Range, check_level
+from calibrators.metrics.interval_rules import Resampled, RowRule
 from calibrators.metrics.scores import RowScores
-from calibrators.metrics.selective import Ranking
+from calibrators.metrics.toplabel import TopLabel
 
-SHARE: Range = (0.0, 1.0)
-RANGES: dict[str, Range] = {"ece": SHARE, "debiased_squared_error": ANY}
+__all__ = [
+    "Compared",
+    "bootstrap_interval",
+    "calibration_intervals",
+    "compared_intervals",
+    "paired_intervals",
+]
 
 
 class Compared(NamedTuple):
@@ -77,11 +76,11 @@ def bootstrap_interval(
 def calibration_intervals(
     rows: RowScores, *, bins: int = 15, draws: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """Return the intervals of ece, debiased_squared_error, nll, brier, accuracy and ranking.
+    """Return the intervals of all metrics that have one, by name.
 
     `ece` and `debiased_squared_error` are resampled with the bins of the full sample; `draws` and
-    `seed` are theirs alone. `refinement_auroc` and `aurc` are the ranking; the first is left out
-    where fewer than two rows are right or wrong. Bounds are kept inside the range of a metric.
+    `seed` are theirs alone. `refinement_auroc` is left out where fewer than two rows are right or
+    wrong. Bounds are kept inside the range of a metric.
 
     >>> from calibrators.metrics import row_scores
     >>> rows = row_scores([[0.8, 0.2]] * 100, [0] * 80 + [1] * 20)
@@ -90,8 +89,8 @@ def calibration_intervals(
     True
     """
     _check_options(draws, level)
-    ((values, drawn),) = resampled([rows.top], bins, draws, seed)
-    return _alone(rows, values, drawn, level)
+    (drawn,) = _resampled([rows.top], bins, draws, seed)
+    return _alone(rows, drawn, level)
 
 
 def paired_intervals(
@@ -141,64 +140,40 @@ def compared_intervals(
         raise DataError(
             "bad_input", f"after must have the rows of before: {rows[1]} for {rows[0]} rows"
         )
-    (old, old_drawn), (new, new_drawn) = resampled([before.top, after.top], bins, draws, seed)
-    change = {
-        name: _interval(new[name] - old[name], new_drawn[name] - old_drawn[name], level, ANY)
-        for name in RANGES
-    }
-    change |= {
-        "nll": mean_interval(after.nll - before.nll, level),
-        "brier": mean_interval(after.brier - before.brier, level),
-        "accuracy": accuracy_change(before.top.correct, after.top.correct, level),
-        **_ranking_change(before.ranking, after.ranking, level),
-    }
-    return Compared(
-        _alone(before, old, old_drawn, level),
-        _alone(after, new, new_drawn, level),
-        change,
-    )
+    old, new = _resampled([before.top, after.top], bins, draws, seed)
+    change = {}
+    for name, metric in all_metrics().items():
+        match metric.interval:
+            case RowRule() as rule:
+                change[name] = rule.change(before, after, level)
+            case Resampled():
+                moved = new.draws[name] - old.draws[name]
+                change[name] = _interval(new.values[name] - old.values[name], moved, level, ANY)
+    return Compared(_alone(before, old, level), _alone(after, new, level), _there(change))
 
 
-def _alone(
-    rows: RowScores, values: dict[str, float], drawn: dict[str, Floats], level: float
-) -> dict[str, Interval]:
-    rank = rows.ranking
-    found = {
-        name: _interval(values[name], drawn[name], level, limits) for name, limits in RANGES.items()
+def _resampled(sides: list[TopLabel], bins: int, draws: int, seed: int) -> list[Drawn]:
+    figures = {
+        name: metric.interval.figure
+        for name, metric in all_metrics().items()
+        if isinstance(metric.interval, Resampled)
     }
-    right = int(np.count_nonzero(rows.top.correct))
-    found |= {
-        "nll": mean_interval(rows.nll, level, (0.0, np.inf)),
-        "brier": mean_interval(rows.brier, level, (0.0, 2.0)),
-        "accuracy": share_interval(right, rows.nll.size, level),
-    }
-    if rank.auroc_influence is not None:
-        found["refinement_auroc"] = _around(rank.auroc, rank.auroc_influence, level, SHARE)
-    found["aurc"] = _around(rank.aurc, rank.aurc_influence, level, SHARE)
-    return found
+    return resampled(sides, figures, bins, draws, seed)
 
 
-def _ranking_change(old: Ranking, new: Ranking, level: float) -> dict[str, Interval]:
+def _alone(rows: RowScores, drawn: Drawn, level: float) -> dict[str, Interval]:
     found = {}
-    if old.auroc_influence is not None and new.auroc_influence is not None:
-        added = new.auroc_influence - old.auroc_influence
-        found["refinement_auroc"] = _around(new.auroc - old.auroc, added, level, ANY)
-    added = new.aurc_influence - old.aurc_influence
-    found["aurc"] = _around(new.aurc - old.aurc, added, level, ANY)
-    return found
+    for name, metric in all_metrics().items():
+        match metric.interval:
+            case RowRule() as rule:
+                found[name] = rule.alone(rows, level)
+            case Resampled(limits=limits):
+                found[name] = _interval(drawn.values[name], drawn.draws[name], level, limits)
+    return _there(found)
 
 
-def _around(value: float, influence: Floats, level: float, limits: Range) -> Interval:
-    """Return the interval of a statistic from what each row adds to it."""
-    error = mean_interval(influence, level)
-    low, high = np.clip((value + error.low, value + error.high), *limits)
-    return Interval(value, float(low), float(high), level)
-
-
-def accuracy_change(before: Bools, after: Bools, level: float) -> Interval:
-    """Return the interval of the change in accuracy; each (n,) says which rows are right."""
-    gained, lost = np.count_nonzero(after & ~before), np.count_nonzero(before & ~after)
-    return share_change_interval(int(gained), int(lost), before.size, level)
+def _there(found: dict[str, Interval | None]) -> dict[str, Interval]:
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _check_options(draws: int, level: float) -> None:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from calibrators.metrics.toplabel import Scores, as_top_label
 
+__all__ = ["smce"]
+
 
 def smce(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Smooth calibration error, exactly.

@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy.typing as npt
 
-from calibrators.metrics._inputs import Array, checked
+from calibrators.metrics._inputs import Checked, at_least, checked
+from calibrators.metrics.bins import BinTable
 from calibrators.metrics.classwise import ClassTable, class_table_of
 from calibrators.metrics.scores import RowScores, missed_of, row_scores_of
+
+__all__ = ["Scored", "ScoredRows", "scored"]
 
 MOST_GUESSES = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """Probabilities (n, k), what they say of each row and of each class, and the top-5 error.
+class ScoredRows:
+    """What the metrics of a report share: the scores of rows, and tables of bins.
 
-    `top_5_error` is None where there are at most five classes.
+    `classes` and `top_5_error` need all probabilities: see `Scored`.
     """
 
-    probabilities: Array
     rows: RowScores
-    classes: ClassTable
-    top_5_error: float | None
+    bins: int
+
+    @cached_property
+    def equal_width(self) -> BinTable:
+        """The reliability table of equally wide bins."""
+        return self.rows.top.equal_width(self.bins)
+
+    @cached_property
+    def equal_mass(self) -> BinTable:
+        """The reliability table of equal-mass bins."""
+        return self.rows.top.equal_mass(self.bins)
+
+    @property
+    def classes(self) -> ClassTable | None:
+        """The calibration of each class's own probability."""
+        return None
+
+    @property
+    def top_5_error(self) -> float | None:
+        """The top-5 error; None where there are at most five classes."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Scored(ScoredRows):
+    """The same with the probabilities and labels themselves."""
+
+    data: Checked
+
+    @cached_property
+    def classes(self) -> ClassTable:
+        return class_table_of(self.data, self.bins)
+
+    @cached_property
+    def top_5_error(self) -> float | None:
+        if self.data.classes <= MOST_GUESSES:
+            return None
+        return missed_of(self.data, MOST_GUESSES) / self.data.labels.size
 
 
 def scored(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15) -> Scored:
@@ -33,11 +72,6 @@ def scored(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 1
     >>> found.rows.top.accuracy, found.classes.labelled.tolist(), found.top_5_error
     (0.5, [1, 1], None)
     """
+    at_least("bins", bins, 1)
     data = checked(probabilities, labels)
-    many = data.classes > MOST_GUESSES
-    return Scored(
-        data.probabilities,
-        row_scores_of(data),
-        class_table_of(data, bins),
-        missed_of(data, MOST_GUESSES) / data.labels.size if many else None,
-    )
+    return Scored(row_scores_of(data), bins, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,9 +15,13 @@ from calibrators.metrics._inputs import (
     at_least,
     checked,
 )
+from calibrators.metrics.catalogue import Metric
+from calibrators.metrics.interval_rules import MeanOf, ShareOf
 from calibrators.metrics.selective import Ranking, ranking_of
 from calibrators.metrics.toplabel import Scores, TopLabel, as_top_label, of_checked
 from calibrators.numerics.parallel import Scratch, map_blocks, oriented, row_blocks
+
+__all__ = ["RowScores", "accuracy", "brier", "nll", "row_scores", "top_k_error"]
 
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 
@@ -66,6 +71,20 @@ def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     return float(_nll(checked(probabilities, labels).of_label).mean())
 
 
+NLL = Metric(
+    name="nll",
+    title="NLL",
+    meaning="Negative log-likelihood: the mean of -log(probability of the true label), in nats. "
+    "Calibration and discrimination together.",
+    function=nll,
+    measure=lambda scored: float(scored.rows.nll.mean()),
+    position=80,
+    percent=False,
+    digits=4,
+    interval=MeanOf(lambda rows: rows.nll, (0.0, math.inf)),
+)
+
+
 def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Brier score `(1/n) sum_i sum_c (p_ic - 1[y_i = c])^2`.
 
@@ -79,6 +98,20 @@ def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     return float(_brier(data, data.of_label).mean())
 
 
+BRIER = Metric(
+    name="brier",
+    title="Brier score",
+    meaning="The mean squared distance between the probabilities and the truth, summed over the "
+    "classes: from 0 to 2.",
+    function=brier,
+    measure=lambda scored: float(scored.rows.brier.mean()),
+    position=90,
+    percent=False,
+    digits=4,
+    interval=MeanOf(lambda rows: rows.brier, (0.0, 2.0)),
+)
+
+
 def accuracy(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Share of rows whose prediction, the first of the largest columns, is the label.
 
@@ -86,6 +119,18 @@ def accuracy(probabilities: Scores, labels: npt.ArrayLike | None = None) -> floa
     0.5
     """
     return as_top_label(probabilities, labels).accuracy
+
+
+ACCURACY = Metric(
+    name="accuracy",
+    title="accuracy",
+    meaning="The share of rows whose label has the largest probability.",
+    function=accuracy,
+    measure=lambda scored: scored.rows.top.accuracy,
+    position=100,
+    higher_is_better=True,
+    interval=ShareOf(lambda rows: rows.top.correct),
+)
 
 
 def top_k_error(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, k: int = 5) -> float:
@@ -111,6 +156,16 @@ def missed_of(data: Checked, k: int) -> int:
         ahead = (values > own) | ((values == own) & (column < label))
         missed += int(np.count_nonzero(np.count_nonzero(ahead, axis=1) >= k))
     return missed
+
+
+TOP_5_ERROR = Metric(
+    name="top_5_error",
+    title="top-5 error",
+    meaning="The share of rows whose label is not among the five largest probabilities.",
+    function=top_k_error,
+    measure=lambda scored: scored.top_5_error,
+    position=110,
+)
 
 
 def _nll(own: Floats) -> Floats:

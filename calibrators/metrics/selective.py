@@ -10,8 +10,21 @@ import numpy.typing as npt
 from calibrators.errors import DataError
 from calibrators.metrics._inputs import Array, Bools, Floats, checked, checked_probabilities
 from calibrators.metrics._sorted import Ranked
+from calibrators.metrics.catalogue import Metric
+from calibrators.metrics.interval_rules import InfluenceOf
 from calibrators.metrics.toplabel import Scores, TopLabel, as_top_label
 from calibrators.numerics.parallel import row_blocks
+
+__all__ = [
+    "aurc",
+    "aurc_influence",
+    "auroc_influence",
+    "best_aurc",
+    "classwise_auroc",
+    "e_aurc",
+    "ood_auroc",
+    "refinement_auroc",
+]
 
 
 def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
@@ -24,6 +37,21 @@ def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None)
     1.0
     """
     return _auroc(as_top_label(probabilities, labels).ranked)
+
+
+REFINEMENT_AUROC = Metric(
+    name="refinement_auroc",
+    title="AUROC of right against wrong",
+    meaning="How well confidence tells right predictions from wrong ones: the chance that a right "
+    "one has the higher confidence.",
+    function=refinement_auroc,
+    measure=lambda scored: scored.rows.ranking.auroc,
+    position=120,
+    higher_is_better=True,
+    interval=InfluenceOf(
+        lambda rows: rows.ranking.auroc, lambda rows: rows.ranking.auroc_influence
+    ),
+)
 
 
 def classwise_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -76,6 +104,20 @@ def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     return float(_risk(as_top_label(probabilities, labels).ranked).mean())
 
 
+AURC = Metric(
+    name="aurc",
+    title="AURC (risk-coverage)",
+    meaning="The error rate among the rows kept, averaged over all shares of rows that are kept in "
+    "the order of their confidence.",
+    function=aurc,
+    measure=lambda scored: scored.rows.ranking.aurc,
+    position=130,
+    percent=False,
+    digits=5,
+    interval=InfluenceOf(lambda rows: rows.ranking.aurc, lambda rows: rows.ranking.aurc_influence),
+)
+
+
 def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Excess AURC: `aurc` minus that of the same predictions in the best possible order.
 
@@ -87,6 +129,19 @@ def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """
     top = as_top_label(probabilities, labels)
     return aurc(top) - best_aurc(top.correct)
+
+
+E_AURC = Metric(
+    name="e_aurc",
+    title="excess AURC",
+    meaning="The AURC less that of the best order of these rows, in which all right ones come "
+    "first.",
+    function=e_aurc,
+    measure=lambda scored: scored.rows.ranking.aurc - best_aurc(scored.rows.top.correct),
+    position=140,
+    percent=False,
+    digits=5,
+)
 
 
 def best_aurc(correct: Bools) -> float:

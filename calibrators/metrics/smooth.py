@@ -13,7 +13,10 @@ import numpy.typing as npt
 
 from calibrators.errors import ParameterError
 from calibrators.metrics._inputs import Array, Floats
+from calibrators.metrics.catalogue import Metric
 from calibrators.metrics.toplabel import Scores, as_top_label
+
+__all__ = ["kde_ece", "smece"]
 
 CELLS = 1 << 13
 
@@ -32,6 +35,17 @@ def smece(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     top = as_top_label(probabilities, labels)
     spectrum = _spectrum(_on_cells(top.confidence, top.residual)) / top.confidence.size
     return _falling_root(lambda sigma: float(np.abs(_smoothed(spectrum, sigma)).sum()) - sigma)
+
+
+SMECE = Metric(
+    name="smece",
+    title="smooth ECE",
+    meaning="The gap between confidence and accuracy smoothed by a Gaussian kernel in place of "
+    "bins.",
+    function=smece,
+    measure=lambda scored: smece(scored.rows.top),
+    position=50,
+)
 
 
 def _falling_root(excess: Callable[[float], float]) -> float:

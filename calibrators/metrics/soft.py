@@ -12,6 +12,8 @@ from calibrators.metrics._inputs import Array, Floats, at_least
 from calibrators.metrics.toplabel import Scores, as_top_label
 from calibrators.numerics.parallel import row_blocks
 
+__all__ = ["kernel_bias", "pointwise_charbonnier", "smce_bound", "soft_ece"]
+
 
 def soft_ece(
     probabilities: Scores,

@@ -25,6 +25,8 @@ from calibrators.metrics._sorted import Ranked
 from calibrators.metrics.bins import BinTable, Tally, table_of, tabulate, tally
 from calibrators.numerics.parallel import Scratch
 
+__all__ = ["TopLabel", "top_label"]
+
 
 @dataclass(frozen=True, eq=False)
 class TopLabel:

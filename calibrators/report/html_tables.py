@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from calibrators.report.metric_catalogue import NOISE_FLOOR, Metric
-
 if TYPE_CHECKING:
     from calibrators.metrics import Interval, NoiseFloor
+    from calibrators.metrics.catalogue import Metric
     from calibrators.report.by_class import ClassRow
     from calibrators.report.by_segment import SegmentRow, SegmentSide
     from calibrators.report.by_temperature import TemperatureCell
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
     from calibrators.report.report import Report
 
 WORST = 10
+NOISE_FLOOR = (
+    "The ECE that a perfectly calibrated model with these confidences would measure on as many "
+    "rows: an ECE below its 95 % quantile is no evidence of miscalibration."
+)
 
 
 def metrics(report: Report) -> str:
@@ -55,7 +58,7 @@ def _meant(title: str, meaning: str) -> str:
 
 def _figure(text: str, intervals: Mapping[str, Interval], metric: Metric, *, signed: bool) -> str:
     found = intervals.get(metric.name)
-    bounds = "" if found is None else f"<small>{metric.interval(found, signed=signed)}</small>"
+    bounds = "" if found is None else f"<small>{metric.bounds(found, signed=signed)}</small>"
     return _minus(escape(text) + bounds)
 
 

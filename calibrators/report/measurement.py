@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators import metrics as m
 from calibrators.errors import DataError
 from calibrators.metrics import (
     BinTable,
     Interval,
     NoiseFloor,
-    Scored,
+    ScoredRows,
     TopLabel,
+    noise_floor,
     wilson,
 )
+from calibrators.metrics.catalogue import all_metrics
 from calibrators.numerics.parallel import Scratch, map_blocks, oriented
 from calibrators.numerics.softmax import two_largest
 
@@ -52,9 +53,9 @@ class Bin:
 class Measurement:
     """One set of probabilities against the labels.
 
-    ``metrics`` by the names of the catalogue; ``intervals`` of those that are resampled (ece,
-    debiased_squared_error, nll, brier, accuracy); ``noise_floor``: the ECE that a perfectly
-    calibrated model with these confidences would measure on as many rows.
+    ``metrics`` and, of those that have one, ``intervals`` by the names of the catalogue;
+    ``noise_floor``: the ECE that a perfectly calibrated model with these confidences would measure
+    on as many rows.
     """
 
     metrics: dict[str, float | None]
@@ -89,37 +90,20 @@ class MarginThird:
     before: MarginSide | None
 
 
-def measure(scored: Scored, intervals: dict[str, Interval], options: dict[str, Any]) -> Measurement:
+def measure(
+    scored: ScoredRows, intervals: dict[str, Interval], options: dict[str, Any]
+) -> Measurement:
     """Return all metrics of one set of probabilities.
 
-    ``options`` are bins, draws, level and seed.
+    ``options`` are draws, level and seed, and bins as in ``scored``.
     """
-    rows, bins, ranking = scored.rows, options["bins"], scored.rows.ranking
-    width, mass = rows.top.equal_width(bins), rows.top.equal_mass(bins)
-    squared = mass.debiased_squared()
-    found = {
-        "ece": width.ece(),
-        "ada_ece": mass.ece(),
-        "ece_debiased": math.sqrt(max(0.0, squared)),
-        "debiased_squared_error": squared,
-        "smece": m.smece(rows.top),
-        "classwise_ece": scored.classes.mean_ece,
-        "mce": width.mce(),
-        "nll": float(rows.nll.mean()),
-        "brier": float(rows.brier.mean()),
-        "accuracy": rows.top.accuracy,
-        "refinement_auroc": ranking.auroc,
-        "aurc": ranking.aurc,
-        "e_aurc": ranking.aurc - m.best_aurc(rows.top.correct),
-    }
-    if scored.top_5_error is not None:
-        found["top_5_error"] = scored.top_5_error
+    found = {name: metric.measure(scored) for name, metric in all_metrics().items()}
     return Measurement(
-        metrics={name: finite(value) for name, value in found.items()},
+        metrics={name: finite(value) for name, value in found.items() if value is not None},
         intervals=intervals,
-        noise_floor=_floor(rows.top, options),
-        equal_width=reliability_bins(width, options["level"]),
-        equal_mass=reliability_bins(mass, options["level"]),
+        noise_floor=_floor(scored.rows.top, options),
+        equal_width=reliability_bins(scored.equal_width, options["level"]),
+        equal_mass=reliability_bins(scored.equal_mass, options["level"]),
     )
 
 
@@ -207,6 +191,6 @@ def finite(value: float) -> float | None:
 
 
 def _floor(top: TopLabel, options: dict[str, Any]) -> NoiseFloor:
-    return m.noise_floor(
+    return noise_floor(
         top.confidence, bins=options["bins"], draws=FLOOR_DRAWS, seed=options["seed"]
     )

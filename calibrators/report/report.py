@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from calibrators.metrics import (
     fold_factor,
     scored,
 )
+from calibrators.metrics.catalogue import Metric, all_metrics
 from calibrators.report import html_page, notebook, text
 from calibrators.report.band import BandCell
 from calibrators.report.by_class import ClassRow, by_class
@@ -34,14 +36,11 @@ from calibrators.report.measurement import (
     margins_of,
     measure,
 )
-from calibrators.report.metric_catalogue import METRICS, Metric
 from calibrators.report.verdict import LEAST_ROWS, Gate, Verdict, decide, gate, lost, rooted
 from calibrators.segments import Segments
 
 FORMAT = 2
 LEAST_DRAWS = 100
-# changes of out-of-fold probabilities whose rows alone show too little variance
-BY_ROW = frozenset({"nll", "brier", "refinement_auroc", "aurc"})
 
 
 class MetricRow(NamedTuple):
@@ -142,7 +141,7 @@ class Report(Measurement):
 
     def rows(self) -> list[MetricRow]:
         """The table of metrics as text: percent where a metric is a share, else as it is."""
-        return [self._row(metric) for metric in METRICS if metric.name in self.metrics]
+        return [self._row(one) for one in all_metrics().values() if one.name in self.metrics]
 
     def summary(self) -> str:
         """The report as a plain-text table for terminals."""
@@ -163,7 +162,7 @@ class Report(Measurement):
             raise ExportError(
                 "pandas_missing", "to_frame needs pandas: pip install pandas"
             ) from error
-        names = [metric.name for metric in METRICS if metric.name in self.metrics]
+        names = [name for name in all_metrics() if name in self.metrics]
         index = pd.Index(names, name="metric")
         after = pd.Series(self.metrics, index, dtype=float)
         before = pd.Series({} if self.before is None else self.before.metrics, index, dtype=float)
@@ -234,8 +233,21 @@ class Report(Measurement):
             metric.text(before),
             metric.text(after),
             metric.text(change, signed=True),
-            "" if interval is None else metric.interval(interval, signed=self.before is not None),
+            "" if interval is None else metric.bounds(interval, signed=self.before is not None),
         )
+
+
+def widened(change: Mapping[str, Interval], folds: int) -> dict[str, Interval]:
+    """Return changes of out-of-fold probabilities, wider where rows alone show too little variance.
+
+    ``folds`` is the number of fits that the probabilities are of; 1 changes nothing.
+    """
+    factor = fold_factor(folds)
+    rules = {name: all_metrics()[name].interval for name in change}
+    return {
+        name: one.widened(factor) if (rule := rules[name]) and rule.widens_with_folds else one
+        for name, one in change.items()
+    }
 
 
 def evaluate(
@@ -274,7 +286,7 @@ def evaluate(
     truth = np.asarray(labels)
     new = scored(probabilities, truth, bins=bins)
     old = None if before is None else scored(before, truth, bins=bins)
-    shape, first = new.probabilities.shape, (old or new).probabilities
+    shape, first = new.data.probabilities.shape, (old or new).data.probabilities
     if first.shape != shape:
         raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")
     named = None if segments is None else Segments.of(segments, rows=shape[0])
@@ -283,9 +295,7 @@ def evaluate(
         found = Compared({}, calibration_intervals(new.rows, **options), {})
     else:
         found = compared_intervals(old.rows, new.rows, **options)
-    change, verdict = dict(found.change), None
-    if change:
-        change |= {name: change[name].widened(fold_factor(folds)) for name in BY_ROW & set(change)}
+    change, verdict = widened(found.change, folds), None
     if change and draws >= LEAST_DRAWS:
         verdict = decide(shape[0], change)
     tops = new.rows.top, None if old is None else old.rows.top

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from calibrators.metrics.catalogue import all_metrics
 from calibrators.report.by_class import MOST_CLASSES
 from calibrators.report.by_segment import MOST_REPORTED
 from calibrators.report.by_temperature import CELLS, SHOWN
 from calibrators.report.measurement import FLOOR_DRAWS
-from calibrators.report.metric_catalogue import BY_NAME
 from calibrators.report.verdict import (
     CALIBRATION,
     LEAST_RANKING_LOSS,
@@ -164,7 +164,7 @@ def _warnings(report: Report) -> list[str]:
 
 
 def _change(name: str, found: Interval) -> str:
-    metric = BY_NAME[name]
+    metric = all_metrics()[name]
     return f"{metric.title} {metric.change(found)}"
 
 

@@ -17,7 +17,7 @@ from calibrd.cli.context import MAP_ENDING, CommandContext, Verb, add_rows_flags
 from calibrd.cli.fit_output import answer_all, answer_one, choice
 from calibrd.cli.output import AfterVersion, CommandError
 from calibrd.client import Client
-from calibrd.io.dataset_files import SetFile
+from calibrd.io.dataset_files import ENDINGS, SetFile
 from calibrd.io.parquet_files import errors_of
 from calibrd.io.row_blocks import check_folder, written_whole
 from calibrd.maps.local_fit import fit_local
@@ -36,8 +36,7 @@ def add_to(verb: Verb) -> None:
     fitting.add_argument(
         "data",
         metavar="DATA",
-        help=".npz with logits (or probabilities), labels and perhaps segments, one a row; "
-        ".parquet",
+        help=f"{ENDINGS} with logits (or probabilities), labels and perhaps segments, one a row",
     )
     fitting.add_argument("--name", help="of the calibrator on the service")
     fitting.add_argument(

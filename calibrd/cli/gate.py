@@ -22,6 +22,7 @@ from calibrd.cli.context import (
     note_segments,
 )
 from calibrd.cli.output import CommandError
+from calibrd.io.dataset_files import ENDINGS
 
 EXIT_CODES = {Gate.PASS: 0, Gate.FAIL: 1, Gate.INSUFFICIENT_DATA: 2}
 MARKS = {Gate.PASS: "✅", Gate.FAIL: "❌", Gate.INSUFFICIENT_DATA: "⚠️"}
@@ -73,7 +74,7 @@ def add_to(verb: Verb) -> None:
     gating.add_argument(
         "data",
         metavar="DATA",
-        help="labelled rows the map was not fitted on: .npz, .parquet or .arrow",
+        help=f"labelled rows the map was not fitted on: {ENDINGS}",
     )
     add_map_flags(gating)
     gating.add_argument(

@@ -64,12 +64,10 @@ def read_set(
     with a point, missing values, identifiers) is left out, and a warning says so.
     """
     source = Path(path)
-    match source.suffix.lower():
-        case ".npz":
-            return _from_npz(source, kind, labels_column, segments_column)
-        case ending if ending in (*parquet_files.PARQUET, *parquet_files.ARROW):
-            return _from_table(source, kind or "logits", columns, labels_column, segments_column)
-    raise DataError("unknown_format", f"{source} must end in .npz, .parquet or .arrow")
+    for endings, read in READERS:
+        if source.suffix.lower() in endings:
+            return read(source, kind, columns, labels_column, segments_column)
+    raise DataError("unknown_format", f"{source} must end in {ENDINGS}")
 
 
 def read_map(path: str | Path) -> CalibrationMap:
@@ -88,7 +86,9 @@ def segments_among(path: Path, names: Sequence[str], wanted: str | None) -> str 
     return found
 
 
-def _from_npz(path: Path, kind: Kind | None, labels: str, wanted: str | None) -> SetFile:
+def _from_npz(
+    path: Path, kind: Kind | None, columns: Sequence[str] | None, labels: str, wanted: str | None
+) -> SetFile:
     with npy_files.opened_npz(path) as held:
         names = [name.removesuffix(".npy") for name in held.namelist()]
         told = npy_files.members_of(held)
@@ -126,8 +126,9 @@ def _segments_in(path: Path, stored: Any, name: str) -> Array:
 
 
 def _from_table(
-    path: Path, kind: Kind, columns: Sequence[str] | None, labels: str, wanted: str | None
+    path: Path, given: Kind | None, columns: Sequence[str] | None, labels: str, wanted: str | None
 ) -> SetFile:
+    kind = given or "logits"
     values, truth, named, seen = [], [], [], 0
     with parquet_files.open_table(path) as table:
         chosen, (answer,) = table.chosen(columns or [kind]), table.chosen([labels])
@@ -173,3 +174,12 @@ def _with_segments(
 
 def _usual(names: Sequence[str]) -> str | None:
     return next((one for one in SEGMENTS if one in names), None)
+
+
+Reader = Callable[[Path, Kind | None, Sequence[str] | None, str, str | None], SetFile]
+READERS: tuple[tuple[tuple[str, ...], Reader], ...] = (
+    ((".npz",), _from_npz),
+    (parquet_files.PARQUET, _from_table),
+    (parquet_files.ARROW, _from_table),
+)
+ENDINGS = " or ".join(", ".join(endings[0] for endings, _ in READERS).rsplit(", ", 1))

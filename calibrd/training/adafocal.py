@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from calibrators.losses import AdaFocalLoss
+    from calibrators.losses.adafocal import AdaFocalLoss
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "calibrd.training.AdaFocal needs torch: pip install 'calibrd[train]'", name=error.name

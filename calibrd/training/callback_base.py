@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from calibrators.errors import DataError
-from calibrators.losses import AdaFocalLoss, Loss, make_loss
+from calibrators.losses import Loss, make_loss
+from calibrators.losses.adafocal import AdaFocalLoss
 from calibrd.training.adafocal import AdaFocal
 from calibrd.training.monitor import Monitor
 from calibrd.training.observer import BUDGET_SECONDS, IGNORED

@@ -69,7 +69,7 @@ async def create_dataset(
 ) -> DatasetOut:
     """The body is streamed to disk, checked once and kept under its SHA-256.
 
-    Arrays `logits` (or `probabilities`) and `labels` in npz, safetensors, JSON or CSV; `segments`,
+    Arrays `logits` (or `probabilities`) and `labels` in any format but npy; `segments`,
     if there are any, name the segment of each row (safetensors: as whole numbers). Bytes that are
     there already are not kept twice: the answer is 200 with the dataset there is.
     """

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from service.datasets.formats import Format
+from service.datasets.formats import Format, all_codecs
 from service.datasets.part_uploads import MOST_PARTS, SignedPart
 from service.http.openapi import BINARY, DATASET_ID
 from service.http.schemas import AFTER, SHA256, Body, KindName, RequestBody, When, when
@@ -129,18 +129,20 @@ ARRAYS: dict[str, Any] = {
     },
 }
 ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
-CSV = "logit_0,logit_1,logit_2,label\n2.1,0.3,-1.0,0\n0.2,1.7,0.4,1\n"
+# JSON has a schema of its own
+ARRAY_BODIES = {
+    one.media_types[0]: BINARY
+    if one.example is None
+    else {"schema": {"type": "string"}, "example": one.example}
+    for one in all_codecs().values()
+    if one.is_named and one.format is not Format.JSON
+}
 
 
 def array_bodies(schema: dict[str, Any], **examples: Any) -> dict[str, Any]:
     """Return the content of a body with arrays, of this schema if it is JSON."""
     shown = {name.replace("_", " "): {"value": one} for name, one in examples.items()}
-    return {
-        "application/json": {"schema": schema, "examples": shown},
-        Format.NPZ.media_type: BINARY,
-        Format.SAFETENSORS.media_type: BINARY,
-        Format.CSV.media_type: {"schema": {"type": "string"}, "example": CSV},
-    }
+    return {Format.JSON.media_type: {"schema": schema, "examples": shown}, **ARRAY_BODIES}
 
 
 DATASET_BODY = {

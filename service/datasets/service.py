@@ -133,8 +133,8 @@ class Datasets:
         format = formats.format_of(content_type, arrived.head())
         if not arrived.bytes:
             raise Malformed("empty_body", "the body is empty: send logits and labels")
-        if format is Format.NPY:
-            raise Invalid("no_labels", "npy holds one array: send npz with logits and labels")
+        if not format.codec.is_named:
+            raise Invalid("no_labels", f"{format} holds one array: send npz with logits and labels")
         found = formats.inspect(arrived.path, format, kind, self._limits)
         return {
             "kind": found.kind,

@@ -89,7 +89,7 @@ async def create_fit(
     """On a dataset that was uploaded before, or on logits and labels sent in this very call.
 
     JSON: `{"dataset": "ds_...", "method": "smart"}`, or with `logits` and `labels` in place of
-    `dataset`. npz, safetensors or CSV: the arrays in the body, everything else in the query
+    `dataset`. Any other format: the arrays in the body, everything else in the query
     (`?method=smart&seed=1`; `params` and `tags` as JSON). `Prefer: wait=10` answers when the fit is
     finished, 201, or after so many seconds, 202.
     """

@@ -75,7 +75,7 @@ FIT_BODY: dict[str, Any] = {
             "description": f"{FitIn.model_fields[name].description or 'as in JSON'}"
             f"{', written as JSON' * (name in DOCUMENTS)}"
             f"{'; several times for several' * (name == 'method')}; "
-            "only if the body is npz, safetensors or CSV",
+            "only if the body is not JSON",
         }
         for name in ("method", *NUMBERS, *DOCUMENTS, *TEXTS)
     ],

@@ -270,7 +270,7 @@ def _reading_bytes(dataset: Dataset) -> int:
         found += 8 * rows * classes
     if dataset.segments is not None:
         found += 2 * 8 * rows
-    if dataset.format in (Format.JSON, Format.CSV):
+    if dataset.format is not None and Format(dataset.format).codec.is_text:
         found += TEXT_COPIES * (dataset.bytes or 0)
     return found
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
 from calibrators.errors import DataError, ParameterError
-from calibrators.losses import AdaFocalLoss
+from calibrators.losses.adafocal import AdaFocalLoss
 
 SIGNED = [-2.0, -0.2, 0.0, 0.2, 1.0, 3.5, 20.0]
 

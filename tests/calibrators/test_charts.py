@@ -18,10 +18,10 @@ from calibrators.errors import DataError, ExportError, ParameterError
 from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.identity import IdentityMap
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
+from calibrators.metrics.catalogue import all_metrics
 from calibrators.numerics.parallel import Floats
 from calibrators.numerics.softmax import softmax
 from calibrators.report import html_page
-from calibrators.report.metric_catalogue import METRICS
 from calibrators.report.report import Report, evaluate
 
 RNG = np.random.default_rng(0)
@@ -251,8 +251,6 @@ def test_the_page_is_well_formed_self_contained_and_escaped(report: Report) -> N
     assert html.count("<svg") == 5
     assert "prefers-color-scheme: dark" in html
     assert all(words in checker.text for words in report.conventions.values())
-    assert all(
-        metric.meaning in checker.text for metric in METRICS if metric.name in report.metrics
-    )
+    assert all(all_metrics()[name].meaning in checker.text for name in report.metrics)
     for row in report.by_class:
         assert f"{100 * row.after.ece:.3f} %" in checker.text

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.loss_batches import CLASSES, ROWS, batch, every_loss, every_variant, fresh, made
 
-from calibrators.adafocal import Settings
 from calibrators.errors import DataError, ParameterError
-from calibrators.fitting.parameters import field_hints
 from calibrators.losses import all_losses
 
-GUIDE = Path(__file__).parent.parent.parent / "docs" / "training.md"
 # the parameter at which a loss is cross-entropy
 IS_CROSS_ENTROPY = {
     "cross_entropy": {},
@@ -46,15 +42,6 @@ def test_all_of_them_are_found() -> None:
         "brier",
         "flsd_53",
     }
-
-
-@every_loss
-def test_the_guide_lists_it_with_its_parameters(name: str) -> None:
-    rows = [line for line in GUIDE.read_text().splitlines() if line.startswith("| `")]
-    row = next(row for row in rows if f"`{name}`" in row.split("|")[1])
-    common = {"reduction", "ignore_index", *field_hints(Settings)}
-    for parameter in all_losses()[name].hyper_parameters().keys() - common:
-        assert f"`{parameter}`" in row.split("|")[3]
 
 
 @every_loss

@@ -8,7 +8,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor, distributed
 
-from calibrators.losses import SECALoss
+from calibrators.losses.seca import SECALoss
 
 CLASSES, ROWS = 4, 12
 

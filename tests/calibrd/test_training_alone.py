@@ -17,7 +17,7 @@ from helpers.training_passes import passes
 
 from calibrators import DataError
 from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
-from calibrators.losses import AdaFocalLoss
+from calibrators.losses.adafocal import AdaFocalLoss
 from calibrd.training import AdaFocal, Monitor
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import calibrd
 from calibrators import DataError
-from calibrators.losses import AdaFocalLoss
+from calibrators.losses.adafocal import AdaFocalLoss
 from calibrd.training import huggingface
 
 ROWS, CLASSES = 64, 3

@@ -18,7 +18,7 @@ from schemathesis import APIOperation, Case, GenerationMode, checks
 from helpers.accepted_calls import REAL, Real
 from helpers.route_table import Call
 from helpers.workspace_contents import ALIAS, CALIBRATOR, Things, make_one_of_each
-from service.datasets.formats import Format
+from service.datasets.formats import Format, all_codecs
 
 WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "250"))  # at least a round of all operations
 SEED = int(os.environ.get("CALIBRD_TEST_SEED", "0"))
@@ -37,9 +37,10 @@ CHECKS = [
 # there is no worker here, and it says so
 MAY_BE_503 = "GET /readyz"
 
-for binary in (Format.NPY, Format.NPZ, Format.SAFETENSORS):
-    schemathesis.serializer.alias(binary.media_type, "application/octet-stream")
-schemathesis.serializer.alias(Format.CSV.media_type, "text/plain")
+for one in all_codecs().values():
+    if one.format is not Format.JSON:
+        kind = "text/plain" if one.is_text else "application/octet-stream"
+        schemathesis.serializer.alias(one.media_types[0], kind)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from service.datasets.formats import (
     read_arrays,
 )
 
+ANSWERED = [one for one in Format if one.codec.encode is not None]
 LIMIT = 1 << 20
 LIMITS = Limits(bytes=1 << 26, json_bytes=LIMIT, classes=1000)
 LOGITS = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)

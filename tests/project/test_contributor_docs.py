@@ -24,6 +24,7 @@ from helpers.registration import temperature_registration
 from sqlalchemy import func, select
 
 from calibrators.methods.temperature import TemperatureMap
+from calibrators.metrics.catalogue import all_metrics
 from calibrd.api.references import Reference
 from calibrd.maps.cache import LoadedMap
 from calibrd.maps.local_map import LocalMap
@@ -241,6 +242,7 @@ def test_an_upload_with_a_fit_passes_through_the_files_listed(tmp_path: Path) ->
 def test_a_fit_in_a_worker_passes_through_the_files_listed(tmp_path: Path) -> None:
     """From the entry of the queue on; files that were entered before are listed there."""
     listed = JOURNEYS["Upload and fit"].files
+    all_metrics()  # the folder is scanned once in a process
     url = "/v1/calibrators/fashion/fits?method=temperature"
     with traced() as trace, in_process(tmp_path, refresh_seconds=60) as client:
         fit = client.post(url, content=npz(*sample(rows=300, classes=4)), headers=NPZ).json()["id"]

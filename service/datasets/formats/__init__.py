@@ -1,4 +1,4 @@
-"""Arrays as bytes and back: npy, npz, safetensors, JSON and CSV, each read with suspicion.
+"""Arrays as bytes and back, a file for each format, each read with suspicion.
 
 ``read_arrays`` and ``encode`` are for bodies in memory, ``inspect`` and ``load`` for datasets on
 disk. Bytes that cannot be read are Malformed, what breaks a rule is Invalid (or a DataError of
@@ -6,32 +6,32 @@ calibrators), more than a limit is TooLarge; nothing else is raised, whatever th
 """
 
 from service.datasets.formats.bodies import (
-    ANSWERED,
-    MEDIA_TYPES,
     Arrays,
+    Codec,
     Format,
-    arrays_of_document,
+    all_codecs,
     encode,
     format_of,
+    media_types,
     read_arrays,
-    unpacked_size,
 )
 from service.datasets.formats.dataset_files import Facts, Limits, inspect, load
 from service.datasets.formats.dataset_sample import sample
+from service.datasets.formats.json_text import arrays_of_document
 
 __all__ = [
-    "ANSWERED",
-    "MEDIA_TYPES",
     "Arrays",
+    "Codec",
     "Facts",
     "Format",
     "Limits",
+    "all_codecs",
     "arrays_of_document",
     "encode",
     "format_of",
     "inspect",
     "load",
+    "media_types",
     "read_arrays",
     "sample",
-    "unpacked_size",
 ]

@@ -1,28 +1,56 @@
-"""Arrays in a body, and arrays as a body."""
+"""Arrays in a body and arrays as a body: the formats, and what all of them share.
+
+A format is a member of ``Format`` and a file in this folder with its ``Codec``.
+"""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, get_args
+from functools import cache
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, get_args
 
-import numpy as np
-
+from calibrators import DataError
 from calibrators.data import Kind
+from calibrators.scan import instances_of
 from calibrators.segments import Segments
-from service.concurrency.thread_pools import parsing_turn
-from service.datasets.formats import csv_text, json_text, npy, npz, safetensors, segment_names
-from service.datasets.formats.npy import Array, Bytes, Readable, check_dimensions
+from service.datasets.formats import segment_names
 from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, Malformed, NotAcceptable, TooLarge, Unsupported
-from service.http import json_answer, json_body
+
+if TYPE_CHECKING:
+    from service.datasets.formats.npy import Array, Bytes, Column
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS = "labels"
 VALUES = "values"
 NAMES = (*KINDS, VALUES, LABELS, SEGMENTS)
-SEGMENT_COPIES = 2
+UNTOLD = (None, "", "application/octet-stream")
+
+
+class Format(StrEnum):
+    """How arrays travel; the value is also the ending of files."""
+
+    NPY = "npy"
+    NPZ = "npz"
+    SAFETENSORS = "safetensors"
+    JSON = "json"
+    CSV = "csv"
+
+    # an enum's own hash runs in Python, several times for every predict call
+    __hash__ = str.__hash__
+
+    @property
+    def codec(self) -> Codec:
+        """How bodies in this format are read and written."""
+        return all_codecs()[self]
+
+    @property
+    def media_type(self) -> str:
+        """The media type of bodies in this format."""
+        return self.codec.media_types[0]
 
 
 class Arrays(NamedTuple):
@@ -39,6 +67,74 @@ class Arrays(NamedTuple):
     segments: Array | Segments | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Codec:
+    """How a format is read and written. Whatever the bytes, only errors with a code are raised.
+
+    ``media_types`` begin with the format's own. ``holds`` says in a sentence what it is for.
+    ``decode`` reads a body of at most ``limit`` bytes, as sent and unpacked. ``columns`` reads a
+    file of a given size by rows, in constant memory; without it files are decoded whole. ``encode``
+    writes an answer; without it the format is read for datasets only. ``begins`` recognises the
+    first bytes. ``unpacked_size`` tells the memory that a body takes once it is unpacked.
+    ``parsed_size`` counts the bytes that cost as much time as those of JSON.
+
+    ``is_text`` limits bodies to ``max_json_bytes``; ``example`` is such a text. ``is_named`` is
+    False where there is one array without a name, so no labels. ``is_file`` offers the format in
+    the dashboard.
+    """
+
+    format: Format
+    media_types: tuple[str, ...]
+    holds: str
+    decode: Callable[[Bytes, int], Arrays]
+    columns: Callable[[BinaryIO, int, int], dict[str, Column]] | None = None
+    encode: Callable[[dict[str, Array]], bytes] | None = None
+    begins: Callable[[bytes], bool] | None = None
+    unpacked_size: Callable[[Bytes, int], int] | None = None
+    parsed_size: Callable[[Bytes], int] = len
+    is_text: bool = False
+    is_named: bool = True
+    is_file: bool = True
+    example: str | None = None
+
+
+@cache
+def all_codecs() -> dict[Format, Codec]:
+    """Return the codec of each format, found by scanning this folder."""
+    package = importlib.import_module(__package__ or "")
+    found = {one.format: one for one in instances_of(package, Codec)}
+    return {format: found[format] for format in Format}
+
+
+@cache
+def media_types() -> dict[str, Format]:
+    """Return the format of each media type that is read."""
+    return {name: one.format for one in all_codecs().values() for name in one.media_types}
+
+
+def format_of(content_type: str | None, head: bytes) -> Format:
+    """The format that a content type names, or that the first bytes show if it names none.
+
+    >>> format_of("application/json; charset=utf-8", b"").value
+    'json'
+    >>> format_of(None, bytes([0x93]) + b"NUMPY").value
+    'npy'
+    """
+    known = media_types()
+    found = known.get(content_type or "")
+    if found is not None:
+        return found
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    found = _sniffed(head) if media_type in UNTOLD else known.get(media_type)
+    if found is None:
+        raise Unsupported(
+            "unsupported_media_type",
+            f"{_said(media_type)}; send one of {', '.join(one.media_type for one in Format)}",
+            read=sorted(known),
+        )
+    return found
+
+
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
     """The arrays of a body of at most ``limit`` bytes, as sent and unpacked.
 
@@ -49,52 +145,19 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
     check_size(len(body), limit)
     if not len(body):
         raise Malformed("empty_body", "the body is empty: send the logits or probabilities")
-    match format:
-        case Format.NPY:
-            return Arrays(_checked(VALUES, npy.decode(body)))
-        case Format.NPZ:
-            return _named(_npz(body, limit))
-        case Format.SAFETENSORS:
-            return _named(safetensors.decode(body))
-        case Format.JSON:
-            with parsing_turn(len(body)):
-                return _document(json_body.parse(body))
-        case Format.CSV:
-            return Arrays(*csv_text.decode(body))
-
-
-def arrays_of_document(document: dict[str, Any]) -> Arrays:
-    """The arrays among the fields of a JSON document; other fields are left alone."""
-    declared = declared_kind(document)
-    labels, segments = document.get(LABELS), document.get(SEGMENTS)
-    return Arrays(
-        json_text.numbers(declared or VALUES, document[declared or VALUES]),
-        None if labels is None else json_text.numbers(LABELS, labels),
-        declared,
-        None if segments is None else segment_names.from_list(segments),
-    )
+    return format.codec.decode(body, limit)
 
 
 def encode(format: Format, arrays: dict[str, Array]) -> bytes:
     """Arrays as a body; npy holds exactly one, whose name is dropped."""
-    match format:
-        case Format.NPY:
-            if len(arrays) != 1:
-                raise NotAcceptable(
-                    "one_array_only", "npy holds one array: ask for npz, safetensors or JSON"
-                )
-            return npy.encode(next(iter(arrays.values())))
-        case Format.NPZ:
-            file = io.BytesIO()
-            np.savez(file, allow_pickle=False, **arrays)
-            return file.getvalue()
-        case Format.SAFETENSORS:
-            return safetensors.encode(arrays)
-        case Format.JSON:
-            lists = {name: json_answer.blocks(one) for name, one in arrays.items()}
-            return json_answer.write({}, **lists)
-        case Format.CSV:
-            raise NotAcceptable("not_acceptable", "CSV is read for datasets, and never answered")
+    codec = format.codec
+    if codec.encode is None:
+        raise NotAcceptable("not_acceptable", f"{format} is read for datasets, and never answered")
+    if len(arrays) != 1 and not codec.is_named:
+        raise NotAcceptable(
+            "one_array_only", f"{format} holds one array: ask for npz, safetensors or JSON"
+        )
+    return codec.encode(arrays)
 
 
 def check_size(size: int, limit: int) -> None:
@@ -116,6 +179,16 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
+def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse what has neither one nor two dimensions, as calibrators does."""
+    if len(shape) in (1, 2):
+        return
+    if name == LABELS:
+        rule = f"(n,), got {shape}; for one-hot rows pass argmax(axis=1)"
+        raise DataError("bad_label_shape", f"labels must have shape {rule}")
+    raise DataError("bad_shape", f"{name} must have shape (n, k), (n, 1) or (n,), got {shape}")
+
+
 def declared_kind(names: Iterable[str]) -> Kind | None:
     """Which of logits and probabilities is there, None for values; exactly one must be."""
     given = set(names)
@@ -129,118 +202,19 @@ def declared_kind(names: Iterable[str]) -> Kind | None:
     return next((kind for kind in KINDS if kind in given), None)
 
 
-def npz_members(file: Readable, size: int, limit: int) -> dict[str, npz.ZipMember]:
-    """The members of an npz file by array name; together at most ``limit`` bytes unpacked."""
-    found = npz.members(file, size)
-    check_names(one.name.removesuffix(".npy") for one in found if one.name.endswith(".npy"))
-    odd = next((one.name for one in found if not one.name.endswith(".npy")), None)
-    if odd is not None:
-        raise Invalid("unknown_array", f"the zip member {odd[:40]!r} is not an npy file")
-    check_size(sum(one.unpacked for one in found), limit)
-    return {one.name.removesuffix(".npy"): one for one in found}
-
-
-def unpacked_size(body: Bytes, limit: int) -> int:
-    """Return how much memory the arrays of an npz body take, by its directory alone."""
-    found = npz_members(io.BytesIO(body), len(body), limit)
-    segments = found[SEGMENTS].unpacked if SEGMENTS in found else 0
-    # each row gets the number and the scale of its segment, even if its name has one byte
-    return sum(one.unpacked for one in found.values()) + SEGMENT_COPIES * segments
-
-
-def _npz(body: Bytes, limit: int) -> dict[str, Array]:
-    file = io.BytesIO(body)
-    found = npz_members(file, len(body), limit)
-    return {
-        name: npy.decode(npz.Unpacked(file, one).read(one.unpacked), is_text=name == SEGMENTS)
-        for name, one in found.items()
-    }
-
-
-def _document(document: Any) -> Arrays:
-    if isinstance(document, list):
-        return Arrays(json_text.numbers(VALUES, document))
-    if not isinstance(document, dict):
-        raise Invalid("not_an_array", "the body must be a list of numbers or an object of arrays")
-    check_names(document)
-    return arrays_of_document(document)
-
-
-def _named(arrays: dict[str, Array]) -> Arrays:
+def named_arrays(arrays: dict[str, Array]) -> Arrays:
+    """Return the arrays of a body that names them; raise if one is unknown or missing."""
     check_names(arrays)
     declared = declared_kind(arrays)
     segments = arrays.pop(SEGMENTS, None)
     for name, array in arrays.items():
-        _checked(name, array)
+        check_dimensions(name, array.shape)
     return Arrays(
         arrays[declared or VALUES],
         arrays.get(LABELS),
         declared,
         None if segments is None else segment_names.checked(segments),
     )
-
-
-def _checked(name: str, array: Array) -> Array:
-    check_dimensions(name, array.shape)
-    return array
-
-
-class Format(StrEnum):
-    """How arrays travel."""
-
-    NPY = "npy"
-    NPZ = "npz"
-    SAFETENSORS = "safetensors"
-    JSON = "json"
-    CSV = "csv"
-
-    # an enum's own hash runs in Python, several times for every predict call
-    __hash__ = str.__hash__
-
-    @property
-    def media_type(self) -> str:
-        """The media type of bodies in this format."""
-        return _TYPES[self]
-
-
-_TYPES = {
-    Format.NPY: "application/x-npy",
-    Format.NPZ: "application/x-npz",
-    Format.SAFETENSORS: "application/x-safetensors",
-    Format.JSON: "application/json",
-    Format.CSV: "text/csv",
-}
-MEDIA_TYPES = {
-    **{media_type: one for one, media_type in _TYPES.items()},
-    "application/numpy": Format.NPY,
-    "application/x-numpy": Format.NPY,
-    "application/zip": Format.NPZ,
-    "application/vnd.safetensors": Format.SAFETENSORS,
-}
-ANSWERED = (Format.NPY, Format.NPZ, Format.SAFETENSORS, Format.JSON)
-UNTOLD = (None, "", "application/octet-stream")
-
-
-def format_of(content_type: str | None, head: bytes) -> Format:
-    """The format that a content type names, or that the first bytes show if it names none.
-
-    >>> format_of("application/json; charset=utf-8", b"").value
-    'json'
-    >>> format_of(None, bytes([0x93]) + b"NUMPY").value
-    'npy'
-    """
-    found = MEDIA_TYPES.get(content_type or "")
-    if found is not None:
-        return found
-    media_type = (content_type or "").partition(";")[0].strip().lower()
-    found = _sniffed(head) if media_type in UNTOLD else MEDIA_TYPES.get(media_type)
-    if found is None:
-        raise Unsupported(
-            "unsupported_media_type",
-            f"{_said(media_type)}; send one of {', '.join(_TYPES.values())}",
-            read=sorted(MEDIA_TYPES),
-        )
-    return found
 
 
 def _said(media_type: str) -> str:
@@ -250,12 +224,5 @@ def _said(media_type: str) -> str:
 
 
 def _sniffed(head: bytes) -> Format | None:
-    if head.startswith(b"\x93NUMPY"):
-        return Format.NPY
-    if head.startswith(b"PK\x03\x04"):
-        return Format.NPZ
-    if head[8:9] == b"{" and head[5:8] == b"\0\0\0":
-        return Format.SAFETENSORS
-    if head.lstrip()[:1] in (b"{", b"["):
-        return Format.JSON
-    return None
+    codecs = all_codecs().values()
+    return next((one.format for one in codecs if one.begins and one.begins(head)), None)

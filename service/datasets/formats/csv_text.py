@@ -22,8 +22,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from calibrators.data import Kind
-from calibrators.segments import SegmentCoder, Segments
-from service.datasets.formats.npy import Array, Bytes
+from calibrators.segments import SegmentCoder
+from service.datasets.formats.bodies import Arrays, Codec, Format
+from service.datasets.formats.npy import Bytes
 from service.errors import Invalid, Malformed, TooLarge
 
 LABELS = ("label", "labels")
@@ -38,15 +39,6 @@ _LARGEST = (1 << 63) - 1
 Number = TypeVar("Number", int, float)
 
 
-class CsvTable(NamedTuple):
-    """Values (n, k), labels and segments (n,), as in ``bodies.Arrays``."""
-
-    values: Array
-    labels: Array
-    declared: Kind | None
-    segments: Segments | None
-
-
 class CsvHeader(NamedTuple):
     """The names of all columns; the places of labels, segments (if any) and classes in order."""
 
@@ -57,7 +49,7 @@ class CsvHeader(NamedTuple):
     declared: Kind | None
 
 
-def decode(body: Bytes) -> CsvTable:
+def decode(body: Bytes) -> Arrays:
     """The arrays of a CSV file: UTF-8, with commas, quotes where they are wanted.
 
     >>> decode(b"logit_1,label,logit_0\\n2.5,1,-1\\n").values.tolist()
@@ -75,7 +67,7 @@ def decode(body: Bytes) -> CsvTable:
         labels.append(_cell(line, header.names[header.labels], row[header.labels], _label))
         if header.segments is not None:
             coder.add_names((row[header.segments].strip(),))
-    return CsvTable(
+    return Arrays(
         np.frombuffer(values).reshape(len(labels), len(header.classes)),
         np.frombuffer(labels, np.int64),
         header.declared,
@@ -222,3 +214,13 @@ def _cell(line: int, name: str, text: str, made: Callable[[str], Number]) -> Num
 def _label(text: str) -> int:
     """A label; those beyond 63 bits are out of any range."""
     return max(-_LARGEST, min(int(text), _LARGEST))
+
+
+CODEC = Codec(
+    format=Format.CSV,
+    media_types=("text/csv",),
+    holds="small datasets, up to `max_json_bytes`; not for predict",
+    decode=lambda body, limit: decode(body),
+    is_text=True,
+    example="logit_0,logit_1,logit_2,label\n2.1,0.3,-1.0,0\n0.2,1.7,0.4,1\n",
+)

@@ -6,7 +6,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -14,19 +14,20 @@ from calibrators import CalibrationSet, DataError
 from calibrators.data import Kind, as_logits, check_probabilities, two_columns
 from calibrators.rounding import GridFinder
 from calibrators.segments import Segments
-from service.datasets.formats import npy, npz, safetensors, segment_names
+from service.datasets.formats import segment_names
 from service.datasets.formats.bodies import (
     LABELS,
     VALUES,
     Arrays,
     Format,
+    all_codecs,
+    check_dimensions,
     check_names,
     check_size,
     declared_kind,
-    npz_members,
     read_arrays,
 )
-from service.datasets.formats.npy import Array, Layout, check_dimensions, check_length, read_at
+from service.datasets.formats.npy import Array, Column, Held, Layout, Named, read_at
 from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, TooLarge
 
@@ -46,7 +47,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is taken: bytes as sent and unpacked, bytes of JSON and CSV, classes."""
+    """How much is taken: bytes as sent and unpacked, bytes of text, classes."""
 
     bytes: int
     json_bytes: int
@@ -54,8 +55,7 @@ class Limits:
 
     def of(self, format: Format) -> int:
         """The most bytes of a body in this format."""
-        is_text = format in (Format.JSON, Format.CSV)
-        return min(self.bytes, self.json_bytes) if is_text else self.bytes
+        return min(self.bytes, self.json_bytes) if format.codec.is_text else self.bytes
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,6 @@ class Facts:
     classes: int
     kind: Kind
     segments: int | None = None
-
-
-class Column(Protocol):
-    """One array of a file."""
-
-    @property
-    def layout(self) -> Layout: ...
-
-    def rows(self, start: int, stop: int) -> Array:
-        """Some rows; blocks must be asked for in order."""
-
-    def mapped(self, path: Path) -> Array:
-        """The whole array of the file at ``path``, mapped into memory where that is possible."""
 
 
 class Found(NamedTuple):
@@ -104,7 +91,7 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
         rows, named = values.layout.shape[0], None
         rounding = 0.0 if kind == "logits" else _rounding(path, format, kind, limits)
         with TemporaryFile(dir=path.parent) as spool:
-            turned = by_rows(values, spool), by_rows(labels, spool)
+            turned = values.in_rows(spool), labels.in_rows(spool)
             _check_rows(*turned, kind, classes, rounding)
         if segments is not None:  # last, as CalibrationSet does
             segment_names.check_layout(segments.layout, rows)
@@ -128,9 +115,8 @@ def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet
 def found_columns(found: dict[str, Column], kind: Kind | None) -> Found:
     """Return the columns of a dataset among the arrays of a file; raise if one is missing."""
     if LABELS not in found:
-        raise Invalid(
-            "no_labels", "a dataset needs labels: send npz, safetensors, JSON or CSV with both"
-        )
+        formats = ", ".join(one.format for one in all_codecs().values() if one.is_named)
+        raise Invalid("no_labels", f"a dataset needs labels: send one of {formats} with both")
     check_names(found)
     declared = declared_kind(found)
     known = declared or kind
@@ -147,43 +133,19 @@ def found_columns(found: dict[str, Column], kind: Kind | None) -> Found:
 def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
     """The arrays of a file by name; an npy file has one without a name, called ``values``."""
     size = file.seek(0, io.SEEK_END)
-    match format:
-        case Format.NPY:
-            start = npy.header_length(read_at(file, 0, min(size, npy.PREFIX)))
-            layout = npy.parse_header(read_at(file, 0, min(size, start)))
-            check_length(start + layout.nbytes, size)
-            return {VALUES: npy.Plain(file, start, layout)}
-        case Format.NPZ:
-            found = npz_members(file, size, limit)
-            return {
-                name: npz.Zipped(file, member, is_text=name == SEGMENTS)
-                for name, member in found.items()
-            }
-        case Format.SAFETENSORS:
-            start = safetensors.header_length(read_at(file, 0, min(size, safetensors.PREFIX)))
-            header = safetensors.parse_header(read_at(file, 0, min(size, start)))
-            check_length(header.file_length, size)
-            return {
-                name: npy.Plain(file, one.start, one.layout) for name, one in header.tensors.items()
-            }
-        case Format.JSON | Format.CSV:
-            return _held(read_arrays(format, read_at(file, 0, size), limit=limit))
-
-
-def by_rows(column: Column, spool: BinaryIO) -> Column:
-    """A column whose rows can be read in order, whatever the order it is stored in."""
-    by_column = column.layout.fortran and len(column.layout.shape) == 2
-    return column.by_column(spool) if by_column and isinstance(column, npz.Zipped) else column
+    if format.codec.columns is not None:
+        return format.codec.columns(file, size, limit)
+    return _held(read_arrays(format, read_at(file, 0, size), limit=limit))
 
 
 def _held(arrays: Arrays) -> dict[str, Column]:
-    found: dict[str, Column] = {arrays.declared or VALUES: npy.Held(arrays.values)}
+    found: dict[str, Column] = {arrays.declared or VALUES: Held(arrays.values)}
     if arrays.labels is not None:
-        found[LABELS] = npy.Held(arrays.labels)
+        found[LABELS] = Held(arrays.labels)
     if isinstance(arrays.segments, Segments):
-        found[SEGMENTS] = segment_names.Named(arrays.segments)
+        found[SEGMENTS] = Named(arrays.segments)
     elif arrays.segments is not None:
-        found[SEGMENTS] = npy.Held(arrays.segments, is_text=True)
+        found[SEGMENTS] = Held(arrays.segments, is_text=True)
     return found
 
 
@@ -257,9 +219,8 @@ def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
     """
     finder = GridFinder()
     with path.open("rb") as file, TemporaryFile(dir=path.parent) as spool:
-        values = by_rows(
-            found_columns(columns(file, format, limits.of(format)), kind).values, spool
-        )
+        found = found_columns(columns(file, format, limits.of(format)), kind)
+        values = found.values.in_rows(spool)
         total = values.layout.shape[0]
         step = rows_at_once(values.layout)
         for start in range(0, total, step):

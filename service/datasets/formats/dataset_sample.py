@@ -17,14 +17,12 @@ from calibrators.data import Kind, as_logits
 from service.datasets.formats import segment_names
 from service.datasets.formats.bodies import Format
 from service.datasets.formats.dataset_files import (
-    Column,
-    by_rows,
     columns,
     found_columns,
     load,
     rows_at_once,
 )
-from service.datasets.formats.npy import Array, Layout
+from service.datasets.formats.npy import Array, Column, Layout
 
 Rows = NDArray[np.intp]
 
@@ -56,7 +54,7 @@ def sample(path: Path, format: Format, kind: Kind, most_rows: int, most_values: 
             (rows, classes),
             kind,
             truth.seen(_column_blocks(labels)),
-            map(row_maxima, logits.seen(map(as_logits, _column_blocks(by_rows(values, spool))))),
+            map(row_maxima, logits.seen(map(as_logits, _column_blocks(values.in_rows(spool))))),
         )
         named = None
         if segments is not None:

@@ -7,12 +7,37 @@ from typing import Any
 
 import numpy as np
 
-from service.datasets.formats.npy import Array
+from service.concurrency.thread_pools import parsing_turn
+from service.datasets.formats import segment_names
+from service.datasets.formats.bodies import (
+    LABELS,
+    VALUES,
+    Arrays,
+    Codec,
+    Format,
+    check_names,
+    declared_kind,
+)
+from service.datasets.formats.npy import Array, Bytes
+from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid
+from service.http import json_answer, json_body
 
 _LARGEST = (1 << 63) - 1
 # looked at and converted in about a millisecond, so that no call holds the interpreter for long
 _BLOCK = 1 << 14
+
+
+def arrays_of_document(document: dict[str, Any]) -> Arrays:
+    """The arrays among the fields of a JSON document; other fields are left alone."""
+    declared = declared_kind(document)
+    labels, segments = document.get(LABELS), document.get(SEGMENTS)
+    return Arrays(
+        numbers(declared or VALUES, document[declared or VALUES]),
+        None if labels is None else numbers(LABELS, labels),
+        declared,
+        None if segments is None else segment_names.from_list(segments),
+    )
 
 
 def numbers(name: str, value: Any) -> Array:
@@ -80,3 +105,32 @@ def _types(flat: list[Any]) -> set[type]:
 def _called(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+def _decode(body: Bytes, limit: int) -> Arrays:
+    with parsing_turn(len(body)):
+        document = json_body.parse(body)
+        if isinstance(document, list):
+            return Arrays(numbers(VALUES, document))
+        if not isinstance(document, dict):
+            raise Invalid(
+                "not_an_array", "the body must be a list of numbers or an object of arrays"
+            )
+        check_names(document)
+        return arrays_of_document(document)
+
+
+def _encode(arrays: dict[str, Array]) -> bytes:
+    return json_answer.write({}, **{name: json_answer.blocks(one) for name, one in arrays.items()})
+
+
+CODEC = Codec(
+    format=Format.JSON,
+    media_types=("application/json",),
+    holds="the same as npz, as nested lists; NaN and Infinity are refused",
+    decode=_decode,
+    encode=_encode,
+    begins=lambda head: head.lstrip()[:1] in (b"{", b"["),
+    is_text=True,
+    is_file=False,
+)

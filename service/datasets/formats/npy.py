@@ -1,36 +1,39 @@
 """The npy format, versions 1 to 3: a magic, a header that is a Python literal, the numbers.
 
-C and Fortran order and both byte orders are read. The header is parsed as a literal, as numpy does,
-after its length and its brackets were counted: parsing takes time linear in at most 4 kB. Object
-arrays are refused before anything could be unpickled.
+C and Fortran order and both byte orders are read. numpy parses the header, after its length and
+its brackets were counted: it takes time linear in at most 4 kB. Object arrays are refused before
+anything could be unpickled. Arrays of all formats are described and read as those of npy files.
 """
 
 from __future__ import annotations
 
-import ast
+import io
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from tokenize import TokenError
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
+from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from calibrators import DataError
-from calibrators.segments import LONGEST_NAME
+from calibrators.segments import LONGEST_NAME, Segments
+from service.datasets.formats.bodies import VALUES, Arrays, Codec, Format, check_dimensions
 from service.errors import Invalid, Malformed
 
-MAGIC = b"\x93NUMPY"
+Array = NDArray[Any]
+Bytes = bytes | memoryview
+
 PREFIX = 12
 LONGEST_HEADER = 4096
-ALIGNMENT = 64
 
 # a header of plain numbers has two pairs of brackets and few commas, a structured type some more
 MOST_BRACKETS, MOST_COMMAS = 64, 200
-
-_DESCRIPTION = re.compile(r"[<>|=]?[biufcSUVOMm?]\d*")
+# what numpy raises for headers that it cannot read, and its warning of those by Python 2
+UNREADABLE = (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError)
 
 
 def decode(body: Bytes, *, is_text: bool = False) -> Array:
@@ -45,7 +48,7 @@ def decode(body: Bytes, *, is_text: bool = False) -> Array:
 @lru_cache(maxsize=64)
 def header_length(prefix: bytes) -> int:
     """How many bytes come before the numbers, by the first 12 of the file."""
-    if prefix[:6] != MAGIC[: len(prefix)]:
+    if prefix[:6] != npy_format.MAGIC_PREFIX[: len(prefix)]:
         raise Malformed("not_npy", "these bytes do not start as an npy file does")
     if len(prefix) < PREFIX:
         raise Malformed(
@@ -70,15 +73,21 @@ def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
     """What a whole header, from the magic to the newline, says."""
     if len(header) < header_length(header[:PREFIX]):
         raise Malformed("truncated_body", f"the npy header ends after {len(header)} bytes")
-    fields = _literal(header[10 if header[6] == 1 else 12 :].decode("latin-1").strip())
-    if set(fields) != {"descr", "fortran_order", "shape"}:
-        raise _bad_header()
-    description, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
-    if isinstance(description, list):
+    bad = Malformed("bad_header", "the npy header does not give descr, fortran_order and shape")
+    brackets = sum(map(header.count, (b"(", b"[", b"{")))
+    if brackets > MOST_BRACKETS or header.count(b",") > MOST_COMMAS:
+        raise bad
+    versions = (npy_format.read_array_header_1_0, npy_format.read_array_header_2_0)
+    read = versions[header[6] > 1]  # version 3 differs from 2 in names of fields alone
+    try:
+        shape, fortran, dtype = read(io.BytesIO(header[8:]), max_header_size=LONGEST_HEADER)
+    except (*UNREADABLE, TokenError, Warning) as error:
+        raise bad from error
+    if any(type(one) is not int or one < 0 for one in shape) or dtype.kind in "mM":
+        raise bad
+    if dtype.names is not None:
         raise Invalid("bad_type", "structured arrays are not read: send one array of numbers")
-    if not isinstance(description, str) or not isinstance(fortran, bool) or not _is_shape(shape):
-        raise _bad_header()
-    return Layout(_dtype(description), shape, fortran=fortran, is_text=is_text)
+    return Layout(dtype, shape, fortran=fortran, is_text=is_text)
 
 
 def encode(array: Array) -> bytes:
@@ -90,60 +99,16 @@ def encode(array: Array) -> bytes:
 @lru_cache(maxsize=256)
 def written_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """The header of an array in C order, padded so that the numbers are aligned."""
-    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    padding = -(len(text) + 11) % ALIGNMENT
-    length = len(text) + padding + 1
-    return (
-        MAGIC + b"\x01\x00" + length.to_bytes(2, "little") + (text + " " * padding).encode() + b"\n"
-    )
+    file = io.BytesIO()
+    described = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    npy_format.write_array_header_1_0(file, described)
+    return file.getvalue()
 
-
-def _bad_header() -> Malformed:
-    return Malformed("bad_header", "the npy header does not give descr, fortran_order and shape")
-
-
-def _dtype(description: str) -> np.dtype[np.generic]:
-    if not _DESCRIPTION.fullmatch(description):
-        raise Malformed("bad_header", f"the npy header has an unknown type {description[:40]!r}")
-    try:
-        return np.dtype(description)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Malformed(
-            "bad_header", f"the npy header has an unknown type {description[:40]!r}"
-        ) from error
-
-
-def _literal(text: str) -> dict[Any, Any]:
-    """Return the dictionary that a header holds; its length was limited before."""
-    if sum(map(text.count, "([{")) > MOST_BRACKETS or text.count(",") > MOST_COMMAS:
-        raise _bad_header()
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise _bad_header() from error
-    if not isinstance(found, dict):
-        raise _bad_header()
-    return found
-
-
-def _is_shape(value: Any) -> TypeGuard[tuple[int, ...]]:
-    return isinstance(value, tuple) and all(type(one) is int and one >= 0 for one in value)
-
-
-Array = NDArray[Any]
-Bytes = bytes | memoryview
 
 DTYPES = frozenset(np.dtype(code) for code in "efdbBhHiIlLqQ?")
 CHARACTER_BYTES = 4
 LONGEST = 1 << 48
 MOST_DIMENSIONS = 32
-
-
-class Readable(Protocol):
-    """A binary file: on disk, or bytes in memory."""
-
-    def seek(self, offset: int, /) -> int: ...
-    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -213,17 +178,7 @@ def widened_bfloat16(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
-    """Refuse what has neither one nor two dimensions, as calibrators does."""
-    if len(shape) in (1, 2):
-        return
-    if name == "labels":
-        rule = f"(n,), got {shape}; for one-hot rows pass argmax(axis=1)"
-        raise DataError("bad_label_shape", f"labels must have shape {rule}")
-    raise DataError("bad_shape", f"{name} must have shape (n, k), (n, 1) or (n,), got {shape}")
-
-
-def read_at(file: Readable, offset: int, size: int) -> bytes:
+def read_at(file: BinaryIO, offset: int, size: int) -> bytes:
     """Exactly ``size`` bytes from ``offset``."""
     file.seek(offset)
     data = file.read(size)
@@ -245,10 +200,26 @@ def check_length(expected: int, got: int) -> None:
         raise Malformed("trailing_bytes", f"{got - expected} bytes follow the end of the data")
 
 
+class Column(Protocol):
+    """One array of a file."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Some rows; blocks must be asked for in order."""
+
+    def mapped(self, path: Path) -> Array:
+        """The whole array of the file at ``path``, mapped into memory where that is possible."""
+
+    def in_rows(self, spool: BinaryIO) -> Column:
+        """A column whose rows can be read in order, whatever the order it is stored in."""
+
+
 class Plain:
     """Numbers that lie in a file as they are, from ``start`` on."""
 
-    def __init__(self, file: Readable, start: int, layout: Layout) -> None:
+    def __init__(self, file: BinaryIO, start: int, layout: Layout) -> None:
         self.layout = layout
         self._file = file
         self._start = start
@@ -277,6 +248,9 @@ class Plain:
         )
         return widened_bfloat16(raw) if layout.bfloat16 else raw
 
+    def in_rows(self, spool: BinaryIO) -> Column:
+        return self
+
 
 class Held:
     """Numbers that are in memory already."""
@@ -291,6 +265,27 @@ class Held:
     def mapped(self, path: Path) -> Array:
         return self._array
 
+    def in_rows(self, spool: BinaryIO) -> Column:
+        return self
+
+
+class Named:
+    """Segments that are in memory already, read as names."""
+
+    def __init__(self, segments: Segments) -> None:
+        self.layout = Layout(np.dtype("U1"), segments.codes.shape, is_text=True)
+        self._names: Array = np.array(segments.names, dtype=object)
+        self._codes = segments.codes
+
+    def rows(self, start: int, stop: int) -> Array:
+        return np.asarray(self._names[self._codes[start:stop]])
+
+    def mapped(self, path: Path) -> Array:
+        return self.rows(0, len(self._codes))
+
+    def in_rows(self, spool: BinaryIO) -> Column:
+        return self
+
 
 def rows_of(layout: Layout, data: bytes, count: int) -> Array:
     """Some rows of an array from the bytes that they take, in C order."""
@@ -298,3 +293,30 @@ def rows_of(layout: Layout, data: bytes, count: int) -> Array:
     if layout.bfloat16:
         raw = widened_bfloat16(raw)
     return raw.reshape(count, *layout.shape[1:])
+
+
+def _decode(body: Bytes, limit: int) -> Arrays:
+    array = decode(body)
+    check_dimensions(VALUES, array.shape)
+    return Arrays(array)
+
+
+def _columns(file: BinaryIO, size: int, limit: int) -> dict[str, Column]:
+    start = header_length(read_at(file, 0, min(size, PREFIX)))
+    layout = parse_header(read_at(file, 0, min(size, start)))
+    check_length(start + layout.nbytes, size)
+    return {VALUES: Plain(file, start, layout)}
+
+
+CODEC = Codec(
+    format=Format.NPY,
+    media_types=("application/x-npy", "application/numpy", "application/x-numpy"),
+    holds="one array, for predict without labels",
+    decode=_decode,
+    columns=_columns,
+    encode=lambda arrays: encode(next(iter(arrays.values()))),
+    begins=lambda head: head.startswith(npy_format.MAGIC_PREFIX),
+    parsed_size=lambda body: 0,
+    is_named=False,
+    is_file=False,
+)

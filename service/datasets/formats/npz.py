@@ -1,19 +1,19 @@
-"""The part of the zip format that npz files use, read with suspicion.
+"""The npz format: a zip file of npy files, read by ``zipfile`` after a check of its directory.
 
-    local header, data        once per member: stored, or deflated
-    central directory         what the members are called, where they lie, how long they are
-    (zip64 end and locator)   if something is beyond 4 GB
-    end record                22 bytes, no comment: the last bytes of the file
-
-Lengths are checked against each other before anything is unpacked, and against what really comes
-out while it is. zipfile reads a directory of any size into memory first, so it cannot be used.
+``zipfile`` reads a directory of any size into memory, does not see members that overlap, and counts
+on no end record. So these are checked first, with the sizes that members claim, before anything is
+unpacked. What really comes out is checked by ``zipfile`` (CRC) and ``Unpacked`` (length).
 """
 
 from __future__ import annotations
 
 import io
 import struct
+import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,151 +22,109 @@ from typing import BinaryIO
 import numpy as np
 
 from service.datasets.formats import npy
-from service.datasets.formats.npy import Array, Plain, Readable, check_length, read_at, rows_of
-from service.errors import Malformed
+from service.datasets.formats.bodies import (
+    Arrays,
+    Codec,
+    Format,
+    check_names,
+    check_size,
+    named_arrays,
+)
+from service.datasets.formats.npy import (
+    Array,
+    Bytes,
+    Column,
+    Plain,
+    check_length,
+    read_at,
+    rows_of,
+)
+from service.datasets.formats.segment_names import SEGMENTS
+from service.errors import Invalid, Malformed
 
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
 LOCATOR64 = struct.Struct("<4sLQL")
-CENTRAL = struct.Struct("<4s6H3L5H2L")
-LOCAL = struct.Struct("<4s5H3L2H")
-STORED, DEFLATED = 0, 8
+CENTRAL_BYTES, LOCAL_BYTES = 46, 30
 ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 MOST_MEMBERS = 16
 LONGEST_DIRECTORY = 1 << 14
 HIGHEST_RATIO = 1040
 FULL_16, FULL_32 = 0xFFFF, 0xFFFFFFFF
 PIECE, LARGE_PIECE = 1 << 16, 1 << 20
+SEGMENT_COPIES = 2
 
 
 @dataclass(frozen=True)
 class ZipMember:
-    """A file in a zip: its header lies at ``header``, its ``packed`` bytes at ``start``."""
+    """A file in a zip, whose bytes lie from ``start`` on."""
 
-    name: str
-    deflated: bool
-    header: int
+    archive: zipfile.ZipFile
+    info: zipfile.ZipInfo
     start: int
-    packed: int
-    unpacked: int
-    crc: int
+
+    @property
+    def is_packed(self) -> bool:
+        return self.info.compress_type != zipfile.ZIP_STORED
+
+    @property
+    def unpacked(self) -> int:
+        return self.info.file_size
 
 
-def members(file: Readable, size: int) -> list[ZipMember]:
-    """The members of a zip file of ``size`` bytes, in the order of their data."""
+def members(file: BinaryIO, size: int, limit: int) -> dict[str, ZipMember]:
+    """The members of an npz file of ``size`` bytes by array name; together at most ``limit``."""
     count, offset, length = _directory(file, size)
     if count > MOST_MEMBERS or length > LONGEST_DIRECTORY:
         raise Malformed("too_many_members", f"at most {MOST_MEMBERS} members are read, got {count}")
-    directory, found = read_at(file, offset, length), []
-    for _ in range(count):
-        member, used = _member(file, directory, offset)
-        found.append(member)
-        directory = directory[used:]
-    if directory:
-        raise _damaged("its directory is longer than its members")
-    found.sort(key=lambda one: one.header)
+    with _errors("its directory cannot be read"):
+        _check_entries(read_at(file, offset, length), count)
+        archive = zipfile.ZipFile(file)
+    infos = sorted(archive.infolist(), key=lambda one: one.header_offset)
+    found = [ZipMember(archive, one, _data_start(file, one, offset)) for one in infos]
     for first, second in pairwise(found):
-        if first.start + first.packed > second.header:
+        if first.start + first.info.compress_size > second.info.header_offset:
             raise _damaged("its members overlap")
-    if len({one.name for one in found}) != len(found):
+    names = [one.orig_filename for one in infos]
+    if len(set(names)) != len(names):
         raise Malformed("duplicate_names", "two members of the zip file have the same name")
-    return found
+    check_names(name.removesuffix(".npy") for name in names if name.endswith(".npy"))
+    odd = next((name for name in names if not name.endswith(".npy")), None)
+    if odd is not None:
+        raise Invalid("unknown_array", f"the zip member {odd[:40]!r} is not an npy file")
+    check_size(sum(one.unpacked for one in found), limit)
+    return {name.removesuffix(".npy"): one for name, one in zip(names, found, strict=True)}
 
 
 class Unpacked:
-    """The bytes of a member in order; its length and CRC are checked when the last is read."""
+    """The bytes of a member in order; length and CRC are checked when the last is read."""
 
-    def __init__(self, file: Readable, member: ZipMember) -> None:
-        packed = Packed(file, member)
-        self._bytes = Inflated(packed) if member.deflated else packed
+    def __init__(self, member: ZipMember) -> None:
+        info = copy(member.info)
+        info.file_size += 1  # else what a member gives beyond its length would not be seen
         self._left = member.unpacked
-        self._crc, self._expected_crc = 0, member.crc
+        with _errors("a member has no header, or another name there"):
+            self._file = member.archive.open(info)
 
     def read(self, size: int) -> bytes:
         """The next ``size`` bytes; Malformed if there are not as many."""
-        if size > self._left:
-            raise Malformed(
-                "truncated_body", "a member of the zip file is shorter than its header says"
-            )
-        data = self._bytes.read(size)
-        self._left -= size
-        self._crc = zlib.crc32(data, self._crc)
-        if not self._left:
-            self._bytes.check_end()
-            if self._crc != self._expected_crc:
-                raise _damaged("the CRC of a member is wrong")
+        with _errors("a member cannot be unpacked, or its CRC is wrong"):
+            pieces = range(0, size, PIECE)  # one by one, which is faster than all at once
+            data = b"".join(self._file.read(min(PIECE, size - start)) for start in pieces)
+            self._left -= len(data)
+            is_longer = not self._left and self._file.read(1)
+        if len(data) != size or is_longer:
+            raise _damaged("a member is shorter or longer than declared")
         return data
-
-
-class Packed:
-    """The bytes of a member as they lie in the file."""
-
-    def __init__(self, file: Readable, member: ZipMember) -> None:
-        self._file = file
-        self._place = member.start
-        self._end = member.start + member.packed
-
-    def read(self, size: int) -> bytes:
-        """The next ``size`` bytes, or as many as there are."""
-        data = read_at(self._file, self._place, min(size, self._end - self._place))
-        self._place += len(data)
-        return data
-
-    def check_end(self) -> None:
-        """Refuse bytes that are left over."""
-        if self._place != self._end:
-            raise _damaged("bytes follow the end of a member")
-
-
-class Inflated:
-    """The bytes that deflated ones stand for."""
-
-    def __init__(self, packed: Packed) -> None:
-        self._packed = packed
-        self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-
-    def read(self, size: int) -> bytes:
-        """The next ``size`` bytes; Malformed if there are not as many."""
-        parts, missing = [], size
-        while missing:
-            part = self._some(missing)
-            if not part:
-                raise _damaged("a member ends before its declared length")
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
-
-    def check_end(self) -> None:
-        """Refuse bytes that are left over, packed or not."""
-        if self._some(1) or not self._inflate.eof:
-            raise _damaged("a member is longer than declared")
-        if self._inflate.unused_data:
-            raise _damaged("bytes follow the end of a member")
-        self._packed.check_end()
-
-    def _some(self, most: int) -> bytes:
-        """1 to ``most`` bytes, or none at the end."""
-        part, waiting = b"", self._inflate.unconsumed_tail
-        while not part and not self._inflate.eof:
-            waiting = waiting or self._packed.read(PIECE)
-            ended = not waiting
-            try:
-                part = self._inflate.decompress(waiting, most)
-            except zlib.error as error:
-                raise _damaged("a member cannot be unpacked") from error
-            waiting = self._inflate.unconsumed_tail
-            if ended:
-                break
-        return part
 
 
 class Zipped:
     """Numbers in a member of a zip file; unpacked as they are read, and never kept."""
 
-    def __init__(self, file: Readable, member: ZipMember, *, is_text: bool = False) -> None:
+    def __init__(self, file: BinaryIO, member: ZipMember, *, is_text: bool = False) -> None:
         self._file = file
         self._member = member
-        self._stream = Unpacked(file, member)
+        self._stream = Unpacked(member)
         prefix = self._stream.read(min(npy.PREFIX, member.unpacked))
         self._header = npy.header_length(prefix)
         missing = min(self._header, member.unpacked) - len(prefix)
@@ -178,124 +136,141 @@ class Zipped:
         return rows_of(self.layout, self._stream.read((stop - start) * wide), stop - start)
 
     def mapped(self, path: Path) -> Array:
-        if not self._member.deflated:
-            return self.plain().mapped(path)
+        if not self._member.is_packed:
+            return self._plain().mapped(path)
         array = np.empty(self.layout.nbytes, np.uint8)
         for start in range(0, len(array), LARGE_PIECE):
             stop = min(start + LARGE_PIECE, len(array))
             array[start:stop] = np.frombuffer(self._stream.read(stop - start), np.uint8)
         return self.layout.array(array.data)
 
-    def plain(self) -> Plain:
-        """A stored member as plain numbers in the file."""
-        return Plain(self._file, self._member.start + self._header, self.layout)
-
-    def by_column(self, spool: BinaryIO) -> Plain:
-        """The same column with its rows at hand; what is packed is unpacked into ``spool``."""
+    def in_rows(self, spool: BinaryIO) -> Column:
+        """The same column; if it is stored by columns, unpacked into ``spool``."""
+        if not (self.layout.fortran and len(self.layout.shape) == 2):
+            return self
         start, left = spool.seek(0, io.SEEK_END), self.layout.nbytes
         while left:
             piece = self._stream.read(min(LARGE_PIECE, left))
             left -= len(piece)
-            if self._member.deflated:
+            if self._member.is_packed:
                 spool.write(piece)
-        return Plain(spool, start, self.layout) if self._member.deflated else self.plain()
+        return Plain(spool, start, self.layout) if self._member.is_packed else self._plain()
+
+    def _plain(self) -> Plain:
+        """A stored member as plain numbers in the file."""
+        return Plain(self._file, self._member.start + self._header, self.layout)
 
 
-def _directory(file: Readable, size: int) -> tuple[int, int, int]:
-    """How many members there are, and where their directory lies."""
+def _decode(body: Bytes, limit: int) -> Arrays:
+    found = members(io.BytesIO(body), len(body), limit)
+    return named_arrays(
+        {
+            name: npy.decode(Unpacked(one).read(one.unpacked), is_text=name == SEGMENTS)
+            for name, one in found.items()
+        }
+    )
+
+
+def _columns(file: BinaryIO, size: int, limit: int) -> dict[str, Column]:
+    found = members(file, size, limit)
+    return {name: Zipped(file, one, is_text=name == SEGMENTS) for name, one in found.items()}
+
+
+def _encode(arrays: dict[str, Array]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def _unpacked_size(body: Bytes, limit: int) -> int:
+    """Return how much memory the arrays take, by the directory alone."""
+    found = members(io.BytesIO(body), len(body), limit)
+    segments = found[SEGMENTS].unpacked if SEGMENTS in found else 0
+    # each row gets the number and the scale of its segment, even if its name has one byte
+    return sum(one.unpacked for one in found.values()) + SEGMENT_COPIES * segments
+
+
+def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
+    """How many members there are, and where their directory lies: up to the end record."""
     if size < END.size:
         raise Malformed("truncated_body", f"a zip file has at least {END.size} bytes, got {size}")
     position = size - END.size
-    magic, disk, first, here, count, length, offset, comment = END.unpack(
-        read_at(file, position, END.size)
-    )
+    magic, *disks, count, length, offset, comment = END.unpack(read_at(file, position, END.size))
     if magic != b"PK\x05\x06" or comment:
         raise _damaged("it does not end with a zip end record without a comment")
-    if disk or first or here != count:
-        raise _damaged("it is a part of a zip over several disks")
     if count == FULL_16 or FULL_32 in (length, offset):
-        position, count, length, offset = _directory64(file, position)
+        position -= LOCATOR64.size + END64.size
+        if position < 0:
+            raise _damaged("its zip64 end record is missing")
+        record = read_at(file, position, END64.size + LOCATOR64.size)
+        located, _, place, _ = LOCATOR64.unpack_from(record, END64.size)
+        magic, _, _, _, *disks, count, length, offset = END64.unpack_from(record)
+        if (located, magic, place) != (b"PK\x06\x07", b"PK\x06\x06", position):
+            raise _damaged("its zip64 end record is missing")
+    if disks != [0, 0, count]:
+        raise _damaged("it is a part of a zip over several disks")
     if offset + length != position:
         raise _damaged("its directory does not lie where its end record says")
     return count, offset, length
 
 
-def _directory64(file: Readable, end: int) -> tuple[int, int, int, int]:
-    position = end - LOCATOR64.size - END64.size
-    if position < 0:
-        raise _damaged("its zip64 end record is missing")
-    located, _, offset, _ = LOCATOR64.unpack(read_at(file, end - LOCATOR64.size, LOCATOR64.size))
-    record = END64.unpack(read_at(file, position, END64.size))
-    magic, _, _, _, disk, first, here, count, length, start = record
-    if (located, magic, offset) != (b"PK\x06\x07", b"PK\x06\x06", position):
-        raise _damaged("its zip64 end record is missing")
-    if disk or first or here != count:
-        raise _damaged("it is a part of a zip over several disks")
-    return position, count, length, start
+def _check_entries(directory: bytes, count: int) -> None:
+    """Refuse a directory that is shorter or longer than its members, which ``zipfile`` takes."""
+    end = 0
+    for _ in range(count):
+        end += CENTRAL_BYTES + sum(struct.unpack_from("<3H", directory, end + 28))
+    if end != len(directory):
+        raise _damaged("its directory is shorter or longer than its members")
 
 
-def _member(file: Readable, directory: bytes, limit: int) -> tuple[ZipMember, int]:
-    """The first member of a directory whose data ends before ``limit``; bytes used."""
-    if len(directory) < CENTRAL.size:
-        raise _damaged("its directory is shorter than its members")
-    (
-        magic,
-        _,
-        _,
-        flags,
-        method,
-        _,
-        _,
-        crc,
-        packed,
-        unpacked,
-        names,
-        extras,
-        comments,
-        *_,
-        header,
-    ) = CENTRAL.unpack_from(directory)
-    used = CENTRAL.size + names + extras + comments
-    if magic != b"PK\x01\x02" or used > len(directory):
-        raise _damaged("its directory cannot be read")
-    raw = directory[CENTRAL.size : CENTRAL.size + names]
-    extra = directory[CENTRAL.size + names : CENTRAL.size + names + extras]
-    unpacked, packed, header = _sizes64(extra, unpacked, packed, header)
-    if flags & ENCRYPTED:
+def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
+    """Where the bytes of a member lie, which must end before ``limit``; refuse what is not read."""
+    if info.flag_bits & ENCRYPTED:
         raise Malformed("encrypted", "encrypted zip files are not read")
-    if method not in (STORED, DEFLATED):
-        raise Malformed("bad_compression", f"zip members must be stored or deflated, got {method}")
-    if unpacked > packed * HIGHEST_RATIO or (method == STORED and packed != unpacked):
+    is_stored, packed, unpacked = info.compress_type == 0, info.compress_size, info.file_size
+    if not is_stored and info.compress_type != zipfile.ZIP_DEFLATED:
+        raise Malformed(
+            "bad_compression", f"zip members must be stored or deflated, got {info.compress_type}"
+        )
+    if unpacked > packed * HIGHEST_RATIO or (is_stored and packed != unpacked):
         raise _damaged("a member claims more bytes than its packed ones can give")
-    start = _data_start(file, header, raw, limit)
+    if info.header_offset + LOCAL_BYTES > limit:
+        raise _damaged("a member lies outside the file")
+    lengths = struct.unpack("<2H", read_at(file, info.header_offset + LOCAL_BYTES - 4, 4))
+    start: int = info.header_offset + LOCAL_BYTES + sum(lengths)
     if start + packed > limit:
         raise _damaged("a member reaches into the directory")
-    name = raw.decode("latin-1")
-    return ZipMember(name, method == DEFLATED, header, start, packed, unpacked, crc), used
-
-
-def _data_start(file: Readable, header: int, name: bytes, limit: int) -> int:
-    if header + LOCAL.size > limit:
-        raise _damaged("a member lies outside the file")
-    magic, *_, names, extras = LOCAL.unpack(read_at(file, header, LOCAL.size))
-    start: int = header + LOCAL.size + names + extras
-    if magic != b"PK\x03\x04" or start > limit:
-        raise _damaged("a member has no header")
-    if read_at(file, header + LOCAL.size, names) != name:
-        raise _damaged("a member has two names")
     return start
 
 
-def _sizes64(extra: bytes, *sizes: int) -> list[int]:
-    """Sizes with those that did not fit into 32 bits taken from the zip64 field."""
-    while len(extra) >= 4:
-        tag, length = struct.unpack_from("<2H", extra)
-        if tag == 1:
-            wide = iter(struct.unpack_from(f"<{min(length, len(extra) - 4) // 8}Q", extra, 4))
-            return [next(wide, one) if one == FULL_32 else one for one in sizes]
-        extra = extra[4 + length :]
-    return list(sizes)
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Raise Malformed for anything that ``zipfile`` raises."""
+    try:
+        yield
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        raise _damaged(what) from error
 
 
 def _damaged(what: str) -> Malformed:
     return Malformed("bad_zip", f"the zip file cannot be read: {what}")
+
+
+CODEC = Codec(
+    format=Format.NPZ,
+    media_types=("application/x-npz", "application/zip"),
+    holds="`logits` or `probabilities`, `labels`, and perhaps `segments`",
+    decode=_decode,
+    columns=_columns,
+    encode=_encode,
+    begins=lambda head: head.startswith(b"PK\x03\x04"),
+    unpacked_size=_unpacked_size,
+)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +15,10 @@ from calibrators.segments import (
     check_cells,
     check_length,
 )
-from service.datasets.formats.npy import Array, Layout
 from service.errors import Invalid
+
+if TYPE_CHECKING:
+    from service.datasets.formats.npy import Array, Layout
 
 SEGMENTS = "segments"
 BLOCK_BYTES = 1 << 20
@@ -149,18 +150,3 @@ def _refuse_where(broken: Any, code: str, rule: str) -> None:
     places = np.asarray(broken, dtype=bool)
     if places.any():
         raise DataError(code, rule, rows=int(places.sum()), first=int(places.argmax()))
-
-
-class Named:
-    """Segments that are in memory already, read as names."""
-
-    def __init__(self, segments: Segments) -> None:
-        self.layout = Layout(np.dtype("U1"), segments.codes.shape, is_text=True)
-        self._names: Array = np.array(segments.names, dtype=object)
-        self._codes = segments.codes
-
-    def rows(self, start: int, stop: int) -> Array:
-        return np.asarray(self._names[self._codes[start:stop]])
-
-    def mapped(self, path: Path) -> Array:
-        return self.rows(0, len(self._codes))

@@ -15,9 +15,8 @@ from service.http.middleware.body_limits import refuse
 FREE_BYTES = 1 << 16
 COPIES = 5  # a body as a whole beside its pieces, what it is decoded to, and what is calculated
 HOLD = "memory_hold"
-# bodies that are written to disk as they come; JSON and CSV of a fit are read whole
+# bodies that are written to disk as they come; texts of a fit are read whole
 UPLOADS, FITS = "/v1/datasets", "/fits"
-READ_WHOLE = (b"application/json", b"text/csv")
 
 T = TypeVar("T")
 
@@ -30,13 +29,14 @@ class BodyMemory:
     bodies or answers may be larger than that count them with ``hold_unpacked`` and ``read_body``.
     """
 
-    def __init__(self, app: ASGIApp, memory: CallMemory) -> None:
+    def __init__(self, app: ASGIApp, memory: CallMemory, text_types: tuple[bytes, ...]) -> None:
         self.app = app
         self._memory = memory
+        self._text_types = text_types
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app with a ``receive`` that counts; what is too much is raised there."""
-        if scope["type"] != "http" or _is_streamed(scope):
+        if scope["type"] != "http" or _is_streamed(scope, self._text_types):
             await self.app(scope, receive, send)
             return
         principal = scope.get("principal")
@@ -89,7 +89,7 @@ def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -
     return counting_send
 
 
-def _is_streamed(scope: Scope) -> bool:
+def _is_streamed(scope: Scope, text_types: tuple[bytes, ...]) -> bool:
     """Return whether a request's body goes to disk piece by piece."""
     path = scope["path"]
     if path.startswith(UPLOADS):
@@ -97,7 +97,7 @@ def _is_streamed(scope: Scope) -> bool:
     if not path.endswith(FITS):
         return False
     kinds = (value for name, value in scope["headers"] if name == b"content-type")
-    return not next(kinds, b"").strip().lower().startswith(READ_WHOLE)
+    return not next(kinds, b"").strip().lower().startswith(text_types)
 
 
 def _stated_length(scope: Scope) -> int:

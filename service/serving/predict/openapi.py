@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from calibrators.metrics.estimates import MOST_LEVEL
-from service.datasets.formats import Format
+from service.datasets.formats import Format, all_codecs
 from service.http.openapi import BINARY, Answers, errors
 from service.serving.apply_map import EVALUATED_ROWS, MODEL_HEADER
 
@@ -13,6 +13,9 @@ Plain = dict[str, Any]
 
 NAME = "resnet50-prod"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+BINARY_BODIES: Plain = {
+    one.media_types[0]: BINARY for one in all_codecs().values() if one.encode and not one.is_text
+}
 ROW: Plain = {"type": "array", "items": {"type": "number"}}
 ROWS: Plain = {"type": "array", "items": ROW}
 VALUES: Plain = {"anyOf": [ROWS, ROW], "description": "(n, k), or one row (k,) if k > 2"}
@@ -149,9 +152,7 @@ ANSWER: Plain = {
                 },
             },
         },
-        Format.NPY.media_type: BINARY,
-        Format.NPZ.media_type: BINARY,
-        Format.SAFETENSORS.media_type: BINARY,
+        **BINARY_BODIES,
     },
 }
 BODY: Plain = {
@@ -180,9 +181,7 @@ BODY: Plain = {
                 "one row": {"value": [2.1, 0.3, -1.0]},
             },
         },
-        Format.NPY.media_type: BINARY,
-        Format.NPZ.media_type: BINARY,
-        Format.SAFETENSORS.media_type: BINARY,
+        **BINARY_BODIES,
     },
 }
 RESPONSES: Answers = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrators.data import Kind
 from calibrators.metrics.estimates import MOST_LEVEL
-from service.datasets.formats import ANSWERED, MEDIA_TYPES, Arrays, Format
+from service.datasets.formats import Arrays, Format, media_types
 from service.errors import Invalid, Malformed, NotAcceptable
 from service.serving.apply_map import model_in_header
 
@@ -109,12 +109,12 @@ def answer_format(accept: str, default: Format) -> Format:
     for item in accept[:LONGEST_ACCEPT].split(","):
         media_type, *parameters = (part.strip().lower() for part in item.split(";"))
         any_format = media_type in ("*/*", "application/*")
-        found = default if any_format else MEDIA_TYPES.get(media_type)
+        found = default if any_format else media_types().get(media_type)
         quality = _quality(parameters)
-        if found in ANSWERED and quality > best:
+        if found is not None and found.codec.encode and quality > best:
             best, chosen = quality, found
     if chosen is None:
-        known = ", ".join(one.media_type for one in ANSWERED)
+        known = ", ".join(one.media_type for one in Format if one.codec.encode)
         raise NotAcceptable("not_acceptable", f"answers are {known}; none of them is accepted")
     return chosen
 

@@ -22,9 +22,7 @@ from service.datasets.formats import (
     encode,
     format_of,
     read_arrays,
-    unpacked_size,
 )
-from service.datasets.formats.safetensors import PREFIX as LENGTH_BYTES
 from service.errors import NotAcceptable, Unsupported
 from service.http import json_answer
 from service.http.callers import check_scope
@@ -135,14 +133,14 @@ class Predict:
         body = await _whole_body(receive)
         await take_turn(scope)
         format = format_of(sent.content_type, body[:HEAD_BYTES])
-        if format is Format.CSV:
+        if format.codec.encode is None:
             raise Unsupported(
                 "unsupported_media_type",
-                "CSV is read for datasets only: send JSON, npy, npz or safetensors",
+                f"{format} is read for datasets only: send JSON, npy, npz or safetensors",
             )
         limit = self.limits.of(format)
-        if format is Format.NPZ and body:  # it unpacks to up to a thousand times its size
-            await hold_unpacked(scope, unpacked_size(body, limit))
+        if format.codec.unpacked_size is not None and body:
+            await hold_unpacked(scope, format.codec.unpacked_size(body, limit))
 
         async def read() -> Arrays:
             if _is_read_quickly(format, body):
@@ -243,12 +241,8 @@ def _mismatch(served: Served, asked: PredictRequest, sent: SentHeaders) -> str |
 
 def _is_read_quickly(format: Format, body: bytes) -> bool:
     """Return whether a body is decoded in less time than a change of threads is worth."""
-    if format is Format.SAFETENSORS:
-        header = int.from_bytes(body[:LENGTH_BYTES], "little")
-        return len(body) <= INLINE_BYTES and header <= INLINE_JSON_BYTES // 4
-    if format is Format.NPY:
-        return len(body) <= INLINE_BYTES
-    return format is Format.JSON and len(body) <= INLINE_JSON_BYTES
+    is_small = len(body) <= INLINE_BYTES and format.codec.unpacked_size is None
+    return is_small and format.codec.parsed_size(body) <= INLINE_JSON_BYTES
 
 
 async def _whole_body(receive: Receive) -> bytes:
@@ -286,16 +280,17 @@ def _written_format(
     arrays: Arrays, asked: PredictRequest, sent: SentHeaders, format: Format
 ) -> Format:
     is_several = asked.top is not None or asked.interval is not None
-    in_json = arrays.labels is not None or (is_several and format is Format.NPY)
+    in_json = arrays.labels is not None or (is_several and not format.codec.is_named)
     written = answer_format(sent.accept, Format.JSON if in_json else format)
     if arrays.labels is not None and written is not Format.JSON:
         raise NotAcceptable(
             "json_only", f"with labels the answer is a report: accept {Format.JSON.media_type}"
         )
-    if is_several and written is Format.NPY:
+    if is_several and not written.codec.is_named:
         raise NotAcceptable(
             "one_array_only",
-            "npy holds one array, top and interval need several: accept npz, safetensors or JSON",
+            f"{written} holds one array, top and interval need several: accept npz, safetensors or "
+            "JSON",
         )
     return written
 

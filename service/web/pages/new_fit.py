@@ -17,7 +17,7 @@ from calibrators.base import Calibrator
 from calibrators.error_codes import ERROR_CODES
 from calibrators.registry import DEFAULT_METHOD, keeps_class
 from service.access.permissions import Scope
-from service.datasets.formats import Format
+from service.datasets.formats import Format, all_codecs
 from service.dependencies import Joined
 from service.http.callers import Caller, needs
 from service.names import NAME, RULE
@@ -29,9 +29,8 @@ router = pages()
 CALIBRATORS = 200
 # browsers read patterns so that a hyphen in brackets must be escaped
 PATTERN = r"[a-z0-9][a-z0-9._\-]{0,63}"
-MEDIA_TYPES = {
-    f".{format}": format.media_type for format in (Format.NPZ, Format.SAFETENSORS, Format.CSV)
-}
+FILES = [one for one in all_codecs().values() if one.is_file]
+ENDINGS = [f".{one.format}" for one in FILES]
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,11 @@ def new_fit_page(
         "pattern": PATTERN,
         "rule": RULE,
         "methods": choices(),
-        "media_types": MEDIA_TYPES,
+        "files": FILES,
+        "text_types": [one.media_types[0] for one in FILES if one.is_text],
+        "endings": f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
         "limit": settings.max_upload_bytes,
-        "csv_limit": min(settings.max_json_bytes, settings.max_upload_bytes),
+        "text_limit": min(settings.max_json_bytes, settings.max_upload_bytes),
         "longest_model": LONGEST_MODEL,
         "longest_description": LONGEST_DESCRIPTION,
         "advice": {code: row.page for code, row in ERROR_CODES.items() if row.page},
@@ -108,6 +109,6 @@ def _lines(name: str) -> list[str]:
     url = f"$API/v1/calibrators/{name}/fits?method={DEFAULT_METHOD}"
     return [
         f'curl -s "{url}" -H "$AUTH" \\\n'
-        f"  -H 'Content-Type: {MEDIA_TYPES[suffix]}' --data-binary @file{suffix}"
-        for suffix in (".npz", ".csv")
+        f"  -H 'Content-Type: {one.media_type}' --data-binary @file.{one}"
+        for one in (Format.NPZ, Format.CSV)
     ]

@@ -40,13 +40,14 @@ async function chosen(id) {
   }
   const type = form.dataset[`type${ending(files[0])[0]?.toUpperCase()}${ending(files[0]).slice(1)}`];
   if (!type) {
-    throw new Wrong(`${names} is of no kind that is read here`, "Files end with .npz, .safetensors, .npy or .csv.",
+    throw new Wrong(`${names} is of no kind that is read here`, `Files end with .npy, ${form.dataset.endings}.`,
       "Save it such as by np.savez('data.npz', logits=logits, labels=labels).");
   }
-  const limit = Number(type === "text/csv" ? form.dataset.csvLimit : form.dataset.limit);
+  const isText = form.dataset.textTypes.split(" ").includes(type);
+  const limit = Number(isText ? form.dataset.textLimit : form.dataset.limit);
   if (files[0].size > limit) {
     throw new Wrong(`${names} is too large`, `It has ${size(files[0].size)}; at most ${size(limit)} are taken.`,
-      type === "text/csv" ? "Save it as .npz, which is far smaller." : "Send fewer rows, or float16.");
+      isText ? "Save it as .npz, which is far smaller." : "Send fewer rows, or float16.");
   }
   const says = type !== "text/csv" || (await csvSaysKind(files[0]));
   return { names, files, type, says, asked: type === "text/csv", body: () => files[0] };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pkgutil
+import inspect
 import re
 
 import numpy as np
@@ -10,35 +10,24 @@ import pytest
 
 from calibrators import metrics
 from calibrators.metrics import TopLabel, ece, noise_floor, row_scores
+from calibrators.metrics.catalogue import Metric, all_metrics
+from calibrators.report.report import evaluate
+from calibrators.scan import instances_of, modules_of
 
 GOOD = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
 LABELS = np.array([0, 1, 2])
 
+
+def takes_probabilities(function: object) -> bool:
+    if not inspect.isfunction(function):
+        return False
+    return list(inspect.signature(function).parameters)[:2] == ["probabilities", "labels"]
+
+
 BY_PROBABILITIES = [
-    metrics.accuracy,
-    metrics.ada_ece,
-    metrics.aurc,
-    metrics.brier,
-    metrics.classwise_auroc,
-    metrics.classwise_ece,
-    metrics.debiased_squared_error,
-    metrics.e_aurc,
-    metrics.ece,
-    metrics.ece_debiased,
-    metrics.ece_sweep,
-    metrics.kde_ece,
-    metrics.mce,
-    metrics.nll,
-    metrics.pointwise_charbonnier,
-    metrics.refinement_auroc,
-    metrics.row_scores,
-    metrics.sce,
-    metrics.smce,
-    metrics.smce_bound,
-    metrics.smece,
-    metrics.soft_ece,
-    metrics.top_k_error,
-    metrics.top_label,
+    function
+    for function in (getattr(metrics, name) for name in metrics.__all__)
+    if takes_probabilities(function)
 ]
 
 
@@ -199,7 +188,22 @@ def test_binary_shapes_agree(sample) -> None:
     assert ece(second, labels) > 0.001
 
 
-def test_everything_public_is_listed() -> None:
-    modules = {one.name for one in pkgutil.iter_modules(metrics.__path__)}
-    public = {name for name in vars(metrics) if not name.startswith("_")}
-    assert public - modules == set(metrics.__all__)
+def test_everything_public_is_in_the_package() -> None:
+    listed = {name for module in modules_of(metrics) for name in getattr(module, "__all__", ())}
+    assert listed == set(metrics.__all__)
+    assert {"BinTable", "ece", "noise_floor"} <= listed
+    assert len(BY_PROBABILITIES) >= 24
+
+
+def test_every_metric_of_a_report_is_a_public_function() -> None:
+    records = list(all_metrics().values())
+    assert all(one.function in BY_PROBABILITIES for one in records)
+    assert len({one.title for one in records}) == len({one.position for one in records})
+    assert len(instances_of(metrics, Metric)) == len(records)
+
+
+def test_a_report_measures_what_the_functions_do(sample) -> None:
+    probabilities, labels = sample(500, classes=6)
+    report = evaluate(probabilities, labels, draws=20)
+    for name, metric in all_metrics().items():
+        assert report.metrics[name] == pytest.approx(metric.function(probabilities, labels))

@@ -17,7 +17,6 @@ from calibrators.metrics import (
     brier,
     calibration_intervals,
     compared_intervals,
-    debiased_squared_error,
     ece,
     nll,
     noise_floor,
@@ -26,29 +25,17 @@ from calibrators.metrics import (
     row_scores,
 )
 from calibrators.metrics._resampling import split
+from calibrators.metrics.catalogue import all_metrics
 
 NAMES: dict[str, Callable[..., float]] = {
-    "ece": ece,
-    "debiased_squared_error": debiased_squared_error,
-    "nll": nll,
-    "brier": brier,
-    "accuracy": accuracy,
-    "refinement_auroc": refinement_auroc,
-    "aurc": aurc,
+    name: metric.function for name, metric in all_metrics().items() if metric.interval is not None
 }
 
 
 def truth(constant_gap, gap: float) -> dict[str, float]:
-    probabilities, labels = constant_gap(400_000, gap, np.random.default_rng(99))
-    return {
-        "ece": gap,
-        "debiased_squared_error": gap**2,
-        "nll": nll(probabilities, labels),
-        "brier": brier(probabilities, labels),
-        "accuracy": accuracy(probabilities, labels),
-        "refinement_auroc": refinement_auroc(probabilities, labels),
-        "aurc": aurc(probabilities, labels),
-    }
+    data = constant_gap(400_000, gap, np.random.default_rng(99))
+    means = {name: function(*data) for name, function in NAMES.items()}
+    return means | {"ece": gap, "debiased_squared_error": gap**2}
 
 
 def test_95_percent_intervals_cover_the_truth(constant_gap) -> None:

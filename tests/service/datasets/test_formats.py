@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from helpers.format_samples import (
+    ANSWERED,
     LABELS,
     LOGITS,
     VALID,
@@ -21,7 +22,6 @@ from helpers.format_samples import (
 )
 
 from service.datasets.formats import (
-    ANSWERED,
     Format,
     arrays_of_document,
     encode,

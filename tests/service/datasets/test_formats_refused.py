@@ -8,6 +8,7 @@ import time
 import tracemalloc
 import warnings
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -158,7 +159,7 @@ BAD_JSON = {
     "Infinity": (b'{"logits": [[Infinity, 1]]}', Malformed, "malformed_json"),
     "1e999": (b"[1e999]", Malformed, "malformed_json"),
     "400 digits": (b"[" + b"9" * 400 + b"]", Malformed, "malformed_json"),
-    "deep": (b"[" * 100_000, Malformed, "malformed_json"),
+    "deep": (b"[" * 100_000, Invalid, "too_deep"),
     "deep and closed": (b"[" * 1000 + b"1" + b"]" * 1000, Invalid, "not_a_number"),
     "truncated": (b'{"logits": [[1,', Malformed, "malformed_json"),
     "two texts": (b"[1] [2]", Malformed, "malformed_json"),
@@ -204,6 +205,8 @@ def patched(body: bytes, magic: bytes, offset: int, value: bytes) -> bytes:
 CENTRAL, LOCAL, END = b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06"
 ONE = zip_of({"logits.npy": npy(LOGITS)})
 DEFLATED = zip_of({"logits.npy": npy(np.zeros((100, 100)))}, zipfile.ZIP_DEFLATED)
+CRC = zlib.crc32(npy(np.zeros((100, 100)))[:80_000])
+PACKED_BYTES = zipfile.ZipFile(io.BytesIO(DEFLATED)).infolist()[0].compress_size
 
 
 def doubled() -> bytes:
@@ -245,6 +248,12 @@ BAD_ZIPS = {
         Malformed,
         "bad_zip",
     ),
+    "deflated gives more than its CRC is of": (
+        patched(DEFLATED, CENTRAL, 16, struct.pack("<3I", CRC, PACKED_BYTES, 80_000)),
+        Malformed,
+        "bad_zip",
+    ),
+    "name with a null": (patched(ONE, CENTRAL, 46 + 6, b"\0"), Invalid, "unknown_array"),
     "deflated gives less": (
         patched(DEFLATED, CENTRAL, 24, struct.pack("<I", 80_500)),
         Malformed,
@@ -255,6 +264,7 @@ BAD_ZIPS = {
     "member outside": (patched(ONE, CENTRAL, 42, b"\xff\xff\xff\x7f"), Malformed, "bad_zip"),
     "two disks": (patched(ONE, END, 4, b"\x01\x00"), Malformed, "bad_zip"),
     "count": (patched(ONE, END, 8, b"\x02\x00\x02\x00"), Malformed, "bad_zip"),
+    "comment beyond the directory": (patched(ONE, CENTRAL, 32, b"\xff\x00"), Malformed, "bad_zip"),
     "bad npy": (zip_of({"logits.npy": b"\x93NUMPY"}), Malformed, "truncated_body"),
     "empty member": (zip_of({"logits.npy": b""}), Malformed, "truncated_body"),
     "object array": (

@@ -123,7 +123,7 @@ def test_documents_that_are_refused(http: httpx.Client, document: Any, sentence:
     [
         (b"", {}, 400, "cannot be read"),
         (b"\xff\xfe", {}, 400, "cannot be read"),
-        (b"[" * 100_000, {}, 400, "depth limit"),
+        (b"[" * 100_000, {}, 422, "32 deep"),
         (json.dumps(request(data=[1, 2, float("nan")])).encode(), {}, 400, "are not JSON"),
         (b'{"inputs": [1e999]}', {}, 400, "cannot be read"),
         (b'{"inputs": ' + b"[" * 1000 + b"]" * 1000 + b"}", {}, 400, "a list of tensors"),

@@ -226,7 +226,7 @@ def test_the_size_of_an_answer_is_known_beforehand(dtype, asked, written):
 
 HOSTILE_JSON = {
     "deep list": (b"[" * 1000 + b"1" + b"]" * 1000, 422, "not_a_number"),
-    "deeper list": (b"[" * 50_000 + b"]" * 50_000, 400, "malformed_json"),
+    "deeper list": (b"[" * 50_000 + b"]" * 50_000, 422, "too_deep"),
     "deep object": (b'{"logits":' * 1000 + b"1" + b"}" * 1000, 422, "not_an_array"),
     "deep labels": (
         b'{"logits": [1, 2, 3], "labels": ' + b"[" * 900 + b"]" * 900 + b"}",

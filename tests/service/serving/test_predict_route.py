@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import uvicorn
+from helpers.format_samples import ANSWERED
 from helpers.predict_app import (
     LOGITS,
     MAPS,
@@ -34,7 +35,7 @@ from helpers.samples import draw
 
 from calibrators import Report, evaluate
 from calibrators.errors import ClippedProbabilities
-from service.datasets.formats import ANSWERED, Format
+from service.datasets.formats import Format
 
 
 def test_every_format_gives_what_the_map_gives():

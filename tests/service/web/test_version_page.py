@@ -24,8 +24,8 @@ from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.auto import Auto
 from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureMap
+from calibrators.metrics.catalogue import all_metrics
 from calibrators.report import html_tables
-from calibrators.report.metric_catalogue import METRICS
 from service.access.permissions import Scope
 from service.storage.tables import versions
 from service.web.pages.version import read_tags
@@ -101,7 +101,7 @@ def test_it_shows_how_the_version_was_judged_and_what_it_is(reader: Local) -> No
 def test_metrics_are_defined_for_pointers_and_for_readers(reader: Local) -> None:
     text = reader.get(PAGE).text
     shown = fitted_elsewhere()["report"]["metrics"]
-    for metric in METRICS:
+    for metric in all_metrics().values():
         meaning = escape(metric.meaning)
         assert (f'<abbr title="{meaning}">{metric.title}</abbr>' in text) == (metric.name in shown)
         assert (f"<dt>{metric.title}</dt><dd>{meaning}</dd>" in text) == (metric.name in shown)

@@ -1,0 +1,94 @@
+"""The metrics of a report, found by scanning this folder: a record beside each function."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from calibrators.metrics.estimates import Interval
+from calibrators.metrics.interval_rules import Resampled, RowRule
+from calibrators.scan import instances_of
+
+if TYPE_CHECKING:
+    from calibrators.metrics.report_inputs import ScoredRows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of a report: how it is measured, shown and defined.
+
+    ``measure`` takes what a report shares between metrics; None if the metric does not exist for
+    such data, NaN if these rows leave it undefined. ``function`` is the same for callers, of
+    probabilities and labels. ``position`` orders the table. ``percent`` is the unit: a share, shown
+    in percent, or a number as it is. ``meaning`` is the definition in a sentence. ``interval`` says
+    how its interval is found, if it has one.
+
+    >>> all_metrics()["ece"].title
+    'ECE, equal-width bins'
+    """
+
+    name: str
+    title: str
+    meaning: str
+    function: Callable[..., float]
+    measure: Callable[[ScoredRows], float | None]
+    position: int
+    percent: bool = True
+    digits: int = 2
+    higher_is_better: bool = False
+    interval: RowRule | Resampled | None = None
+
+    def text(self, value: float | None, *, signed: bool = False) -> str:
+        """A value as people read it; empty if there is none.
+
+        >>> ece = all_metrics()["ece"]
+        >>> ece.text(0.0452), ece.text(-0.01, signed=True)
+        ('4.52 %', '-1.00 %')
+        """
+        return "" if value is None else self._number(value, signed) + (" %" if self.percent else "")
+
+    def bounds(self, found: Interval, *, signed: bool = False) -> str:
+        """The bounds of an interval as people read them.
+
+        >>> all_metrics()["nll"].bounds(Interval(0.5, 0.4, 0.6, 0.95))
+        '[0.4000, 0.6000]'
+        """
+        return f"[{self._number(found.low, signed)}, {self._number(found.high, signed)}]"
+
+    def change(self, found: Interval) -> str:
+        """Return a change and its bounds, with more digits where it would be rounded away.
+
+        >>> all_metrics()["accuracy"].change(Interval(-0.025, -0.031, -0.019, 0.95))
+        '-2.50 points [-3.10, -1.90]'
+        >>> all_metrics()["nll"].change(Interval(0.0012, 0.0004, 0.002, 0.95))
+        '+0.0012 [+0.0004, +0.0020]'
+        """
+        size = abs(found.value) * (100 if self.percent else 1)
+        digits = self.digits
+        if 0 < size < math.inf:
+            digits = max(digits, 1 - math.floor(math.log10(size)))
+        value, low, high = (
+            self._number(one, True, digits) for one in (found.value, found.low, found.high)
+        )
+        return f"{value}{' points' if self.percent else ''} [{low}, {high}]"
+
+    def _number(self, value: float, signed: bool, digits: int | None = None) -> str:
+        shown = self.digits if digits is None else digits
+        scaled = round(100 * value if self.percent else value, shown) + 0.0
+        return f"{scaled:{'+' if signed and scaled else ''}.{shown}f}"
+
+
+@cache
+def all_metrics() -> dict[str, Metric]:
+    """Return every metric of a report by name, in the order of its table.
+
+    >>> list(all_metrics())[:2]
+    ['ece', 'ada_ece']
+    """
+    package = importlib.import_module("calibrators.metrics")
+    found = sorted(instances_of(package, Metric), key=lambda one: (one.position, one.name))
+    return {one.name: one for one in found}

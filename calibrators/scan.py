@@ -1,0 +1,47 @@
+"""Find what the modules of a package define: adding a file is enough to add a member."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TypeVar
+
+Parent = TypeVar("Parent")
+
+
+def modules_of(package: ModuleType) -> Iterator[ModuleType]:
+    """Import and yield the modules of a package, by name.
+
+    >>> from calibrators import methods
+    >>> [one.__name__ for one in modules_of(methods) if one.__name__.endswith(".ets")]
+    ['calibrators.methods.ets']
+    """
+    for name in sorted(one.name for one in pkgutil.iter_modules(package.__path__)):
+        yield importlib.import_module(f"{package.__name__}.{name}")
+
+
+def classes_of(package: ModuleType, parent: type[Parent]) -> list[type[Parent]]:
+    """Return the concrete subclasses of ``parent`` that the modules of a package define."""
+    return [
+        member
+        for module in modules_of(package)
+        for member in vars(module).values()
+        if inspect.isclass(member)
+        and issubclass(member, parent)
+        and not inspect.isabstract(member)
+        and member.__module__ == module.__name__
+    ]
+
+
+def instances_of(package: ModuleType, kind: type[Parent]) -> list[Parent]:
+    """Return the instances of ``kind`` among the names of the modules of a package, each once."""
+    found = {
+        id(member): member
+        for module in modules_of(package)
+        for member in vars(module).values()
+        if isinstance(member, kind)
+    }
+    return list(found.values())
