@@ -27,6 +27,7 @@ from service.storage.blobs import Blobs, Unnamed
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
+from service.storage.store import Store
 
 MAX_MAP_BYTES = 64 * MEGABYTE
 
@@ -88,19 +89,15 @@ class Ending:
     unnamed: Unnamed | None = None
 
 
-def begin(database: Database, id: str, *, worker: str, device: str) -> FitJob | None:
-    """Take a waiting fit; None if it does not wait (any more)."""
-    with database.write() as store:
-        fit = store.fits.start(id, worker=worker, device=device)
-        if fit is None:
-            return None
-        evaluation = fit.evaluation and store.datasets.get(fit.workspace, fit.evaluation)
-        return FitJob(
-            fit,
-            store.datasets.get(fit.workspace, fit.dataset),
-            evaluation or None,
-            store.fits.seconds_running(id),
-        )
+def job_of(store: Store, fit: Fit) -> FitJob:
+    """Return a fit that was just taken, with its datasets."""
+    evaluation = fit.evaluation and store.datasets.get(fit.workspace, fit.evaluation)
+    return FitJob(
+        fit,
+        store.datasets.get(fit.workspace, fit.dataset),
+        evaluation or None,
+        store.fits.seconds_running(fit.id),
+    )
 
 
 def run(

@@ -16,7 +16,7 @@ from helpers.tcp_proxy import line
 from sqlalchemy import make_url
 
 from service.storage.database import Database
-from service.storage.notifications import NotificationListener, announce
+from service.storage.notifications import NEWS, NotificationListener, announce
 
 ALIAS = "/v1/calibrators/c/aliases/production"
 RARELY = 30.0
@@ -118,7 +118,7 @@ def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, obje
     taken = [os.dup(0) for _ in range(1100)]
     database, news = Database(str(settings["database_url"])), threading.Event()
     try:
-        with NotificationListener(database.unhurried, news.set):
+        with NotificationListener(database.unhurried, {NEWS: news.set}):
             assert news.wait(10)  # it looks once when it begins to listen
             news.clear()
             with database.write() as store:
