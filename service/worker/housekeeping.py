@@ -112,8 +112,12 @@ class Housekeeping:
 
     def decide_steps(self) -> None:
         """Decide steps of runs that are due, and delete the statistics of those decided."""
-        decide_due(self._database)
-        release_merged(self._database)
+        with self._database.read() as store:  # one look, as nearly always there is nothing to do
+            is_due, is_merged = store.run_steps.due(None, 1), store.run_steps.unreleased(1)
+        if is_due:
+            decide_due(self._database)
+        if is_merged:
+            release_merged(self._database)
 
     def keep_house(self) -> None:
         """Delete what has served its time."""
