@@ -289,8 +289,9 @@ def _waiting_workspaces(queues: Sequence[str]) -> CTE:
     begin = select(names.c.queue, _text("").label("workspace"))
     found = begin.cte("turns", recursive=True)
     waits = and_(QUEUED, fits.c.queue == found.c.queue, fits.c.workspace > found.c.workspace)
-    after = select(func.min(fits.c.workspace)).where(waits).scalar_subquery()
-    step = select(found.c.queue, cast(after, Text)).where(found.c.workspace.is_not(None))
+    after = select(fits.c.workspace).where(waits).order_by(fits.c.workspace).limit(1)
+    step = select(found.c.queue, cast(after.scalar_subquery(), Text))
+    step = step.where(found.c.workspace.is_not(None))
     return found.union_all(step)
 
 
