@@ -28,7 +28,7 @@ from benchmarks.output import Row, Topic
 METHODS = ("temperature", "smart")
 FIT_SECONDS = 5.0
 CLIENTS = 2  # for each worker, so that it never waits for an order
-IDLE_SECONDS = 8.0
+IDLE_SECONDS = 20.0
 LOAD_SECONDS = 3.0
 CLASSES = 1000
 

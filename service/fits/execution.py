@@ -6,9 +6,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from calibrators import CalibrationMap, CalibrationSet, Calibrator, archive, fit_and_judge
 from calibrators.comparison.recommendation import Candidate, Recommendation, recommend
@@ -69,13 +70,6 @@ class NewVersion:
     id: str
     report: dict[str, Any]
     facts: dict[str, Any]
-
-
-class WrittenOnnx(NamedTuple):
-    """A map's ONNX form in the blob store, if it has one."""
-
-    sha256: str | None = None
-    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -266,13 +260,17 @@ def _written(
     assert job.dataset is not None  # noqa: S101 - data was loaded from it
     fit, order = job.fit, job.fit.order
     fitted, report = judged
-    id, content = new_id("ver"), archive.dump(fitted)
-    sha256 = hashlib.sha256(content).hexdigest()
-    blobs.put(map_key(fit.workspace, id, sha256), content)
-    onnx, warnings = _written_onnx(blobs, fit.workspace, id, fitted)
-    rows = judged.rows.dump()
-    judged_sha256 = hashlib.sha256(rows).hexdigest()
-    blobs.put(judged_key(fit.workspace, id, judged_sha256), rows)
+    id, content, rows = new_id("ver"), archive.dump(fitted), judged.rows.dump()
+    onnx, warnings = _onnx(fitted)
+    sha256, judged_sha256 = _sha256(content), _sha256(rows)
+    new = {
+        map_key(fit.workspace, id, sha256): content,
+        judged_key(fit.workspace, id, judged_sha256): rows,
+    }
+    if onnx is not None:
+        new[onnx_key(fit.workspace, id, _sha256(onnx))] = onnx
+    with ThreadPoolExecutor(len(new)) as threads:  # each waits for the store, or for its disk
+        list(threads.map(blobs.put, new, new.values()))
     known = fitted.fit_info.get("warnings", [])
     facts = {
         "method": recipe.name,
@@ -290,8 +288,8 @@ def _written(
         "libraries": archive.describe(content)["libraries"],
         "map_sha256": sha256,
         "map_bytes": len(content),
-        "blob_bytes": len(content) + onnx.bytes + len(rows),
-        "onnx_sha256": onnx.sha256,
+        "blob_bytes": sum(map(len, new.values())),
+        "onnx_sha256": None if onnx is None else _sha256(onnx),
         "judged_sha256": judged_sha256,
         "judged_data": judged.rows.data,
         "tags": order["tags"],
@@ -323,17 +321,16 @@ def check_map_size(recipe: Calibrator, size: int) -> None:
         )
 
 
-def _written_onnx(
-    blobs: Blobs, workspace: str, id: str, fitted: CalibrationMap
-) -> tuple[WrittenOnnx, list[dict[str, str]]]:
+def _onnx(fitted: CalibrationMap) -> tuple[bytes | None, list[dict[str, str]]]:
     """The map's ONNX form, or a warning why it has none."""
     try:
-        content = export(fitted)
+        return export(fitted), []
     except ExportError as error:
-        return WrittenOnnx(), [{"code": error.code, "message": f"{NO_ONNX}: {error}"}]
-    sha256 = hashlib.sha256(content).hexdigest()
-    blobs.put(onnx_key(workspace, id, sha256), content)
-    return WrittenOnnx(sha256, len(content)), []
+        return None, [{"code": error.code, "message": f"{NO_ONNX}: {error}"}]
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def ending_of(reason: Stop, time_limit: float) -> Ending | None:

@@ -65,9 +65,6 @@ class QueueWorker:
         self._blobs = PatientBlobs(settings.blobs, seconds=pace.patience, on_damage=log_damage)
         self._quota = Quota(settings.max_workspace_bytes, self._blobs.folder)
         self._news = threading.Event()
-        self._listener = NotificationListener(
-            self._database.unhurried, {FITS: self._news.set}, poll_seconds=pace.poll
-        )
         self._thread = threading.Thread(target=self._work, name="fits", daemon=True)
         self._housekeeping = Housekeeping(
             self._database,
@@ -97,7 +94,9 @@ class QueueWorker:
         self._housekeeping.hand_back()
 
     def _work(self) -> None:
-        with self._listener:
+        calls = {FITS: self._news.set}
+        poll = self._pace.poll
+        with NotificationListener(self._database.unhurried, calls, poll_seconds=poll):
             while not self._leaving.is_set():
                 self._news.clear()
                 try:
