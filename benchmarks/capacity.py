@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import data
+from benchmarks.capacity_queue import VARIABLES, waits
 from benchmarks.capacity_site import (
     ROOT,
     Site,
@@ -27,7 +28,7 @@ from benchmarks.output import Row, Topic
 METHODS = ("temperature", "smart")
 FIT_SECONDS = 5.0
 CLIENTS = 2  # for each worker, so that it never waits for an order
-IDLE_SECONDS = 8.0
+IDLE_SECONDS = 20.0
 LOAD_SECONDS = 3.0
 CLASSES = 1000
 
@@ -68,7 +69,7 @@ def _measure(backend: Any, folder: Path, samples: list[data.Sample], quick: bool
 
     settings = backend.settings(folder)
     counted = postgres_counters if backend.name == "fleet" else sqlite_counters
-    with running(folder, "--workers", "0", **environment(settings)) as started:
+    with running(folder, "--workers", "0", **environment(settings), **VARIABLES) as started:
         site = Site(started, environment(settings), lambda: counted(settings))
         datasets = [site.upload(sample) for sample in samples]
         alone = _idle(site, quick)
@@ -79,6 +80,8 @@ def _measure(backend: Any, folder: Path, samples: list[data.Sample], quick: bool
             rss = {"memory of a worker, MB": memory(worker)}
         with site.workers(2):
             rows += _fit_rows(site, samples, datasets, 2, quick)
+        with site.workers(1):
+            queue = waits(site, datasets[0], quick)
         rss["memory of an API process, MB"] = memory(started.process.pid)
         site.client.close()
     idle = {
@@ -87,7 +90,7 @@ def _measure(backend: Any, folder: Path, samples: list[data.Sample], quick: bool
         "connections of an idle API process": alone.get("connections"),
         "connections of an idle worker": _less(with_worker, alone, "connections"),
     }
-    return Found(rows, {**costs, **idle, **rss})
+    return Found(rows, {**costs, **idle, **rss, **queue})
 
 
 def _fit_rows(

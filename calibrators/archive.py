@@ -14,6 +14,7 @@ The same map gives the same bytes as long as the libraries' versions are the sam
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -216,6 +217,7 @@ def _arrays(described: dict[str, Any], payload: bytes) -> dict[str, NDArray[Any]
     return arrays
 
 
+@functools.cache  # reading a package's metadata takes milliseconds
 def _libraries() -> dict[str, str]:
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     for name in ("calibrd", "torch"):

@@ -31,7 +31,6 @@ from service.datasets.spool import Spool, remove_left_behind
 from service.dependencies import Parts
 from service.errors import BlobMissing, Damaged
 from service.fits import routes as fits
-from service.fits.queue import DbosQueue
 from service.fits.service import FitWatcher
 from service.http import openapi
 from service.http.metrics import Metrics
@@ -58,7 +57,7 @@ from service.serving.map_cache import Maps, Served
 from service.settings import Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
-from service.storage.notifications import NotificationListener
+from service.storage.notifications import FITS_DONE, NEWS, NotificationListener
 from service.web.components import static_files
 from service.web.components.layout import refuse_as_page
 from service.web.pages import page_routers
@@ -155,7 +154,6 @@ def join(settings: Settings) -> Parts:
         settings=settings,
         database=database,
         blobs=blobs,
-        queue=DbosQueue(database),
         keys=KeyRing(database),
         sessions=Sessions(database),
         maps=maps,
@@ -204,7 +202,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         parts.executors.close()
         parts.renderer.close()
         await asyncio.to_thread(workers.stop)
-        parts.queue.close()
         parts.database.close()
 
 
@@ -215,7 +212,11 @@ async def _keep_fresh(parts: Parts) -> None:
     def heard() -> None:
         loop.call_soon_threadsafe(news.set)
 
-    listener = NotificationListener(parts.database.unhurried, heard)
+    def fit_ended() -> None:
+        loop.call_soon_threadsafe(parts.watcher.wake)
+
+    calls = {NEWS: heard, FITS_DONE: fit_ended}
+    listener = NotificationListener(parts.database.unhurried, calls)
     with ThreadPoolExecutor(1, thread_name_prefix="refresh") as thread, listener:
         while True:
             with suppress(TimeoutError):

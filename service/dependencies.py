@@ -17,7 +17,7 @@ from service.concurrency.thread_pools import Executors
 from service.datasets.part_uploads import PartUploads
 from service.datasets.service import Datasets
 from service.datasets.spool import Spool
-from service.fits.service import FitWatcher, Queue
+from service.fits.service import FitWatcher
 from service.http.metrics import Metrics
 from service.maintenance.readiness import Probe
 from service.registry.reports.renderer import Renderer
@@ -37,7 +37,6 @@ class Parts:
     settings: Settings
     database: Database
     blobs: Blobs
-    queue: Queue
     keys: KeyRing
     sessions: Sessions
     maps: Maps

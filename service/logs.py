@@ -22,7 +22,6 @@ MAX_DEPTH = 4
 _OTHERS = {
     "uvicorn": logging.WARNING,
     "uvicorn.error": logging.WARNING,
-    "dbos": logging.WARNING,
     "alembic": logging.WARNING,
     "sqlalchemy": logging.WARNING,
     "httpx": logging.WARNING,
@@ -61,7 +60,7 @@ def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     root.setLevel(least)
     for name, usual in _OTHERS.items():
         other = logging.getLogger(name)
-        # dbos adds a handler wherever it finds none, so each of them gets ours
+        # some add a handler wherever they find none, so each of them gets ours
         other.handlers[:] = [handler]
         other.propagate = False
         other.setLevel(least if least <= logging.DEBUG else max(least, usual))

@@ -199,6 +199,7 @@ def _session(data: bytes) -> Callable[[dict[str, Any]], NDArray[Any]]:
 
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False  # it would keep the largest tensors to the end
+    options.intra_op_num_threads = 1  # to start threads takes longer than the trial
 
     def run(inputs: dict[str, Any]) -> NDArray[Any]:
         with _refused_by_runtime():

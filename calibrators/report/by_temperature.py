@@ -83,7 +83,9 @@ def cells_of(margin: Floats, temperature: Floats) -> tuple[TemperatureCell, ...]
 
 
 def _cell(place: int, temperature: Floats, width: float) -> TemperatureCell:
-    low, high = np.quantile(temperature, BAND)
+    low = high = temperature[0]
+    if temperature.min() < temperature.max():
+        low, high = np.quantile(temperature, BAND)
     return TemperatureCell(
         lower=rounded(width * place),
         upper=rounded(width * (place + 1)),

@@ -15,6 +15,7 @@ import numpy as np
 Made = TypeVar("Made")
 
 DIGITS = 6
+PLAIN = (str, int, bool, type(None))
 
 
 def to_plain(value: Any) -> Any:
@@ -23,8 +24,11 @@ def to_plain(value: Any) -> Any:
     >>> to_plain({"a": (1, float("nan")), "b": np.float32(0.5)})
     {'a': [1, None], 'b': 0.5}
     """
-    if type(value) is float:
+    kind = type(value)
+    if kind is float:  # most values are one of these
         return value if math.isfinite(value) else None
+    if kind in PLAIN:
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
     match value:

@@ -9,7 +9,6 @@ from contextlib import closing
 
 from service.cli.open_store import existing
 from service.cli.output import say, say_note
-from service.fits.queue import DbosQueue
 from service.maintenance.doctor import Doctor
 from service.maintenance.doctor_messages import Finding
 from service.settings import HOUR, Settings
@@ -21,11 +20,10 @@ TOLD_EVERY = 100
 
 def doctor(settings: Settings, asked: argparse.Namespace) -> int:
     """Check all that is stored; the exit code says whether all is well."""
-    with closing(existing(settings)) as database, closing(DbosQueue(database)) as queue:
+    with closing(existing(settings)) as database:
         looking = Doctor(
             database,
             Blobs(settings.blobs),
-            queue.waiting,
             orphan_seconds=(settings.sweep_hours or 24) * HOUR,
             progress=_Progress(),
         )

@@ -28,6 +28,7 @@ class Watcher(Generic[Key, Item]):
         self._poller: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"watch-{what}")
         self._is_stopped = False
+        self._woken = asyncio.Event()
 
     async def changes(
         self, key: Key, first: Item, is_enough: Callable[[Item], bool]
@@ -55,6 +56,10 @@ class Watcher(Generic[Key, Item]):
                 async for current in changes:
                     latest = current
         return latest
+
+    def wake(self) -> None:
+        """Read now: something has changed."""
+        self._woken.set()
 
     def stop(self) -> None:
         """Let nobody wait any longer: the service ends."""
@@ -88,6 +93,7 @@ class Watcher(Generic[Key, Item]):
         loop = asyncio.get_running_loop()
         while self._waiting:
             found: Mapping[Key, Item] = {}
+            self._woken.clear()
             try:
                 found = await loop.run_in_executor(self._thread, self._read, list(self._waiting))
             except Exception as error:  # noqa: BLE001 - the database may be away for a while
@@ -95,7 +101,8 @@ class Watcher(Generic[Key, Item]):
             for key, item in found.items():
                 for news in self._waiting.get(key, ()):
                     _tell(news, item)
-            await asyncio.sleep(POLL_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), POLL_SECONDS)
 
 
 def _tell(news: asyncio.Queue[Item | None], item: Item | None) -> None:

@@ -29,7 +29,7 @@ from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key
 from service.storage.blobs import Blobs, Unnamed
 from service.storage.database import Database
-from service.storage.records import Dataset, Fit, Kind
+from service.storage.records import Dataset, Kind
 from service.storage.repository import new_id
 from service.storage.store import Store
 
@@ -184,11 +184,9 @@ def find_ready(store: Store, principal: Principal, id: str) -> Dataset:
     return found
 
 
-def forget_spent_datasets(database: Database, blobs: Blobs, fit: Fit) -> None:
+def forget_spent_datasets(database: Database, blobs: Blobs, *datasets: Dataset | None) -> None:
     """Delete the datasets of a finished fit that were sent for fits only and have no more to do."""
-    for id in filter(None, (fit.dataset, fit.evaluation)):
-        with database.read() as store:
-            dataset = store.datasets.get(fit.workspace, id)
+    for dataset in datasets:
         if dataset is not None and dataset.delete_after_fit:
             forget_dataset(database, blobs, dataset)
 

@@ -6,9 +6,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from calibrators import CalibrationMap, CalibrationSet, Calibrator, archive, fit_and_judge
 from calibrators.comparison.recommendation import Candidate, Recommendation, recommend
@@ -27,6 +28,7 @@ from service.storage.blobs import Blobs, Unnamed
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
+from service.storage.store import Store
 
 MAX_MAP_BYTES = 64 * MEGABYTE
 MAX_FIT_BYTES = 128 * MEGABYTE
@@ -71,13 +73,6 @@ class NewVersion:
     facts: dict[str, Any]
 
 
-class WrittenOnnx(NamedTuple):
-    """A map's ONNX form in the blob store, if it has one."""
-
-    sha256: str | None = None
-    bytes: int = 0
-
-
 @dataclass(frozen=True)
 class Ending:
     """How an attempt ended."""
@@ -89,19 +84,15 @@ class Ending:
     unnamed: Unnamed | None = None
 
 
-def begin(database: Database, id: str, *, worker: str, device: str) -> FitJob | None:
-    """Take a waiting fit; None if it does not wait (any more)."""
-    with database.write() as store:
-        fit = store.fits.start(id, worker=worker, device=device)
-        if fit is None:
-            return None
-        evaluation = fit.evaluation and store.datasets.get(fit.workspace, fit.evaluation)
-        return FitJob(
-            fit,
-            store.datasets.get(fit.workspace, fit.dataset),
-            evaluation or None,
-            store.fits.seconds_running(id),
-        )
+def job_of(store: Store, fit: Fit) -> FitJob:
+    """Return a fit that was just taken, with its datasets."""
+    evaluation = fit.evaluation and store.datasets.get(fit.workspace, fit.evaluation)
+    return FitJob(
+        fit,
+        store.datasets.get(fit.workspace, fit.dataset),
+        evaluation or None,
+        store.fits.seconds_running(fit.id),
+    )
 
 
 def run(
@@ -294,13 +285,17 @@ def _written(
     assert job.dataset is not None  # noqa: S101 - data was loaded from it
     fit, order = job.fit, job.fit.order
     fitted, report = judged
-    id, content = new_id("ver"), archive.dump(fitted)
-    sha256 = hashlib.sha256(content).hexdigest()
-    unnamed.put(map_key(fit.workspace, id, sha256), content)
-    onnx, warnings = _written_onnx(unnamed, fit.workspace, id, fitted)
-    rows = judged.rows.dump()
-    judged_sha256 = hashlib.sha256(rows).hexdigest()
-    unnamed.put(judged_key(fit.workspace, id, judged_sha256), rows)
+    id, content, rows = new_id("ver"), archive.dump(fitted), judged.rows.dump()
+    onnx, warnings = _onnx(fitted)
+    sha256, judged_sha256 = _sha256(content), _sha256(rows)
+    new = {
+        map_key(fit.workspace, id, sha256): content,
+        judged_key(fit.workspace, id, judged_sha256): rows,
+    }
+    if onnx is not None:
+        new[onnx_key(fit.workspace, id, _sha256(onnx))] = onnx
+    with ThreadPoolExecutor(len(new)) as threads:  # each waits for the store, or for its disk
+        list(threads.map(unnamed.put, new, new.values()))
     known = fitted.fit_info.get("warnings", [])
     facts = {
         "method": recipe.name,
@@ -318,8 +313,8 @@ def _written(
         "libraries": archive.describe(content)["libraries"],
         "map_sha256": sha256,
         "map_bytes": len(content),
-        "blob_bytes": len(content) + onnx.bytes + len(rows),
-        "onnx_sha256": onnx.sha256,
+        "blob_bytes": sum(map(len, new.values())),
+        "onnx_sha256": None if onnx is None else _sha256(onnx),
         "judged_sha256": judged_sha256,
         "judged_data": judged.rows.data,
         "tags": order["tags"],
@@ -352,17 +347,16 @@ def check_maps_size(size: int) -> None:
         )
 
 
-def _written_onnx(
-    unnamed: Unnamed, workspace: str, id: str, fitted: CalibrationMap
-) -> tuple[WrittenOnnx, list[dict[str, str]]]:
+def _onnx(fitted: CalibrationMap) -> tuple[bytes | None, list[dict[str, str]]]:
     """The map's ONNX form, or a warning why it has none."""
     try:
-        content = export(fitted)
+        return export(fitted), []
     except ExportError as error:
-        return WrittenOnnx(), [{"code": error.code, "message": f"{NO_ONNX}: {error}"}]
-    sha256 = hashlib.sha256(content).hexdigest()
-    unnamed.put(onnx_key(workspace, id, sha256), content)
-    return WrittenOnnx(sha256, len(content)), []
+        return None, [{"code": error.code, "message": f"{NO_ONNX}: {error}"}]
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def ending_of(reason: Stop, time_limit: float) -> Ending | None:

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, and_, delete, func, insert, select, tuple_, update
+from sqlalchemy import (
+    CTE,
+    ScalarSelect,
+    Select,
+    Text,
+    and_,
+    cast,
+    delete,
+    func,
+    insert,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+    union_all,
+    update,
+)
 from sqlalchemy.sql import ColumnElement
 
 from service.datasets.repository import FORGOTTEN_AT_ONCE, in_turns, needed_by_fits
+from service.storage.notifications import FITS, FITS_DONE, announce
 from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.repository import After, Repository, json_bytes, new_id, now
 from service.storage.tables import calibrators, datasets, fits, workers
+
+# spelt out, because a plan for any status could not use the index of fits that wait
+QUEUED = fits.c.status == literal_column(f"'{FitStatus.QUEUED}'")
 
 
 class Losses(NamedTuple):
@@ -19,6 +39,13 @@ class Losses(NamedTuple):
 
     attempts: int
     seconds_ago: float
+
+
+class Turn(NamedTuple):
+    """A workspace with fits that wait on a queue."""
+
+    queue: str
+    workspace: str
 
 
 class Fits(Repository):
@@ -41,6 +68,7 @@ class Fits(Repository):
         counted = update(calibrators).where(calibrators.c.id == made.calibrator)
         size = calibrators.c.stored_bytes + json_bytes(made.order)
         self._changed(counted.values(stored_bytes=size))
+        announce(self.session, FITS)
         return made
 
     def get(self, id: str, workspace: str | None = None) -> Fit | None:
@@ -93,7 +121,32 @@ class Fits(Repository):
             chosen = chosen.where(tuple_(fits.c.created_at, fits.c.id) < tuple_(*after))
         return chosen.order_by(fits.c.created_at.desc(), fits.c.id.desc())
 
-    def start(self, id: str, *, worker: str, device: str) -> Fit | None:
+    def turns(self, queues: Sequence[str]) -> list[Turn]:
+        """Return the workspaces whose fits wait, the one whose last fit started first at the front.
+
+        It takes a few steps in an index for each of them, however many fits wait.
+        """
+        found = _waiting_workspaces(queues)
+        served = (
+            select(fits.c.started_at)
+            .where(fits.c.workspace == found.c.workspace, fits.c.started_at.is_not(None))
+            .order_by(fits.c.started_at.desc())
+            .limit(1)
+        )
+        oldest = _waiting(fits.c.created_at, found.c.queue, found.c.workspace)
+        chosen = (
+            select(found.c.queue, found.c.workspace)
+            .where(found.c.workspace > "")
+            .order_by(func.coalesce(served.scalar_subquery(), 0.0), oldest.scalar_subquery())
+        )
+        return [Turn(*row) for row in self.session.execute(chosen)]
+
+    def start_next(self, turn: Turn, *, worker: str, device: str) -> Fit | None:
+        """Take the oldest fit that waits and that nobody else is taking; None if there is none."""
+        oldest = _waiting(fits.c.id, turn.queue, turn.workspace).with_for_update(skip_locked=True)
+        return self.start(oldest.scalar_subquery(), worker=worker, device=device)
+
+    def start(self, id: str | ScalarSelect[str], *, worker: str, device: str) -> Fit | None:
         """Take a waiting fit for its next attempt; None if it does not wait (any more)."""
         waits = (fits.c.id == id) & (fits.c.status == FitStatus.QUEUED)
         return self._fit(
@@ -129,21 +182,21 @@ class Fits(Repository):
     def finish(self, id: str, attempt: int, status: FitStatus, **facts: Any) -> Fit | None:
         """End a running attempt; None, and no change, if it is not the one that runs."""
         ended = update(fits).where(self._running(id, attempt))
+        announce(self.session, FITS_DONE)
         return self._fit(ended.values(status=status, finished_at=now(), **facts).returning(*fits.c))
 
     def hand_back(self, id: str, attempt: int) -> bool:
         """Let a fit wait again, as if this attempt had not been made."""
-        given = update(fits).where(self._running(id, attempt))
-        return (
-            self._changed(given.values(status=FitStatus.QUEUED, attempt=attempt - 1, worker=None))
-            == 1
-        )
+        return self._wait_again(id, attempt, attempt=attempt - 1)
 
     def requeue(self, id: str, attempt: int) -> bool:
         """Let a fit wait again after its worker was lost; the attempt counts."""
-        lost = update(fits).where(self._running(id, attempt))
-        values = {"status": FitStatus.QUEUED, "worker": None, "lost_at": now()}
-        return self._changed(lost.values(values)) == 1
+        return self._wait_again(id, attempt, lost_at=now())
+
+    def _wait_again(self, id: str, running: int, **facts: Any) -> bool:
+        ended = update(fits).where(self._running(id, running))
+        announce(self.session, FITS)
+        return self._changed(ended.values(status=FitStatus.QUEUED, worker=None, **facts)) == 1
 
     def give_up(self, id: str, attempt: int, error: dict[str, str] | None) -> Fit | None:
         """End a fit whose worker was lost once too often."""
@@ -161,6 +214,7 @@ class Fits(Repository):
         waits = (fits.c.id == id) & (fits.c.status == FitStatus.QUEUED)
         done = {"status": FitStatus.CANCELLED, "cancel_requested": True, "finished_at": now()}
         ended = self._fit(update(fits).where(waits).values(**done).returning(*fits.c))
+        announce(self.session, FITS_DONE)
         if ended is not None:
             return ended
         runs = (fits.c.id == id) & (fits.c.status == FitStatus.RUNNING)
@@ -175,6 +229,11 @@ class Fits(Repository):
         """The fits that a worker has taken."""
         mine = (fits.c.worker == worker) & (fits.c.status == FitStatus.RUNNING)
         return self._fits(select(fits).where(mine))
+
+    def without_worker(self) -> list[Fit]:
+        """The fits that run on workers that are not known."""
+        known = select(workers.c.id).where(workers.c.id == fits.c.worker).exists()
+        return self._fits(select(fits).where(fits.c.status == FitStatus.RUNNING, ~known))
 
     def spent_datasets(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
         """Datasets sent for fits only, whose fits are all final; workspaces in turn."""
@@ -214,23 +273,61 @@ class Fits(Repository):
         return [Fit(**{**row, "status": FitStatus(row["status"])}) for row in rows]
 
 
+def _waiting(
+    column: ColumnElement[Any],
+    queue: str | ColumnElement[str],
+    workspace: str | ColumnElement[str],
+) -> Select[Any]:
+    """Select a column of the oldest fit that waits on a queue."""
+    waits = and_(QUEUED, fits.c.queue == queue, fits.c.workspace == workspace)
+    return select(column).where(waits).order_by(fits.c.created_at).limit(1)
+
+
+def _waiting_workspaces(queues: Sequence[str]) -> CTE:
+    """Select each queue with the workspaces whose fits wait, from one to the next by an index.
+
+    Every queue begins with an empty name and ends with NULL.
+    """
+    names = union_all(*(select(_text(one).label("queue")) for one in queues)).subquery()
+    begin = select(names.c.queue, _text("").label("workspace"))
+    found = begin.cte("turns", recursive=True)
+    waits = and_(QUEUED, fits.c.queue == found.c.queue, fits.c.workspace > found.c.workspace)
+    after = select(fits.c.workspace).where(waits).order_by(fits.c.workspace).limit(1)
+    step = select(found.c.queue, cast(after.scalar_subquery(), Text))
+    step = step.where(found.c.workspace.is_not(None))
+    return found.union_all(step)
+
+
+def _text(value: str) -> ColumnElement[str]:
+    return cast(literal(value), Text)
+
+
 class WorkerRepository(Repository):
     """Worker processes and their heartbeats."""
 
     def beat(self, id: str, *, queues: list[str], device: str) -> None:
         """A worker says that it lives."""
-        if self._changed(update(workers).where(workers.c.id == id).values(seen_at=now())):
+        if self.renew(id):
             return
         values = {"id": id, "queues": queues, "device": device}
         self._changed(insert(workers).values(started_at=now(), seen_at=now(), **values))
+
+    def renew(self, id: str) -> bool:
+        """Note that a worker lives, and keep others from removing it before the transaction ends.
+
+        False if it is not known: it was taken for dead, or has not beaten yet.
+        """
+        return self._changed(update(workers).where(workers.c.id == id).values(seen_at=now())) == 1
 
     def remove(self, id: str) -> None:
         """A worker is gone."""
         self._changed(delete(workers).where(workers.c.id == id))
 
-    def ids(self) -> set[str]:
-        """All workers that are known, silent or not."""
-        return set(self.session.scalars(select(workers.c.id)))
+    def remove_silent(self, id: str, for_seconds: float) -> bool:
+        """Remove a worker that was not seen for so long, unless it is just heard of."""
+        is_silent = (workers.c.id == id) & (workers.c.seen_at <= now() - for_seconds)
+        found = select(workers.c.id).where(is_silent).with_for_update(skip_locked=True)
+        return self._changed(delete(workers).where(workers.c.id.in_(found))) == 1
 
     def alive(self, within: float) -> list[Worker]:
         """Workers seen in the last so many seconds."""

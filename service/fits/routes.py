@@ -166,7 +166,8 @@ async def fit_events(joined: Joined, caller: Caller, id: openapi.FitId) -> Respo
 @router.delete("/fits/{id}", summary="Cancel a fit")
 def cancel_fit(joined: Joined, caller: Caller, id: openapi.FitId) -> FitOut:
     """A waiting fit is cancelled at once, a running one within seconds; 409 if it is finished."""
-    return FitOut.of(fits.cancel(joined.database, joined.queue, caller, id))
+    with joined.database.write() as store:
+        return FitOut.of(fits.cancel(store, caller, id))
 
 
 def _ask(
@@ -192,7 +193,6 @@ def _ask(
     with joined.database.write() as store:
         fit = fits.submit(
             store,
-            joined.queue,
             caller,
             sent.request,
             dataset=dataset,

@@ -12,7 +12,7 @@ from service.access.permissions import Principal
 from service.datasets.service import Datasets, Retention
 from service.datasets.spool import Spool
 from service.fits import service as fits
-from service.fits.service import FitOrder, FitRequest, MethodOrder, Queue
+from service.fits.service import FitOrder, FitRequest, MethodOrder
 from service.storage.database import Database
 from service.storage.records import Fit
 
@@ -24,7 +24,6 @@ NPZ = "application/x-npz"
 def order_sample(
     database: Database,
     datasets: Datasets,
-    queue: Queue,
     principal: Principal,
     *,
     spool: Spool,
@@ -43,7 +42,7 @@ def order_sample(
     request = FitRequest(CALIBRATOR, order, dataset, evaluation)
     request.check()
     with database.write() as store:
-        return fits.submit(store, queue, principal, request, dataset=dataset, most_open=most_open)
+        return fits.submit(store, principal, request, dataset=dataset, most_open=most_open)
 
 
 def _npz(part: Literal["cal", "test"]) -> bytes:

@@ -1,11 +1,11 @@
-"""Fits: ordered, put on a queue in the same transaction, found and cancelled."""
+"""Fits: ordered, found and cancelled."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from calibrators import Calibrator
 from calibrators.fitting.evaluation import memory_bytes
@@ -19,7 +19,7 @@ from service.errors import Conflict, Invalid, NotFound, TooLarge, TooMany
 from service.names import check_name
 from service.registry.service import calibrator_for, check_model, check_notes
 from service.storage.database import Database
-from service.storage.records import Dataset, Fit, FitStatus
+from service.storage.records import Dataset, Fit
 from service.storage.store import Store
 
 QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
@@ -31,19 +31,6 @@ GIGABYTE = 1 << 30
 TEXT_COPIES = 8  # the numbers of a text as Python's own
 
 Device = Literal["auto", "cpu", "gpu"]
-
-
-class Queue(Protocol):
-    """Where fits wait for a worker."""
-
-    def enqueue(self, store: Store, fit: Fit) -> None:
-        """Put a fit on its queue, inside the store's transaction."""
-
-    def withdraw(self, fit: str) -> None:
-        """Take a cancelled fit from its queue, in a transaction of its own."""
-
-    def close(self) -> None:
-        """Let go of what it holds."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +112,6 @@ def replayed(
 
 def submit(
     store: Store,
-    queue: Queue,
     principal: Principal,
     request: FitRequest,
     *,
@@ -134,7 +120,7 @@ def submit(
     memory_limit: int | None = None,
     most_open: int | None = None,
 ) -> Fit:
-    """Order a fit on a dataset; the row and the queue's entry are in the same transaction.
+    """Order a fit on a dataset.
 
     ``memory_limit`` is how many bytes a fit may need by its estimate, ``most_open`` how many fits
     of a workspace may wait or run; None for any number.
@@ -159,7 +145,6 @@ def submit(
         queue=_queue_for(store, request.device),
         created_by=principal.actor,
     )
-    queue.enqueue(store, fit)
     idempotency.keep(store, principal, key, asdict(request), {"fit": fit.id})
     return fit
 
@@ -172,15 +157,12 @@ def find(store: Store, principal: Principal, id: str) -> Fit:
     return found
 
 
-def cancel(database: Database, queue: Queue, principal: Principal, id: str) -> Fit:
+def cancel(store: Store, principal: Principal, id: str) -> Fit:
     """Stop a fit: at once if it waits, within seconds if it runs; again is no error."""
-    with database.write() as store:
-        found = find(store, principal, id)
-        changed = store.fits.cancel(id)
+    found = find(store, principal, id)
+    changed = store.fits.cancel(id)
     if changed is None and not found.cancel_requested:
         raise Conflict("fit_is_final", f"this fit has {found.status}: there is nothing to cancel")
-    if changed is not None and changed.status is FitStatus.CANCELLED:
-        queue.withdraw(id)
     return changed or found
 
 

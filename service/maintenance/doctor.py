@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import attrgetter
 
@@ -35,9 +35,6 @@ from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, FitStatus, Version
 
-Waiting = Callable[[Collection[str]], set[str]]
-"""Those of some fits that have an entry on a queue."""
-
 
 class Doctor:
     """``findings`` looks at everything once; what it saw is counted in ``seen``.
@@ -50,14 +47,12 @@ class Doctor:
         self,
         database: Database,
         blobs: Blobs,
-        waiting: Waiting,
         *,
         orphan_seconds: float,
         progress: Callable[[int], None] = lambda seen: None,
     ) -> None:
         self._database = database
         self._blobs = blobs
-        self._waiting = waiting
         self._orphan_seconds = orphan_seconds
         self._progress = progress
         self.seen: Counter[str] = Counter()
@@ -70,7 +65,7 @@ class Doctor:
         yield from self._aliases()
         yield from self._datasets()
         yield from self._succeeded_fits()
-        yield from self._queued_fits()
+        yield from self._open_fits()
         yield from self._runs()
         found = sweep(self._database, self._blobs, older_than=self._orphan_seconds, dry_run=True)
         self.orphans = found.orphans.total()
@@ -208,26 +203,19 @@ class Doctor:
                             "restore the database from a backup, or order the fit again",
                         )
 
-    def _queued_fits(self) -> Iterator[Finding]:
+    def _open_fits(self) -> Iterator[Finding]:
         for found in self._fits(FitStatus.QUEUED):
             for one in found:
                 yield from unreadable(f"fit {one.fit.id}", one.unreadable)
-            without = self._without_entry([one.fit.id for one in found])
-            if without:  # a fit may have been started, or handed back, between the two looks
-                with self._database.read() as store:
-                    again = store.inventory.still(FitStatus.QUEUED, without)
-                without = self._without_entry(sorted(again))
-            for id in without:
-                yield Finding(
-                    "fit_without_entry",
-                    f"fit {id}",
-                    "it waits, but stands on no queue",
-                    "cancel it and order it again",
-                )
-
-    def _without_entry(self, ids: list[str]) -> list[str]:
-        waiting = self._waiting(ids) if ids else set()
-        return [id for id in ids if id not in waiting]
+        with self._database.read() as store:
+            lost = store.fits.without_worker()
+        for fit in lost:
+            yield Finding(
+                "fit_without_worker",
+                f"fit {fit.id}",
+                f"it runs on {fit.worker}, which is not known",
+                "start a worker, which lets it wait again within minutes, or cancel it",
+            )
 
     def _fits(self, status: FitStatus) -> Iterator[list[FoundFit]]:
         def read(inventory: Inventory, after: str) -> list[FoundFit]:

@@ -254,11 +254,6 @@ class Inventory(Repository):
             found.append(FoundFit(Fit(**{**facts, "status": status}), unreadable))
         return found
 
-    def still(self, status: FitStatus, ids: Collection[str]) -> set[str]:
-        """Those of some fits that are of a status."""
-        chosen = select(fits.c.id).where(fits.c.status == status, fits.c.id.in_(ids))
-        return set(self.session.scalars(chosen))
-
     def fits_of_versions(self, numbers: Collection[Number]) -> dict[Number, str | None]:
         """The fit that each of these versions names, as far as they are there."""
         place = tuple_(versions.c.calibrator, versions.c.number)

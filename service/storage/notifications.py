@@ -1,7 +1,7 @@
-"""News of moved aliases and changed keys, from whoever makes them to every replica of the API.
+"""Notifications of changes: aliases, keys and finished fits for the API, waiting fits for workers.
 
 PostgreSQL carries them (NOTIFY and LISTEN), so they are heard at once, but not for certain: who
-listens must look for changes now and then as well. With SQLite there are none.
+listens must look for changes now and then as well. SQLite only tells that somebody has written.
 """
 
 from __future__ import annotations
@@ -9,43 +9,55 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
+import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import psycopg
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-CHANNEL = "calibrd_news"
+NEWS = "calibrd_news"
+FITS = "calibrd_fits"
+FITS_DONE = "calibrd_fits_done"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 STOP_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
 
-def announce(session: Session) -> None:
+def announce(session: Session, channel: str = NEWS) -> None:
     """Let all who listen know of a change, once it is committed."""
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
+        session.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
 
 
 class NotificationListener:
-    """A thread with a connection of its own that calls ``heard`` when there is news.
+    """A thread with a connection of its own that calls what a channel has when there is news of it.
 
-    It does so after every new connection too, because what was said before is not repeated.
+    It calls all of them after every new connection, because what was said before is not repeated.
+    With ``poll_seconds`` it looks that often whether a SQLite file was written to.
     """
 
-    def __init__(self, engine: Engine, heard: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        heard: Mapping[str, Callable[[], None]],
+        *,
+        poll_seconds: float | None = None,
+    ) -> None:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._heard = heard
+        self._poll_seconds = poll_seconds
+        self._is_sqlite = engine.dialect.name == "sqlite"
         self._pause = FIRST_PAUSE
         self._ended = threading.Event()
         self._waker, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="news", daemon=True)
 
     def __enter__(self) -> NotificationListener:
-        if self._engine.dialect.name == "postgresql":
+        if not self._is_sqlite or self._poll_seconds is not None:
             self._thread.start()
         return self
 
@@ -61,8 +73,11 @@ class NotificationListener:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self._listen()
-            except (SQLAlchemyError, psycopg.Error, OSError) as error:
+                if self._is_sqlite:
+                    self._poll()
+                else:
+                    self._listen()
+            except (SQLAlchemyError, psycopg.Error, sqlite3.Error, OSError) as error:
                 if self._pause == FIRST_PAUSE:
                     logger.warning("nothing is heard of changes: %s", type(error).__name__)
                 self._ended.wait(self._pause)
@@ -72,12 +87,30 @@ class NotificationListener:
         with self._engine.connect() as connection:
             line = connection.connection.driver_connection
             assert isinstance(line, psycopg.Connection)  # noqa: S101
-            connection.exec_driver_sql(f"LISTEN {CHANNEL}")
+            for channel in self._heard:
+                connection.exec_driver_sql(f"LISTEN {channel}")
             self._pause = FIRST_PAUSE
             with selectors.DefaultSelector() as either:
                 either.register(line, selectors.EVENT_READ)
                 either.register(self._woken, selectors.EVENT_READ)
+                channels = set(self._heard)
                 while not self._ended.is_set():
-                    self._heard()
+                    self._tell(channels)
                     either.select()
-                    list(line.notifies(timeout=0))
+                    channels = {one.channel for one in line.notifies(timeout=0)}
+
+    def _tell(self, channels: Collection[str]) -> None:
+        for channel in channels:
+            self._heard[channel]()
+
+    def _poll(self) -> None:
+        """Compare SQLite's count of commits by other connections, which takes microseconds."""
+        connection, seen = self._engine.raw_connection(), None
+        try:
+            while not self._ended.wait(self._poll_seconds):
+                found = connection.cursor().execute("PRAGMA data_version").fetchone()
+                if found != seen:
+                    seen, self._pause = found, FIRST_PAUSE
+                    self._tell(self._heard)
+        finally:
+            connection.close()

@@ -220,6 +220,7 @@ fits = Table(
     Column("lost_at", Float),  # when it last lost its worker
     Index(None, "workspace", "created_at"),
     Index(None, "workspace", "status", "created_at"),
+    Index(None, "workspace", "started_at"),
     Index(None, "status"),
     Index(None, "dataset", "status"),
     Index(None, "evaluation", "status"),
@@ -231,6 +232,15 @@ Index(
     fits.c.lost_at,
     sqlite_where=fits.c.lost_at.is_not(None),
     postgresql_where=fits.c.lost_at.is_not(None),
+)
+
+Index(
+    "ix_fits_queued",
+    fits.c.queue,
+    fits.c.workspace,
+    fits.c.created_at,
+    sqlite_where=fits.c.status == "queued",
+    postgresql_where=fits.c.status == "queued",
 )
 
 workers = Table(

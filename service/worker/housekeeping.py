@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from service.datasets.service import forget_dataset
 from service.errors import Conflict
 from service.fits.execution import failed
-from service.fits.queue import DbosQueue, QueueEntry, seconds_to_wait
 from service.fits.service import WORKER_IS_ALIVE
 from service.maintenance.sweep import CHORE, sweep
 from service.runs.decisions import decide_due, release_merged
 from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 from service.storage.database import PASSING, Database
-from service.storage.records import Fit, FitStatus
+from service.storage.records import Fit
 from service.storage.repository import AT_ONCE
 from service.storage.store import Store
 
@@ -33,6 +32,7 @@ class WorkerPace:
     heartbeat: float = 2.0
     silence: float = WORKER_IS_ALIVE  # after which a worker is taken for dead
     report: float = 0.25  # between two writes of a fit's progress
+    poll: float = 0.02  # between two looks whether a SQLite file was written to
     housekeeping: float = 60.0
     merging: float = 5.0  # between two looks for steps of runs that have waited long enough
     grace: float = 5.0  # for a fit that was told to stop, until its process is replaced
@@ -46,18 +46,16 @@ class Housekeeping:
         self,
         database: Database,
         blobs: Blobs,
-        queue: DbosQueue,
         settings: Settings,
         pace: WorkerPace,
         *,
         worker: str,
         queues: list[str],
         device: str,
-        at_work: Callable[[], Collection[str]],
+        at_work: Callable[[], Collection[str] | None],
     ) -> None:
         self._database = database
         self._blobs = blobs
-        self._queue = queue
         self._settings = settings
         self._pace = pace
         self._worker = worker
@@ -65,8 +63,6 @@ class Housekeeping:
         self._device = device
         self._at_work = at_work
         self._last_beat = self._steady_since = -math.inf
-        self._stray: set[QueueEntry] = set()
-        self._strangers: set[str] = set()
         self._ended = threading.Event()
         # housekeeping may take long, and a worker that does not beat is taken for dead
         self._threads = [
@@ -99,48 +95,39 @@ class Housekeeping:
         self._last_beat = now
         # after a pause of the database all seem silent: let them beat before judging them
         for dead in silent if now - self._steady_since >= self._pace.silence else ():
-            logger.warning("worker %s is silent: its fits are taken over", dead.id)
             self._take_over(dead.id)
         # an answer of the database can get lost, and with it a fit that we have started
-        unknown = [fit for fit in mine if fit.id not in self._at_work()]
+        at_work = self._at_work()
+        unknown = [] if at_work is None else [fit for fit in mine if fit.id not in at_work]
         if unknown:
             with self._database.write() as store:
                 self._start_again(store, unknown)
 
     def hand_back(self) -> None:
         """Let the fits of this worker wait for another one, and sign off."""
-        entries = self._queue.taken_by(self._worker)
         with self._database.write() as store:
-            self._put_back(store, entries)
-            for fit in store.fits.running_on(self._worker):
-                if store.fits.hand_back(fit.id, fit.attempt):
-                    self._queue.enqueue_again(store, fit)
             store.workers.remove(self._worker)
-        self._queue.forget([entry.id for entry in entries])
+            for fit in store.fits.running_on(self._worker):
+                store.fits.hand_back(fit.id, fit.attempt)
 
     def decide_steps(self) -> None:
         """Decide steps of runs that are due, and delete the statistics of those decided."""
-        decide_due(self._database)
-        release_merged(self._database)
+        with self._database.read() as store:  # one look, as nearly always there is nothing to do
+            is_due, is_merged = store.run_steps.due(None, 1), store.run_steps.unreleased(1)
+        if is_due:
+            decide_due(self._database)
+        if is_merged:
+            release_merged(self._database)
 
     def keep_house(self) -> None:
-        """Delete what has served its time, and find entries that were taken and then forgotten."""
+        """Delete what has served its time."""
         grace = self._settings.sweep_hours * HOUR
         kept = self._settings.idempotency_hours * HOUR
         self._delete_all(lambda store: store.idempotency.forget(kept))
         self._delete_all(lambda store: store.web_sessions.forget_expired())
         with self._database.write() as store:
+            self._start_again(store, store.fits.without_worker())
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
-        self._queue.forget_done()
-        at_work = self._at_work()
-        taken = {one for one in self._queue.taken_by(self._worker) if one.fit not in at_work}
-        lost = taken & self._stray | set(self._queue.without_workspace())
-        if lost:
-            with self._database.write() as store:
-                self._put_back(store, lost)
-            self._queue.forget([entry.id for entry in lost])
-        self._stray = taken - self._stray
-        self._look_for_strangers()
         self._forget_datasets()
         if sweeps and not self._ended.is_set():
             self._sweep(grace)
@@ -191,25 +178,12 @@ class Housekeeping:
                 logger.exception("%s failed; it goes on", name)
 
     def _take_over(self, dead: str) -> None:
-        entries = self._queue.taken_by(dead)
         with self._database.write() as store:
-            self._put_back(store, entries)  # first, or what starts again would get two entries
+            # first: a claim that is under way holds the row, and proves that the worker lives
+            if not store.workers.remove_silent(dead, self._pace.silence):
+                return
+            logger.warning("worker %s is silent: its fits are taken over", dead)
             self._start_again(store, store.fits.running_on(dead))
-            store.workers.remove(dead)
-        self._queue.forget([entry.id for entry in entries])
-
-    def _look_for_strangers(self) -> None:
-        """Take over from who was taken for dead, woke, took a fit, and died before its next beat.
-
-        One that lives has beaten by the second look.
-        """
-        takers = self._queue.takers()
-        with self._database.read() as store:
-            strangers = takers - store.workers.ids() - {self._worker}
-        for lost in strangers & self._strangers:
-            logger.warning("worker %s is not known: its fits are taken over", lost)
-            self._take_over(lost)
-        self._strangers = strangers - self._strangers
 
     def _start_again(self, store: Store, lost: list[Fit]) -> None:
         """Fits whose attempt will never end: they wait again, or have failed too often."""
@@ -221,12 +195,5 @@ class Housekeeping:
                     "it may need more memory than a worker has",
                 )
                 store.fits.give_up(fit.id, fit.attempt, ending.error)
-            elif store.fits.requeue(fit.id, fit.attempt):
-                pause = seconds_to_wait(store, fit.workspace)
-                self._queue.enqueue_again(store, fit, pause)
-
-    def _put_back(self, store: Store, entries: Collection[QueueEntry]) -> None:
-        """Entries that a worker took without starting their fits."""
-        for fit in store.fits.several({entry.fit for entry in entries}):
-            if fit.status is FitStatus.QUEUED:
-                self._queue.enqueue_again(store, fit)
+            else:
+                store.fits.requeue(fit.id, fit.attempt)

@@ -18,7 +18,6 @@ from calibrators.fitting.context import FitContext
 from calibrators.fitting.devices import array_device
 from service import logs
 from service.errors import Invalid
-from service.fits.queue import QUIET
 from service.fits.service import CPU, QUEUES
 from service.settings import Settings
 from service.worker.housekeeping import WorkerPace
@@ -59,7 +58,6 @@ def run_worker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
     logs.configure(settings.log_level, settings.log_format)
-    logging.getLogger("dbos").setLevel(QUIET)
     # the maps' fit_info and the reports have them
     warnings.simplefilter("ignore", CalibrationWarning)
     queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))

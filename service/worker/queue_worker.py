@@ -1,4 +1,4 @@
-"""Take fits from the queues and run them, through outages of the database and the blob store."""
+"""Claim fits and run them, through outages of the database and the blob store."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from dbos import DBOS
-
 from service.access.quota import Quota
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
-from service.fits.execution import Ending, FitJob, Stop, begin, conclude, ending_of, run
-from service.fits.queue import WORKFLOW, DbosQueue, listen, postpone
+from service.fits.execution import Ending, FitJob, Stop, conclude, ending_of, run
+from service.fits.queue import Claim, claim
 from service.fits.service import QUEUES
 from service.settings import DAY, Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import PASSING, Database
+from service.storage.notifications import FITS, NotificationListener
 from service.storage.records import Fit
 from service.worker.housekeeping import Housekeeping, WorkerPace
 from service.worker.identity import new_worker_id
@@ -35,17 +34,14 @@ Result = TypeVar("Result")
 FOREVER = 10 * 365 * DAY
 LONGEST_PAUSE = 2.0
 HEED_SECONDS = 1.0
+# for a fit that was told to leave its worker, before it is handed back
+STOP_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class QueueWorker:
-    """Takes fits through DBOS and runs them, one at a time however many its queues are.
-
-    DBOS hands over one entry of each queue. While a fit of one queue runs, an entry of the other
-    waits here for its turn: its fit is still queued, and can be cancelled at once. If the worker
-    leaves or dies meanwhile, the entry goes back to its queue.
-    """
+    """Claims fits and runs them, one at a time however many its queues are."""
 
     def __init__(
         self,
@@ -65,22 +61,21 @@ class QueueWorker:
         self._pace = pace
         self._leaving = leaving
         self.is_stuck = False
-        self._at_work: set[str] = set()
-        self._turn = threading.Lock()
+        self._at_work: set[str] | None = set()
         self._database = Database(settings.database)
         self._blobs = PatientBlobs(settings.blobs, seconds=pace.patience, on_damage=log_damage)
         self._quota = Quota(settings.max_workspace_bytes, self._blobs.folder)
-        self._queue = DbosQueue(self._database)
+        self._news = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="fits", daemon=True)
         self._housekeeping = Housekeeping(
             self._database,
             self._blobs,
-            self._queue,
             settings,
             pace,
             worker=self.id,
             queues=queues,
             device=device,
-            at_work=lambda: set(self._at_work),
+            at_work=lambda: self._at_work,
         )
 
     def start(self) -> None:
@@ -88,45 +83,52 @@ class QueueWorker:
         patiently(lambda: prepare_database(self._database), self._pace.patience)
         patiently(self._housekeeping.start, self._pace.patience)
         warm_up(self._device)
-        if self._leaving.is_set():
-            return
-
-        @DBOS.workflow(name=WORKFLOW)
-        def work(id: str) -> None:
-            self._work(id)
-
-        patiently(lambda: listen(self._database, self.id, self._queues), self._pace.patience)
+        self._thread.start()
 
     def stop(self) -> None:
         """Take no more fits, and give those at hand to other workers."""
         self._leaving.set()
+        self._news.set()
         self._housekeeping.stop()
-        DBOS.destroy()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_SECONDS)
         self._housekeeping.hand_back()
-        self._queue.close()
 
-    def _work(self, id: str) -> None:
-        self._at_work.add(id)
+    def _work(self) -> None:
+        calls = {FITS: self._news.set}
+        poll = self._pace.poll
+        with NotificationListener(self._database.unhurried, calls, poll_seconds=poll):
+            while not self._leaving.is_set():
+                self._news.clear()
+                try:
+                    seconds = self.work_once()
+                except Exception:
+                    logger.exception("a fit could not be taken or ended; others are taken")
+                    seconds = LONGEST_PAUSE
+                self._news.wait(seconds)
+
+    def work_once(self) -> float:
+        """Claim and run a fit if there is one; return the seconds until the next look."""
+        self._at_work = None  # until it is known which
         try:
-            with self._turn:
-                if not self._leaving.is_set():
-                    self._run(id)
+            claimed = patiently(self._claim, FOREVER)
+            if claimed.job is None:
+                return claimed.seconds
+            self._at_work = {claimed.job.fit.id}
+            note_fit()
+            self._run(claimed.job)
         finally:
             if not self._leaving.is_set():  # else it is handed back, and must not count as lost
-                self._at_work.discard(id)
-        if self._leaving.is_set():
-            # DBOS must not note this entry as done: its fit may have to wait for another worker
-            threading.Event().wait()
+                self._at_work = set()
+        return 0.0
 
-    def _run(self, id: str) -> None:
-        if patiently(lambda: postpone(self._database, self._queue, id), FOREVER):
-            return
-        note_fit()
-        job = patiently(
-            lambda: begin(self._database, id, worker=self.id, device=self._device), FOREVER
-        )
-        if job is None:
-            return
+    def _claim(self) -> Claim:
+        if self._leaving.is_set():
+            return Claim(None)
+        return claim(self._database, self._queues, worker=self.id, device=self._device)
+
+    def _run(self, job: FitJob) -> None:
+        id = job.fit.id
         logger.info("fit %s starts, attempt %d", id, job.fit.attempt)
         limit = self._settings.fit_seconds
         hooks = RunningFit(
@@ -156,7 +158,7 @@ class QueueWorker:
             lambda: conclude(self._database, job.fit, ending, told), self._pace.patience
         )
         logger.info("fit %s ends: %s", id, done.status if done else "by another worker")
-        self._tidy_up(job.fit, ending, done)
+        self._tidy_up(job, ending, done)
 
     def _check_room(self, workspace: str, size: int) -> None:
         """Raise TooLarge unless a workspace may store maps of so many bytes."""
@@ -167,13 +169,13 @@ class QueueWorker:
         """Let the process be replaced: a fit does not come back."""
         self.is_stuck = True
 
-    def _tidy_up(self, fit: Fit, ending: Ending, done: Fit | None) -> None:
+    def _tidy_up(self, job: FitJob, ending: Ending, done: Fit | None) -> None:
         try:
             if ending.unnamed is not None and (done is None or not done.versions):
                 ending.unnamed.delete()
-            forget_spent_datasets(self._database, self._blobs, fit)
+            forget_spent_datasets(self._database, self._blobs, job.dataset, job.evaluation)
         except Exception:
-            logger.exception("datasets or blobs of fit %s are left to the housekeeping", fit.id)
+            logger.exception("bytes of fit %s are left to the housekeeping", job.fit.id)
 
 
 def note_fit() -> None:

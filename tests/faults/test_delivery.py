@@ -1,4 +1,4 @@
-"""The queue may deliver a fit twice, late, or out of order: it is done once all the same."""
+"""Workers may be woken many times, late, or for nothing: a fit is done once all the same."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from helpers.both_backends import on_both
 from helpers.live_service import wait_until
 from helpers.sites import QUICK, Site
 
+from service.storage.notifications import FITS, announce
 from service.storage.records import Fit, FitStatus
 
 CREW = 3
@@ -16,11 +17,12 @@ COPIES = 4
 TOGETHER = 5
 
 
-def deliver_again(site: Site, *fits: Fit) -> None:
-    """Put further entries for these fits on their queue, all at once."""
-    with site.place.database.write() as store:
-        for fit in fits:
-            site.place.queue.enqueue_again(store, fit)
+def wake_all(site: Site, times: int = COPIES) -> None:
+    """Let all workers look for fits, as often as somebody writes."""
+    for _ in range(times):
+        with site.place.database.write() as store:
+            store.chores.claim("nothing", 0.0)
+            announce(store.session, FITS)
 
 
 def check_once(site: Site, fit: Fit) -> Fit:
@@ -32,26 +34,28 @@ def check_once(site: Site, fit: Fit) -> Fit:
     return done
 
 
-def all_is_delivered(site: Site) -> None:
-    wait_until(lambda: site.entries_left() == 0, seconds=60)
+def all_is_done(site: Site) -> None:
+    wait_until(lambda: site.open_fits() == 0, seconds=60)
 
 
 @on_both
-def test_a_fit_delivered_many_times_is_done_once(site: Site, note: Callable[..., None]) -> None:
+def test_a_fit_that_workers_are_woken_for_many_times_is_done_once(
+    site: Site, note: Callable[..., None]
+) -> None:
     count = 10
     site.staff(CREW)
     for _ in range(count):
-        all_is_delivered(site)  # so that the workers are idle and take the copies at once
+        all_is_done(site)  # so that the workers are idle and try to take it at once
         fit = site.place.order(site.place.dataset(), QUICK)
-        deliver_again(site, *[fit] * COPIES)
+        wake_all(site)
         check_once(site, fit)
-        all_is_delivered(site)
+        all_is_done(site)
         check_once(site, fit)
-    note(f"duplicate delivery ({site.kind})", count, copies=str(1 + COPIES))
+    note(f"many wake-ups for one fit ({site.kind})", count, copies=str(1 + COPIES))
 
 
 @on_both
-def test_fits_delivered_out_of_order_and_late_are_done_once(
+def test_fits_handed_back_and_announced_late_are_done_once(
     site: Site, note: Callable[..., None]
 ) -> None:
     count = 10
@@ -59,21 +63,25 @@ def test_fits_delivered_out_of_order_and_late_are_done_once(
     site.staff(CREW)
     for _ in range(count):
         fits = [site.place.order(site.place.dataset(), QUICK) for _ in range(TOGETHER)]
-        copies = fits * 2
-        dice.shuffle(copies)
-        deliver_again(site, *copies)
-        done = [check_once(site, fit) for fit in fits]
         dice.shuffle(fits)
-        deliver_again(site, *fits)  # after their end
-        all_is_delivered(site)
+        for fit in fits:  # an order to be done again, of an attempt that nobody has made
+            with site.place.database.write() as store:
+                assert not store.fits.hand_back(fit.id, 7)
+        done = [check_once(site, fit) for fit in fits]
+        for fit in fits:  # after their end
+            with site.place.database.write() as store:
+                assert not store.fits.hand_back(fit.id, 1)
+                assert not store.fits.requeue(fit.id, 1)
+        wake_all(site)
+        all_is_done(site)
         assert [site.place.fit(one.id) for one in done] == done
         for fit in fits:
             check_once(site, fit)
-    note(f"reordered and late delivery ({site.kind})", count, fits_each=str(TOGETHER))
+    note(f"late and false hand-backs ({site.kind})", count, fits_each=str(TOGETHER))
 
 
 @on_both
-def test_a_cancelled_fit_delivered_again_stays_cancelled(site: Site) -> None:
+def test_a_cancelled_fit_that_workers_are_woken_for_stays_cancelled(site: Site) -> None:
     site.staff(CREW)
     with site.place.database.write() as store:
         fit = store.fits.add(
@@ -87,9 +95,8 @@ def test_a_cancelled_fit_delivered_again_stays_cancelled(site: Site) -> None:
             created_by="tests",
         )
         store.fits.cancel(fit.id)
-        site.place.queue.enqueue(store, fit)
-        site.place.queue.enqueue_again(store, fit)
-    all_is_delivered(site)
+    wake_all(site)
+    all_is_done(site)
     found = site.place.fit(fit.id)
     assert (found.status, found.attempt) == (FitStatus.CANCELLED, 0)
     assert site.place.versions_of(fit) == []

@@ -19,8 +19,7 @@ from sqlalchemy import make_url
 from helpers.backends import environment
 from helpers.raw_blobs import keys
 from service.access.permissions import Principal, Scope
-from service.fits.execution import Stop
-from service.fits.queue import DbosQueue
+from service.fits.execution import FitJob, Stop, job_of
 from service.fits.service import CPU
 from service.settings import Settings
 from service.storage.blob_keys import dataset_key
@@ -66,7 +65,6 @@ class Place:
         self.database = Database(self.settings.database)
         self.blobs = Blobs(self.settings.blobs)
         prepare_database(self.database)
-        self.queue = DbosQueue(self.database)
         self._seeds = itertools.count()
         with self.database.write() as store:
             workspace = store.keys.workspace_named("default")
@@ -111,7 +109,6 @@ class Place:
 
     def close(self) -> None:
         """Close the connections."""
-        self.queue.close()
         self.database.close()
 
     def dataset(self, *, delete_after_fit: bool = False, **arrays: Any) -> Dataset:
@@ -152,7 +149,7 @@ class Place:
         wanted = [{"method": method, "params": params} for method, params in methods]
         nothing = {"seed": 0, "held_out": None, "model": None, "tags": {}, "description": ""}
         with self.database.write() as store:
-            fit = store.fits.add(
+            return store.fits.add(
                 self.workspace,
                 calibrator=self.calibrator.id,
                 calibrator_name=self.calibrator.name,
@@ -162,8 +159,6 @@ class Place:
                 queue=queue,
                 created_by="tests",
             )
-            self.queue.enqueue(store, fit)
-        return fit
 
     def fit(self, id: str) -> Fit:
         """A fit as it is now."""
@@ -187,6 +182,13 @@ class Place:
         with self.database.read() as store:
             versions = store.calibrators.versions(fit.calibrator, 1000, None)
         return sorted(version.number for version in versions if version.fit == fit.id)
+
+
+def begin(database: Database, id: str, *, worker: str, device: str) -> FitJob | None:
+    """Take a fit, whoever's turn it is; None if it does not wait (any more)."""
+    with database.write() as store:
+        fit = store.fits.start(id, worker=worker, device=device)
+        return None if fit is None else job_of(store, fit)
 
 
 def principal(place: Place) -> Principal:

@@ -13,7 +13,6 @@ from typing import Any
 from helpers.backends import environment
 from helpers.fit_fixtures import Place
 from helpers.live_service import ROOT, Running, running
-from service.fits.queue import DONE
 from service.storage.records import Fit, FitStatus
 
 WORK = (sys.executable, "-m", "service", "worker")
@@ -125,8 +124,7 @@ class Site:
         (worker,) = [one for one in self.workers if one.runs(found)]
         return worker
 
-    def entries_left(self) -> int:
-        """The entries of the queue that are not done with."""
-        client = self.place.queue._client
-        found = client.list_workflows(load_input=False, load_output=False)
-        return sum(1 for one in found if one.status not in DONE)
+    def open_fits(self) -> int:
+        """The fits that wait or run."""
+        with self.place.database.read() as store:
+            return store.fits.count_open(self.place.workspace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from helpers.fit_fixtures import Place
@@ -72,16 +73,21 @@ class Crew:
         return self.place.settings.data_dir
 
 
-def housekeeping(place: Place, worker: str, silence: float, **pace: float) -> Housekeeping:
+def housekeeping(
+    place: Place,
+    worker: str,
+    silence: float,
+    at_work: Callable[[], Collection[str] | None] = set,
+    **pace: float,
+) -> Housekeeping:
     """The housekeeping of a worker that takes no fits."""
     return Housekeeping(
         place.database,
         place.blobs,
-        place.queue,
         place.settings,
         WorkerPace(silence=silence, **pace),
         worker=worker,
         queues=[],
         device="cpu",
-        at_work=set,
+        at_work=at_work,
     )

@@ -240,7 +240,7 @@ def test_an_upload_with_a_fit_passes_through_the_files_listed(tmp_path: Path) ->
 
 
 def test_a_fit_in_a_worker_passes_through_the_files_listed(tmp_path: Path) -> None:
-    """From the entry of the queue on; files that were entered before are listed there."""
+    """From the claim on; files that were entered before are listed there."""
     listed = JOURNEYS["Upload and fit"].files
     all_metrics()  # the folder is scanned once in a process
     url = "/v1/calibrators/fashion/fits?method=temperature"
@@ -248,8 +248,9 @@ def test_a_fit_in_a_worker_passes_through_the_files_listed(tmp_path: Path) -> No
         fit = client.post(url, content=npz(*sample(rows=300, classes=4)), headers=NPZ).json()["id"]
         settings = client.app.state.parts.settings
         worker = QueueWorker(settings, [CPU], "cpu", WorkerPace(), threading.Event())
+        worker._housekeeping.beat()
         trace.is_on = True
-        worker._run(fit)
+        worker.work_once()
         trace.is_on = False
         assert client.get(f"/v1/fits/{fit}").json()["status"] == "succeeded"
     own = [one for one in trace.files if one.startswith(PRODUCT) and is_own(one)]

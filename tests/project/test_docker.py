@@ -158,7 +158,7 @@ def test_only_the_worker_with_cuda_has_torch() -> None:
         "worker-cuda": ["charts", "onnx", "service", "train"],
     }
     assert "torch" not in installed(extras(IMAGES["worker"]))
-    assert {"torch", "fastapi", "dbos"} <= installed(extras(IMAGES["worker-cuda"]))
+    assert {"torch", "fastapi", "sqlalchemy"} <= installed(extras(IMAGES["worker-cuda"]))
 
 
 def test_requirements_are_those_of_the_extras() -> None:

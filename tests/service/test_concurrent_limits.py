@@ -60,7 +60,7 @@ def test_open_fits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         request = FitRequest("digits", FitOrder([MethodOrder("temperature")]), datasets[number])
         with place.database.write() as store:
             caller, dataset = principal(place), datasets[number]
-            fits.submit(store, place.queue, caller, request, dataset=dataset, most_open=2)
+            fits.submit(store, caller, request, dataset=dataset, most_open=2)
 
     assert taken(submit) == 2
 

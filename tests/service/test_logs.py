@@ -19,7 +19,7 @@ KEY = "cal_ab12_s3cr3ts3cr3ts3cr3t"
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    names = ["", "uvicorn", "uvicorn.error", "uvicorn.access", "dbos", "alembic", "sqlalchemy"]
+    names = ["", "uvicorn", "uvicorn.error", "uvicorn.access", "alembic", "sqlalchemy"]
     loggers = [logging.getLogger(name) for name in [*names, "httpx"]]
     before = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
     shown = warnings.showwarning
@@ -41,14 +41,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 def test_both_kinds_of_logs_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "json")
     structlog.get_logger("calibrd.access").info("request", status=200)
-    for name in ("uvicorn.error", "dbos", "alembic.runtime", "anything"):
+    for name in ("uvicorn.error", "alembic.runtime", "anything"):
         logging.getLogger(name).warning("from %s", name)
 
     found = lines(capsys)
     assert [line["event"] for line in found] == [
         "request",
         "from uvicorn.error",
-        "from dbos",
         "from alembic.runtime",
         "from anything",
     ]
@@ -86,7 +85,7 @@ def test_secrets_in_messages_and_tracebacks(
     text: str, secret: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("info", "json")
-    logging.getLogger("dbos").error("because %s", text)
+    logging.getLogger("alembic").error("because %s", text)
     structlog.get_logger().info("said", note={"inner": [text]})
     try:
         raise RuntimeError(text)

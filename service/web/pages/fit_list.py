@@ -63,7 +63,8 @@ def fits_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor =
 @router.post("/jobs/{id}/cancel", dependencies=needs(Scope.FIT))
 def cancel_job(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
     """Stop a fit; who was on its page comes back to it."""
-    fits.cancel(joined.database, joined.queue, caller, id)
+    with joined.database.write() as store:
+        fits.cancel(store, caller, id)
     return lead_to(request, f"/jobs/{id}" if form.text("stay") else "/jobs")
 
 

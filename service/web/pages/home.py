@@ -58,7 +58,6 @@ def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
     fit = order_sample(
         joined.database,
         joined.datasets,
-        joined.queue,
         caller,
         spool=joined.spool,
         keeping=Retention(days=joined.settings.dataset_days or None),

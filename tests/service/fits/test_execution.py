@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.backends import Backend
-from helpers.fit_fixtures import FINAL, Hooks, Place
+from helpers.fit_fixtures import FINAL, Hooks, Place, begin
 from helpers.raw_blobs import keys
 
 from calibrators import Report, archive
 from service.datasets.service import forget_spent_datasets
 from service.errors import BlobMissing
-from service.fits.execution import Ending, FitJob, Stop, begin, conclude, run
+from service.fits.execution import Ending, FitJob, Stop, conclude, run
 from service.storage.blob_keys import dataset_key, map_key, onnx_key
 from service.storage.blobs import Unnamed
 from service.storage.records import Fit, FitStatus
@@ -238,11 +238,11 @@ def test_datasets_sent_for_fits_go_with_the_end_of_the_last(
     data = place.dataset(delete_after_fit=True)
     first, last = (place.order(data, ("temperature", {})) for _ in range(2))
     conclude(place.database, started(place, first).fit, Ending(status))
-    forget_spent_datasets(place.database, place.blobs, first)
+    forget_spent_datasets(place.database, place.blobs, data)
     with place.database.read() as store:
         assert store.datasets.get(place.workspace, data.id) is not None
     conclude(place.database, started(place, last).fit, Ending(status))
-    forget_spent_datasets(place.database, place.blobs, last)
+    forget_spent_datasets(place.database, place.blobs, data)
     with place.database.read() as store:
         assert store.datasets.get(place.workspace, data.id) is None
     with pytest.raises(BlobMissing):

@@ -1,52 +1,105 @@
-"""One workspace's fits hold up nobody else's, and cancelled ones leave the queue."""
+"""Fits are claimed once each, workspaces in turn, and cheaply however many of them wait."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 from helpers.fit_fixtures import Place
-from sqlalchemy import TableClause, column, select, table, update
+from sqlalchemy import event, insert, select, text
 
 from service.access.permissions import Principal, Scope
 from service.errors import TooMany
 from service.fits import service as fits
-from service.fits.service import FitOrder, FitRequest, MethodOrder
-from service.storage.records import FitStatus
-from service.worker.housekeeping import Housekeeping, WorkerPace
+from service.fits.queue import claim
+from service.fits.service import CPU, GPU, QUEUES, FitOrder, FitRequest, MethodOrder
+from service.storage import tables
+from service.storage.records import Fit, FitStatus
 
 pytestmark = pytest.mark.both_backends
 
-
-def workflows(place: Place) -> TableClause:
-    """Return the table of queue entries, which DBOS owns."""
-    schema = None if place.database.is_sqlite else "dbos"
-    names = ("workflow_uuid", "status", "queue_partition_key")
-    return table("workflow_status", *map(column, names), schema=schema)
+MANY = 10_000
+QUICK = ("temperature", {})
 
 
-def entries(place: Place) -> list[tuple[str, str, str]]:
-    with place.database.read() as store:
-        rows = store.session.execute(select(workflows(place))).all()
-    return [tuple(row) for row in rows]
+@pytest.fixture
+def place(place: Place) -> Iterator[Place]:
+    """A place with a worker that beats."""
+    with place.database.write() as store:
+        store.workers.beat("w", queues=list(QUEUES), device="cpu")
+    return place
+
+
+def claimed(place: Place, *queues: str) -> Fit | None:
+    found = claim(place.database, queues or [CPU], worker="w", device="cpu").job
+    return None if found is None else found.fit
 
 
 def caller(place: Place) -> Principal:
     return Principal(place.workspace, "tests", frozenset({Scope.FIT}))
 
 
-def test_an_entry_belongs_to_its_workspace(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
-    assert entries(place) == [(fit.id, "ENQUEUED", place.workspace)]
+def orders(place: Place, count: int) -> list[str]:
+    data = place.dataset()
+    return [place.order(data, QUICK).id for _ in range(count)]
+
+
+def in_turn(place: Place, count: int) -> list[str]:
+    """Claim so many fits, one after the other."""
+    found = [claimed(place) for _ in range(count)]
+    return [one.id for one in found if one is not None]
+
+
+def test_workspaces_take_turns_and_the_fits_of_each_are_in_order(place: Place) -> None:
+    first = orders(place, 4)
+    assert in_turn(place, 1) == first[:1]
+    place.enter_new_workspace()
+    second = orders(place, 2)
+    assert in_turn(place, 3) == [second[0], first[1], second[1]]
+    place.enter_new_workspace()
+    third = orders(place, 1)
+    assert in_turn(place, 4) == [third[0], first[2], first[3]]
+
+
+def test_a_worker_takes_from_its_own_queues(place: Place) -> None:
+    data = place.dataset()
+    gpu = place.order(data, QUICK, queue=GPU)
+    assert claimed(place, CPU) is None
+    cpu = place.order(data, QUICK)
+    assert claimed(place, CPU, GPU) == place.fit(gpu.id)
+    assert claimed(place, CPU, GPU) == place.fit(cpu.id)
+
+
+def test_many_workers_claim_each_fit_once(place: Place) -> None:
+    waiting = orders(place, 30)
+    place.enter_new_workspace()
+    waiting += orders(place, 10)
+
+    def take_all(_: int) -> list[str]:
+        found, last = [], time.monotonic()
+        while time.monotonic() - last < 1.0:
+            fit = claimed(place)
+            if fit is not None:
+                found.append(fit.id)
+                last = time.monotonic()
+        return found
+
+    with ThreadPoolExecutor(6) as threads:
+        taken = [id for share in threads.map(take_all, range(6)) for id in share]
+    assert sorted(taken) == sorted(waiting)
+    assert {place.fit(id).attempt for id in taken} == {1}
+
+
+def test_a_cancelled_fit_is_not_claimed(place: Place) -> None:
+    first, second = orders(place, 2)
     with place.database.write() as store:
-        place.queue.enqueue_again(store, fit)
-    assert {one[2] for one in entries(place)} == {place.workspace}
-
-
-def test_a_cancelled_fit_leaves_the_queue(place: Place) -> None:
-    dataset = place.dataset()
-    fit, other = (place.order(dataset, ("temperature", {})) for _ in range(2))
-    found = fits.cancel(place.database, place.queue, caller(place), fit.id)
-    assert found.status is FitStatus.CANCELLED
-    assert [id for id, *_ in entries(place)] == [other.id]
+        assert fits.cancel(store, caller(place), first).status is FitStatus.CANCELLED
+    assert in_turn(place, 2) == [second]
+    assert place.fit(first).attempt == 0
 
 
 def test_open_fits_of_a_workspace_are_bounded(place: Place) -> None:
@@ -55,34 +108,67 @@ def test_open_fits_of_a_workspace_are_bounded(place: Place) -> None:
 
     def submit() -> str:
         with place.database.write() as store:
-            asked = fits.submit(
-                store, place.queue, caller(place), request, dataset=dataset.id, most_open=2
-            )
+            asked = fits.submit(store, caller(place), request, dataset=dataset.id, most_open=2)
         return asked.id
 
     first, _ = submit(), submit()
     with pytest.raises(TooMany) as refused:
         submit()
     assert refused.value.code == "too_many_fits"
-    fits.cancel(place.database, place.queue, caller(place), first)
+    with place.database.write() as store:
+        fits.cancel(store, caller(place), first)
     submit()
 
 
-def test_entries_without_a_workspace_are_put_back(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+def fill(place: Place, status: str, **facts: object) -> None:
+    """Add many fits of a workspace that has one."""
     with place.database.write() as store:
-        store.session.execute(update(workflows(place)).values(queue_partition_key=None))
-    housekeeping = Housekeeping(
-        place.database,
-        place.blobs,
-        place.queue,
-        place.settings,
-        WorkerPace(),
-        worker="tests",
-        queues=[],
-        device="cpu",
-        at_work=set,
-    )
-    housekeeping.keep_house()
-    ((id, status, workspace),) = entries(place)
-    assert (id.partition(".")[0], status, workspace) == (fit.id, "ENQUEUED", place.workspace)
+        row = dict(store.session.execute(select(tables.fits).limit(1)).mappings().one())
+        rows = [{**row, "status": status, **facts, "id": f"fit_{status}{n}"} for n in range(MANY)]
+        store.session.execute(insert(tables.fits), rows)
+
+
+def plans(place: Place, asked: list[tuple[str, Any]]) -> Iterator[str]:
+    """The plans of statements on fits, as they are for any values of their parameters."""
+    with place.database.engine.connect() as connection:
+        if not place.database.is_sqlite:
+            connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+        for number, (statement, parameters) in enumerate(asked):
+            if place.database.is_sqlite:
+                found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+                yield "\n".join(row[3] for row in found)
+                continue
+            with connection.connection.cursor() as cursor:
+                numbered = statement
+                for place_of, name in enumerate(parameters, 1):
+                    numbered = numbered.replace(f"%({name})s", f"${place_of}")
+                cursor.execute(f"PREPARE plan_{number} AS {numbered}")
+                values = ", ".join("NULL" for _ in parameters)
+                cursor.execute(f"EXPLAIN EXECUTE plan_{number} ({values})")
+                yield "\n".join(row[0] for row in cursor.fetchall())
+
+
+def test_a_claim_among_many_fits_looks_by_index(place: Place) -> None:
+    orders(place, 1)
+    fill(place, "queued")
+    fill(place, "succeeded", started_at=5.0)
+    place.enter_new_workspace()
+    orders(place, 1)
+    with place.database.write() as store:
+        store.session.execute(text("ANALYZE"))
+    asked: list[tuple[str, Any]] = []
+
+    def note(_c: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(place.database.engine, "before_cursor_execute", note)
+    began = time.perf_counter()
+    assert claimed(place) is not None
+    assert time.perf_counter() - began < 0.5
+    event.remove(place.database.engine, "before_cursor_execute", note)
+    on_fits = [one for one in asked if "fits" in one[0] and not one[0].startswith("PRAGMA")]
+    assert 3 <= len(on_fits) < 8
+    for plan in plans(place, on_fits):
+        assert not re.search(r"SCAN fits|Seq Scan on fits", plan), plan
+    with place.database.read() as store:
+        assert len(store.fits.turns([CPU])) == 1  # the other's only fit was taken first

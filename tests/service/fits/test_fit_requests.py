@@ -68,7 +68,7 @@ def test_recipes_are_made_before_the_write_lock(
     monkeypatch.setattr(fits, "make_recipe", None)
     caller = Principal(place.workspace, "tests", frozenset({Scope.FIT}))
     with place.database.write() as store:
-        fits.submit(store, place.queue, caller, request, dataset=dataset.id, memory_limit=1 << 40)
+        fits.submit(store, caller, request, dataset=dataset.id, memory_limit=1 << 40)
 
 
 def test_an_order_is_checked_and_written_on_threads_that_are_shared_fairly(

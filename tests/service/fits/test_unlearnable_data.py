@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.backends import Backend
-from helpers.fit_fixtures import Hooks, Place
+from helpers.fit_fixtures import Hooks, Place, begin
 from sqlalchemy import update
 
 from calibrators import CalibrationWarning, all_methods
-from service.fits.execution import begin, conclude, run
+from service.fits.execution import conclude, run
 from service.maintenance.doctor import Doctor
 from service.maintenance.doctor_messages import Finding
 from service.storage.records import FitStatus, Version
@@ -44,7 +44,7 @@ def place(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def findings(place: Place) -> list[Finding]:
-    looking = Doctor(place.database, place.blobs, place.queue.waiting, orphan_seconds=3600)
+    looking = Doctor(place.database, place.blobs, orphan_seconds=3600)
     return list(looking.findings())
 
 

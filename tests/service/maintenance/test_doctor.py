@@ -100,7 +100,7 @@ class Patient(Place):
         self.change(update(run_statistics).where(waits).values(posted_at=1.0))
 
     def findings(self) -> list[Finding]:
-        looking = Doctor(self.database, self.blobs, self.queue.waiting, orphan_seconds=3600)
+        looking = Doctor(self.database, self.blobs, orphan_seconds=3600)
         return list(looking.findings())
 
     def replace_map(self, content: bytes) -> None:
@@ -152,14 +152,11 @@ def healed_after(place: Patient) -> Iterator[Patient]:
     yield place
     for key, content in blobs.items():
         stored.overwrite(place.blobs, key, content)
-    stands = place.queue.waiting([place.waiting.id])
     with place.database.write() as store:
         for table in reversed(TABLES):
             store.session.execute(delete(table))
         for table in TABLES:
             store.session.execute(insert(table), [dict(row) for row in rows[table]])
-        if not stands:
-            place.queue.enqueue_again(store, place.waiting)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +228,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "steps_missing": lambda it: it.change(delete(run_steps).where(run_steps.c.step == 2)),
     "statistics_waiting": Patient.skip,
-    "fit_without_entry": lambda it: it.queue.forget([it.waiting.id]),
+    "fit_without_worker": lambda it: it.change(
+        update(fits).where(fits.c.id == it.waiting.id).values(status="running", worker="gone")
+    ),
 }
 CHANGED: dict[str, tuple[str, Fault]] = {
     "verdict": (
@@ -265,7 +264,7 @@ HISTORIES: dict[str, Fault] = {
 
 
 def test_all_is_well(patient: Patient) -> None:
-    looking = Doctor(patient.database, patient.blobs, patient.queue.waiting, orphan_seconds=-60)
+    looking = Doctor(patient.database, patient.blobs, orphan_seconds=-60)
     assert list(looking.findings()) == []
     assert looking.seen == {
         "versions": 1,

@@ -244,6 +244,6 @@ def test_sweeping_while_writers_write_resend_delete_and_pause(
         thread.join()
     assert set(late) == {"paused_too_long"}
     assert sum(swept) > 0
-    looking = Doctor(place.database, place.blobs, place.queue.waiting, orphan_seconds=ALL)
+    looking = Doctor(place.database, place.blobs, orphan_seconds=ALL)
     assert list(looking.findings()) == []
     assert looking.seen["versions"] > 0

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from helpers import raw_blobs as stored
 from helpers.backends import Backend
-from helpers.fit_fixtures import Hooks, Place
+from helpers.fit_fixtures import Hooks, Place, begin
 from helpers.live_service import Local, in_process, npz, sample
 from structlog.testing import capture_logs
 
-from service.fits.execution import begin, conclude, run
+from service.fits.execution import conclude, run
 from service.storage.blob_keys import dataset_key, map_key, onnx_key
 from service.storage.blobs import Blobs
 from service.storage.records import FitStatus, Version

@@ -15,7 +15,7 @@ from alembic import command
 from helpers import raw_blobs as stored
 from helpers.backends import Backend, Embedded
 from helpers.live_service import ROOT, in_process
-from sqlalchemy import JSON, column, insert, select, table, update
+from sqlalchemy import JSON, column, insert, inspect, select, table, text, update
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.both_backends
 FIRST = "0001"
 BEFORE_REPAIR = "0005"
 BEFORE_SEGMENTS = "0010"
+BEFORE_CLAIMS = "0012"
 WORKSPACE = "ws_00000000000000000000"
 ROWS = {
     "workspaces": {"id": WORKSPACE, "name": "default"},
@@ -69,6 +70,7 @@ MIGRATION_HASHES = {
     "0010": "02841b8f9b56887a8ba7cc0063e0196764383107e1af91639917aa850e122951",
     "0011": "b39e8a80c134e8afce9bccfc2d423c480701cd7d48cbb177ae7c4f4cf9cc696a",
     "0012": "3ec44145588c8bcae875f702d958a1c090666c245cab93df769660071d258157",
+    "0013": "6d49d3e47fada51d72fbad0affb84bcff7d872035da9ab5303653501445f7e78",
 }
 
 
@@ -130,6 +132,27 @@ def test_a_chore_is_done_by_one_of_many_and_again_when_it_is_due(
         with database.write() as store:
             store.session.execute(update(chores).values(done_at=chores.c.done_at - 61))
         assert sum(many.map(claim, [60.0] * 8)) == 1
+    database.close()
+
+
+@pytest.mark.parametrize("job", ["fit", "somebody-elses"])
+def test_tables_of_dbos_are_dropped_unless_others_use_them(
+    backend: Backend, tmp_path: Path, job: str
+) -> None:
+    database = Database(Settings(**backend.settings(tmp_path, empty=True)).database)
+    command.upgrade(alembic_config(database), BEFORE_CLAIMS)
+    schema = None if database.is_sqlite else "dbos"
+    jobs = table("workflow_status", column("name"), schema=schema)
+    with database.write() as store:
+        if schema is not None:
+            store.session.execute(text(f"CREATE SCHEMA {schema}"))
+        for name in ("workflow_status", "dbos_migrations"):
+            place = name if schema is None else f"{schema}.{name}"
+            store.session.execute(text(f"CREATE TABLE {place} (name TEXT)"))
+        store.session.execute(insert(jobs).values(name=job))
+    prepare_database(database)
+    names = inspect(database.engine).get_table_names(schema=schema)
+    assert ("workflow_status" in names) == (job != "fit")
     database.close()
 
 

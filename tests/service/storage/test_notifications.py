@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 from helpers.backends import Fleet
+from helpers.fit_fixtures import Place
 from helpers.live_service import Local, in_process, wait_until
 from helpers.registration import temperature_registration
 from helpers.tcp_proxy import line
 from sqlalchemy import make_url
 
+from service.concurrency import long_poll
+from service.concurrency.long_poll import Watcher
 from service.storage.database import Database
-from service.storage.notifications import NotificationListener, announce
+from service.storage.notifications import (
+    FITS,
+    FITS_DONE,
+    NEWS,
+    NotificationListener,
+    announce,
+)
 
 ALIAS = "/v1/calibrators/c/aliases/production"
 RARELY = 30.0
@@ -118,7 +129,7 @@ def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, obje
     taken = [os.dup(0) for _ in range(1100)]
     database, news = Database(str(settings["database_url"])), threading.Event()
     try:
-        with NotificationListener(database.unhurried, news.set):
+        with NotificationListener(database.unhurried, {NEWS: news.set}):
             assert news.wait(10)  # it looks once when it begins to listen
             news.clear()
             with database.write() as store:
@@ -128,3 +139,41 @@ def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, obje
         database.close()
         for one in taken:
             os.close(one)
+
+
+@pytest.mark.both_backends
+def test_a_fit_that_is_ordered_or_ends_is_heard_of(place: Place) -> None:
+    waiting, ended = threading.Event(), threading.Event()
+    calls = {FITS: waiting.set, FITS_DONE: ended.set}
+    with NotificationListener(place.database.unhurried, calls, poll_seconds=0.01):
+        for event in (waiting, ended):
+            assert event.wait(10)  # it looks once when it begins to listen
+        time.sleep(0.1)
+        waiting.clear()
+        fit = place.order(place.dataset(), ("temperature", {}))
+        assert waiting.wait(10)
+        ended.clear()
+        with place.database.write() as store:
+            store.fits.cancel(fit.id)
+        assert ended.wait(10)
+
+
+def test_who_waits_is_woken() -> None:
+    """Long before the next poll, which is never."""
+    state = {"a": 0}
+
+    async def wait() -> int:
+        watcher = Watcher[str, int]("numbers", lambda _: dict(state))
+        waits = asyncio.create_task(watcher.until("a", 0, bool, 20.0))
+        await asyncio.sleep(0.1)
+        state["a"] = 1
+        watcher.wake()
+        found = await waits
+        await watcher.close()
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(long_poll, "POLL_SECONDS", 60.0)
+        began = time.monotonic()
+        assert asyncio.run(wait()) == 1
+    assert time.monotonic() - began < 10

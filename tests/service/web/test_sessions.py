@@ -13,7 +13,6 @@ from sqlalchemy import func, select, update
 
 from service.access import keys
 from service.access.permissions import Scope
-from service.fits.queue import DbosQueue
 from service.storage.tables import web_sessions
 from service.worker.housekeeping import Housekeeping, WorkerPace
 
@@ -125,11 +124,9 @@ def test_a_session_expires_and_is_cleared_away(admin: Local, tmp_path: Path) -> 
     with parts.database.write() as store:
         store.session.execute(update(web_sessions).values(expires_at=1.0))
     assert admin.get("/v1/runs").status_code == 401
-    assert isinstance(parts.queue, DbosQueue)
     housekeeping = Housekeeping(
         parts.database,
         parts.blobs,
-        parts.queue,
         parts.settings,
         WorkerPace(),
         worker="tidy",

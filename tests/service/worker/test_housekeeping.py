@@ -7,21 +7,24 @@ import threading
 import time
 
 import pytest
-from helpers.fit_fixtures import Place
+from helpers.fit_fixtures import Place, begin
 from helpers.live_service import by_the_clock, wait_until, within
 from helpers.run_posts import post
 from helpers.workers import housekeeping
-from sqlalchemy import TableClause, column, select, table, update
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
 
 from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
 from service.errors import NoSpace
-from service.fits.execution import Ending, FitJob, Stop, begin, conclude
+from service.fits.execution import Ending, FitJob, Stop, conclude
+from service.fits.queue import claim
+from service.fits.service import CPU
 from service.runs.service import SentStatistics
 from service.runs.sessions import Opening, open_session
 from service.storage.blobs import Blobs
-from service.storage.records import Fit, FitStatus
+from service.storage.records import FitStatus
+from service.storage.tables import workers
 from service.worker.queue_worker import RunningFit, patiently
 
 pytestmark = pytest.mark.both_backends
@@ -159,82 +162,48 @@ def test_a_fit_that_its_worker_does_not_know_waits_again(place: Place) -> None:
     assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, 1)
 
 
-def workflows(place: Place) -> TableClause:
-    """DBOS's own table of the queue's entries."""
-    names = ("workflow_uuid", "status", "executor_id")
-    schema = None if place.database.is_sqlite else "dbos"
-    return table("workflow_status", *map(column, names), schema=schema)
-
-
-def entries(place: Place) -> list[tuple[str, str]]:
-    """The entries of the queue as DBOS keeps them: id and status."""
-    found = workflows(place).c
-    with place.database.read() as store:
-        rows = store.session.execute(select(found.workflow_uuid, found.status))
-        return [(id, status) for id, status in rows]
-
-
-def take(place: Place, fit: Fit, worker: str) -> None:
-    """Leave the entry of a fit as a worker does that took it and died before the fit started."""
-    all = workflows(place)
-    taken = update(all).where(all.c.workflow_uuid == fit.id)
-    with place.database.write() as store:
-        store.session.execute(taken.values(status="PENDING", executor_id=worker))
-
-
-def test_an_entry_taken_by_a_worker_that_died_at_once_is_put_back(place: Place) -> None:
+def test_a_fit_is_left_to_a_worker_that_is_taking_it(place: Place) -> None:
     fit = place.order(place.dataset(), ("temperature", {}))
-    take(place, fit, "dead")
     with place.database.write() as store:
-        store.workers.beat("dead", queues=["fit.cpu"], device="cpu")
-    alive = housekeeping(place, "alive", silence=0.3)
-    deadline = time.monotonic() + 10
-    while entries(place) == [(fit.id, "PENDING")]:
-        assert time.monotonic() < deadline
-        alive.beat()
-        time.sleep(0.02)
-    ((id, status),) = entries(place)
-    assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
+        store.fits.start(fit.id, worker="busy", device="cpu")
+    housekeeping(place, "busy", silence=60, at_work=lambda: None).beat()
+    assert place.fit(fit.id).status is FitStatus.RUNNING
+
+
+def test_a_fit_of_a_worker_that_nobody_knows_waits_again(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+    with place.database.write() as store:
+        store.fits.start(fit.id, worker="unknown", device="cpu")
+    housekeeping(place, "alive", silence=60).keep_house()
+    assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, 1)
+
+
+def test_a_worker_that_was_taken_for_dead_claims_nothing_before_it_beats(place: Place) -> None:
+    fit = place.order(place.dataset(), ("temperature", {}))
+
+    def claimed() -> bool:
+        found = claim(place.database, [CPU], worker="woken", device="cpu")
+        return found.job is not None
+
+    assert not claimed()
     assert place.fit(fit.id).attempt == 0
+    housekeeping(place, "woken", silence=60).beat()
+    assert claimed()
 
 
-def test_an_entry_that_its_worker_forgot_is_put_back_by_the_second_housekeeping(
-    place: Place,
-) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
-    take(place, fit, "forgetful")
-    forgetful = housekeeping(place, "forgetful", silence=60)
-    forgetful.keep_house()
-    assert entries(place) == [(fit.id, "PENDING")]
-    forgetful.keep_house()
-    ((id, status),) = entries(place)
-    assert (id.partition(".")[0], status) == (fit.id, "ENQUEUED")
-
-
-@pytest.mark.parametrize("has_begun", [True, False])
-def test_a_worker_that_woke_took_a_fit_and_died_unknown_is_taken_over_from(
-    place: Place, has_begun: bool
-) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
-    take(place, fit, "unknown")
-    if has_begun:
-        with place.database.write() as store:
-            store.fits.start(fit.id, worker="unknown", device="cpu")
-    alive = housekeeping(place, "alive", silence=60)
-    alive.keep_house()
-    assert entries(place) == [(fit.id, "PENDING")]
-    alive.keep_house()
-    ((id, status),) = entries(place)
-    assert (id.partition(".")[0], status) == (fit.id, "DELAYED" if has_begun else "ENQUEUED")
-    assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, has_begun)
-
-
-def test_ordering_is_all_or_nothing(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
-    with pytest.raises(IntegrityError), place.database.write() as store:  # noqa: PT012
-        place.queue.enqueue_again(store, fit)
-        store.keys.add_workspace("default")
-    assert entries(place) == [(fit.id, "ENQUEUED")]
+def test_a_worker_that_is_claiming_is_not_taken_for_dead(place: Place) -> None:
+    """A claim is a heartbeat, and who judges its worker meanwhile leaves it alone."""
+    with place.database.write() as store:
+        store.workers.beat("slow", queues=[CPU], device="cpu")
+        store.session.execute(update(workers).values(seen_at=1.0))
+    with place.database.write() as store:
+        assert store.workers.renew("slow")
+        if not place.database.is_sqlite:  # where nobody else could write at all
+            with place.database.write() as other:
+                assert not other.workers.remove_silent("slow", 60)
+    with place.database.write() as store:
+        assert not store.workers.remove_silent("slow", 60)
+        assert store.workers.remove_silent("slow", -60)
 
 
 def test_patience_ends() -> None:

@@ -19,7 +19,6 @@ def housekeeping(place: Place) -> Housekeeping:
     return Housekeeping(
         place.database,
         place.blobs,
-        place.queue,
         place.settings,
         WorkerPace(),
         worker="tests",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from helpers.fit_fixtures import Place
 from helpers.workers import housekeeping
-from sqlalchemy import column, select, table, update
+from sqlalchemy import update
 
-from service.fits.queue import FIRST_PAUSE, postpone, seconds_to_wait
+from service.fits.queue import FIRST_PAUSE, Claim, claim, seconds_to_wait
+from service.fits.service import CPU
 from service.storage.records import Fit, FitStatus
 from service.storage.tables import fits
 
@@ -27,13 +28,11 @@ def to_wait(place: Place, workspace: str | None = None) -> float:
         return seconds_to_wait(store, workspace or place.workspace)
 
 
-def delayed(place: Place) -> list[str]:
-    with place.database.read() as store:
-        schema = None if place.database.is_sqlite else "dbos"
-        columns = (column("workflow_uuid"), column("status"))
-        entries = table("workflow_status", *columns, schema=schema)
-        chosen = select(entries.c.workflow_uuid).where(entries.c.status == "DELAYED")
-        return [id.partition(".")[0] for id in store.session.scalars(chosen)]
+def claimed(place: Place) -> Claim:
+    """What a worker gets that looks for fits."""
+    with place.database.write() as store:
+        store.workers.beat("claimer", queues=[CPU], device="cpu")
+    return claim(place.database, [CPU], worker="claimer", device="cpu")
 
 
 def test_a_fit_that_lost_its_worker_waits_longer_each_time(place: Place) -> None:
@@ -44,17 +43,23 @@ def test_a_fit_that_lost_its_worker_waits_longer_each_time(place: Place) -> None
         pause = FIRST_PAUSE * 2**losses
         assert pause - 2 < to_wait(place) <= pause
     assert place.fit(fit.id).status is FitStatus.FAILED
-    assert delayed(place).count(fit.id) == 2
 
 
 def test_other_fits_of_the_workspace_wait_as_well_and_those_of_others_do_not(place: Place) -> None:
     first, second = (place.order(place.dataset(), ("temperature", {})) for _ in range(2))
-    assert not postpone(place.database, place.queue, second.id)
     lose(place, first)
     assert to_wait(place, "ws_other") == 0
-    assert postpone(place.database, place.queue, second.id)
-    assert second.id in delayed(place)
-    assert place.fit(second.id).status is FitStatus.QUEUED
+    found = claimed(place)
+    assert found.job is None
+    assert FIRST_PAUSE - 2 < found.seconds <= FIRST_PAUSE  # it looks again as soon as it may
+    place.enter_new_workspace()
+    other = place.order(place.dataset(), ("temperature", {}))
+    found = claimed(place)
+    assert found.job is not None
+    assert found.job.fit.id == other.id
     with place.database.write() as store:
         store.session.execute(update(fits).values(lost_at=fits.c.lost_at - FIRST_PAUSE))
-    assert not postpone(place.database, place.queue, second.id)
+    found = claimed(place)
+    assert found.job is not None
+    assert found.job.fit.id == first.id
+    assert place.fit(second.id).status is FitStatus.QUEUED

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from helpers.backends import Fleet
-from helpers.fit_fixtures import Hooks, Place
+from helpers.fit_fixtures import Hooks, Place, begin
 from helpers.live_service import wait_until
 from helpers.tcp_proxy import Line, line
 from helpers.workers import Crew
 from sqlalchemy import make_url, text
 
-from service.fits.execution import begin, run
+from service.fits.execution import run
 from service.storage.records import FitStatus
 from service.worker.queue_worker import PatientBlobs
 
@@ -53,7 +53,7 @@ def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> 
     crew, its_line = cut_off
     fit = place.order(place.dataset(), SOME_SECONDS)
     crew.running(fit)
-    # DBOS too connects in our way, or it would wait for minutes on a line that is cut
+    # all connect in our way, or one would wait for minutes on a line that is cut
     assert names_of_connections(place) == {"calibrd"}
     lost = place.fit(fit.id).worker
     its_line.cut()

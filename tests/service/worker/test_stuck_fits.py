@@ -83,7 +83,7 @@ def check_goes_on(place: Place, process: subprocess.Popen[bytes], stuck: Fit) ->
     assert psutil.Process(process.pid).memory_info().rss < 700 << 20
     with place.database.read() as store:
         assert [one.id for one in store.workers.alive(60)] == [then.worker]
-    assert place.queue.taken_by(place.fit(stuck.id).worker or "") == []
+        assert store.fits.running_on(place.fit(stuck.id).worker or "") == []
 
 
 def test_a_fit_that_computes_beyond_its_limit_does_not_keep_its_worker(
