@@ -22,7 +22,7 @@ from service.fits.service import CPU, QUEUES
 from service.settings import Settings
 from service.worker.housekeeping import WorkerPace
 from service.worker.queue_worker import QueueWorker
-from service.worker.startup import limit_memory
+from service.worker.startup import keep_freed_memory, limit_memory
 from service.worker.supervisor import SLOT, SUPERVISOR
 
 LOOK_SECONDS = 0.25
@@ -62,6 +62,7 @@ def run_worker(
     warnings.simplefilter("ignore", CalibrationWarning)
     queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))
     worker = QueueWorker(settings, queues, device, pace or WorkerPace(), leaving)
+    keep_freed_memory()
     if device == "cpu":  # GPU drivers reserve addresses that no memory stands behind
         limit_memory(settings.fit_memory_bytes)
     worker.start()
