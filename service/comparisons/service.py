@@ -287,7 +287,7 @@ class _Waiting:
 
 
 def _run(process: TaskProcess, task: str, request: dict[str, Any]) -> bytes:
-    """Return what a task gives; what these two versions do not allow is a Conflict."""
+    """Return what a task gives; raise what these two versions do not allow."""
     try:
         return process.run(task, request, SECONDS)
     except ServiceError as error:

@@ -258,8 +258,10 @@ class PartUploads:
             store.keys.lock_workspace(principal.workspace)
             is_same = store.datasets.parts_of(dataset.id) == joined
             made = store.datasets.complete(dataset.id, **facts) if is_same else None
+            now = store.datasets.get(principal.workspace, dataset.id)
         if not is_same:
-            self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
+            if now is None or now.sha256 != facts["sha256"]:
+                self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
             raise Conflict(
                 "upload_changed", "parts were sent while others were joined: commit again"
             )

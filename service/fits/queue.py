@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import dropwhile, filterfalse
 from typing import NamedTuple
 
 from service.fits.execution import FitJob, job_of
+from service.fits.repository import Turn
 from service.settings import HOUR
 from service.storage.database import Database
 from service.storage.store import Store
@@ -29,23 +31,31 @@ def claim(database: Database, queues: Sequence[str], *, worker: str, device: str
     A claim is a heartbeat: a worker that was taken for dead claims nothing before it has beaten
     again, so every running fit is of a worker that others watch.
     """
+    pauses: list[float] = []
     with database.read() as store:
-        turns = store.fits.turns(queues)
-    if not turns:
-        return Claim(None)
-    pauses = []
+        turns = list(dropwhile(_pausing(store, pauses), store.fits.turns(queues)))
+    if not turns:  # and nothing is written, which would wake workers
+        return Claim(None, min([LOOK_SECONDS, *pauses]))
     with database.write() as store:
         if not store.workers.renew(worker):
             return Claim(None)
-        for turn in turns:
-            seconds = seconds_to_wait(store, turn.workspace)
-            if seconds:
-                pauses.append(seconds)
-                continue
+        for turn in filterfalse(_pausing(store, pauses), turns):
             fit = store.fits.start_next(turn, worker=worker, device=device)
             if fit is not None:
                 return Claim(job_of(store, fit))
     return Claim(None, min([LOOK_SECONDS, *pauses]))
+
+
+def _pausing(store: Store, pauses: list[float]) -> Callable[[Turn], bool]:
+    """Return what tells whether a workspace has to wait, and adds to ``pauses`` for how long."""
+
+    def is_pausing(turn: Turn) -> bool:
+        seconds = seconds_to_wait(store, turn.workspace)
+        if seconds:
+            pauses.append(seconds)
+        return seconds > 0
+
+    return is_pausing
 
 
 def pause_after(losses: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse(body: Bytes, *, most_cost: int = MOST_COST) -> Any:
-    """Parse a JSON text; refuse NaN, Infinity, numbers beyond float64 and depths over 1024.
+    """Parse a JSON text; refuse NaN, Infinity, numbers beyond float64 and too great a depth.
 
     Text that could hold more values than are read at once is refused before it is parsed.
     """
@@ -57,13 +58,13 @@ def check_cost(body: Bytes, most: int = MOST_COST) -> None:
 def check_depth(body: Bytes, most: int = MOST_DEPTH) -> None:
     """Raise Invalid if the brackets of a large JSON text lie too deep inside each other.
 
-    Counts those inside of strings as well. Small texts are parsed whatever their depth.
+    Small texts are parsed whatever their depth.
     """
     if len(body) <= SMALL_BYTES:
         return
     depth = 0
-    for start in range(0, len(body), _BLOCK):
-        brackets = bytes(body[start : start + _BLOCK]).translate(None, _NO_BRACKETS)
+    for block in _without_strings(bytes(body)):
+        brackets = block.translate(None, _NO_BRACKETS)
         # the bit that tells ] and } from [ and {
         closing = np.right_shift(np.frombuffer(brackets, np.uint8), 2) & 1
         depths = depth + np.cumsum(1 - 2 * closing.astype(np.int32))
@@ -71,6 +72,28 @@ def check_depth(body: Bytes, most: int = MOST_DEPTH) -> None:
             if depths.max() > most:
                 raise _too_deep(most)
             depth = int(depths[-1])
+
+
+def _without_strings(text: bytes) -> Iterator[bytes]:
+    """Return a JSON text block by block, without what is inside of its strings.
+
+    >>> list(_without_strings(b'{"a[": "\\\\\\"["}'))
+    [b'{": "}']
+    """
+    start, is_inside = 0, False
+    while start < len(text):
+        end = start + _BLOCK
+        while text[end - 1 : end] == b"\\":  # so that no block ends within an escape
+            end += 1
+        block, start = text[start:end], end
+        if is_inside or b'"' in block:
+            # backslashes stand in strings only, and their quotes end none
+            plain = block.replace(b"\\\\", b"").replace(b'\\"', b"")
+            characters = np.frombuffer(plain, np.uint8)
+            quotes = np.cumsum(characters == ord('"'), dtype=np.int32) + is_inside
+            block = characters[(quotes & 1) == 0].tobytes()
+            is_inside = bool(quotes[-1] & 1) if quotes.size else is_inside
+        yield block
 
 
 def check_shape(document: Any, most_values: int, most_depth: int = MOST_DEPTH) -> None:

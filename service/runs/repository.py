@@ -91,9 +91,8 @@ class Runs(Repository):
 
     def change(self, id: str, **facts: Any) -> Run:
         """Change tags, description or whether it is archived."""
-        found = self._one(Run, select(runs).where(runs.c.id == id))
-        assert found is not None  # noqa: S101
-        old = {name: getattr(found, name) for name in facts if name in NOTES}
+        before = self.lock(id)
+        old = {name: getattr(before, name) for name in facts if name in NOTES}
         new = {name: facts[name] for name in old}
         more = json_bytes(new) - json_bytes(old)
         changed = update(runs).where(runs.c.id == id)

@@ -124,8 +124,9 @@ def get_run(joined: Joined, caller: Caller, run: RunName) -> RunDetailOut:
 @router.patch("/{run}", summary="Label or archive a run", dependencies=needs(Scope.FIT))
 def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -> RunDetailOut:
     """An archived run is left out of lists and takes no new sessions; those it has may end."""
-    with joined.database.read() as store:
-        joined.quota.check(store, caller.workspace)
+    if body.tags or body.description:
+        with joined.database.read() as store:
+            joined.quota.check(store, caller.workspace)
     with joined.database.write() as store:
         changed = runs.annotate(
             store,

@@ -22,7 +22,7 @@ import structlog
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
-from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, Unavailable
+from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, ServiceError, Unavailable
 from service.settings import HOUR
 from service.storage.blob_keys import kind_of
 from service.storage.database import check_free
@@ -283,9 +283,12 @@ class Unnamed:
         self._blobs.put(key, content)
 
     def delete(self) -> None:
-        """Remove them: no row will name them."""
+        """Remove them: no row will name them. Those that cannot be removed now are swept later."""
         for key in self._keys:
-            self._blobs.delete(key)
+            try:
+                self._blobs.delete(key)
+            except ServiceError as error:
+                logger.warning("blob %s is left to the sweep: %s", key, error.code)
 
     def check(self) -> None:
         """Raise if it is too late to name them."""

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import IO, Any, TypeVar
 from service.access.quota import Quota
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
-from service.fits.execution import Ending, FitJob, Stop, conclude, ending_of, run
+from service.fits.execution import Ending, FitJob, NewVersion, Stop, conclude, ending_of, run
 from service.fits.queue import Claim, claim
 from service.fits.service import QUEUES
 from service.settings import DAY, Settings
-from service.storage.blobs import Blobs, log_damage
+from service.storage.blobs import Blobs, Unnamed, log_damage
 from service.storage.database import PASSING, Database
 from service.storage.notifications import FITS, NotificationListener
 from service.storage.records import Fit
@@ -165,14 +165,21 @@ class QueueWorker:
         with self._database.read() as store:
             self._quota.check(store, workspace, size)
 
+    def _delete_unnamed(self, unnamed: Unnamed, versions: Sequence[NewVersion]) -> None:
+        """Delete the blobs of versions, unless a commit whose answer was lost has made these."""
+        with self._database.read() as store:
+            is_named = bool(store.calibrators.hashes([one.id for one in versions]))
+        if not is_named:
+            unnamed.delete()
+
     def _give_up(self) -> None:
         """Let the process be replaced: a fit does not come back."""
         self.is_stuck = True
 
     def _tidy_up(self, job: FitJob, ending: Ending, done: Fit | None) -> None:
         try:
-            if ending.unnamed is not None and (done is None or not done.versions):
-                ending.unnamed.delete()
+            if ending.unnamed is not None and not (done and done.versions):
+                self._delete_unnamed(ending.unnamed, ending.versions)
             forget_spent_datasets(self._database, self._blobs, job.dataset, job.evaluation)
         except Exception:
             logger.exception("bytes of fit %s are left to the housekeeping", job.fit.id)

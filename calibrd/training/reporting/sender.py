@@ -161,13 +161,16 @@ class Sender:
                 has_failed = True
             if not has_failed and not any(one.is_stuck for one in self._sessions):
                 backoff.reset()
-        for session in self._sessions:
-            if session.waiting:
-                self._outbox.submit(self._outbox.add, session.key, *session.waiting)
-        if "_client" in vars(self):
-            self._client.close()
         is_all_sent = all(session.is_sent for session in self._sessions)
-        self._outbox.shutdown().add_done_callback(lambda _: self.ended.set_result(is_all_sent))
+        try:
+            for session in self._sessions:
+                if session.waiting:
+                    self._outbox.submit(self._outbox.add, session.key, *session.waiting)
+            if "_client" in vars(self):
+                self._client.close()
+        finally:
+            done = self._outbox.shutdown()
+            done.add_done_callback(lambda _: self.ended.set_result(is_all_sent))
 
     def _is_busy(self) -> bool:
         """Return whether the next round need not wait."""
@@ -207,6 +210,8 @@ class Sender:
                 self._forward(session)
             except CalibrdError as error:
                 self._handle(session, error)
+            except TimeoutError:  # of the disk
+                session.is_stuck = True
             except Exception as error:
                 if not session.is_left:
                     raise

@@ -233,6 +233,20 @@ def test_depth_is_looked_at_before_a_large_text_is_parsed(text):
     assert json_body.parse(b"[" + blanks + b"[[{}],[]]," * 9999 + b"0]")
 
 
+def test_brackets_in_texts_are_not_counted():
+    names = b",".join([b'"[0, 10)"', rb'"\\"', rb'"\"["'] * 9999)
+    assert len(json_body.parse(b"[" + names + b"]")) == 29_997
+    hidden = b'["' + b"]" * 600 + b'",' + b" " * (1 << 16)
+    with pytest.raises(Invalid, match="32 deep"):
+        json_body.parse(hidden + b"[" * 500 + b"]" * 500 + b"]")
+
+
+@pytest.mark.parametrize("size", [1 << 16, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+def test_texts_that_end_anywhere_in_a_block_are_left_out(size):
+    text = b'["' + rb"\\" * (size // 2) + b"[" * 40 + b'",[]]'
+    assert json_body.parse(text)[1] == []
+
+
 def test_lists_cost_more_than_numbers():
     assert len(json_body.parse(b"[" + b"[0]," * 200_000 + b"[0]]")) == 200_001
     with pytest.raises(TooLarge):
