@@ -74,8 +74,7 @@ class Reporter:
                 start = None
             elif not fresh:
                 start, how = self._position(first, recovered, until)
-            for key, plan in recovered.sessions:
-                self._sender.begin(Session(plan, key))
+            self._send_left(recovered)
             opened = _result(self._begin_session(start).opening, until)
         except BaseException:
             self._end()
@@ -154,9 +153,19 @@ class Reporter:
         except Exception as error:  # noqa: BLE001 - whatever it is, training begins
             reason = error if reading.done() else "it takes too long"
             self._warn("cannot read %s: %s", self._outbox.path, reason)
+            reading.add_done_callback(self._send_late)
             return Recovered()
         self._begun = recovered.begun
         return recovered
+
+    def _send_late(self, reading: Future[Recovered]) -> None:
+        """Send what others left, once it is read: nobody else does, as it is this process's now."""
+        if reading.exception() is None:
+            self._send_left(reading.result())
+
+    def _send_left(self, recovered: Recovered) -> None:
+        for key, plan in recovered.sessions:
+            self._sender.begin(Session(plan, key))
 
     def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
         """Return where the run is, by this machine if the service does not know better."""

@@ -44,6 +44,7 @@ from service.errors import Invalid, Malformed
 
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
+LOCATOR64_MAGIC = b"PK\x06\x07"
 LOCATOR64 = struct.Struct("<4sLQL")
 CENTRAL_BYTES, LOCAL_BYTES = 46, 30
 ENCRYPTED = 0x0001 | 0x0040 | 0x2000
@@ -198,14 +199,18 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     magic, *disks, count, length, offset, comment = END.unpack(read_at(file, position, END.size))
     if magic != b"PK\x05\x06" or comment:
         raise _damaged("it does not end with a zip end record without a comment")
-    if count == FULL_16 or FULL_32 in (length, offset):
+    is_zip64 = count == FULL_16 or FULL_32 in (length, offset)
+    before = read_at(file, max(0, position - LOCATOR64.size), min(position, LOCATOR64.size))
+    if not is_zip64 and before.startswith(LOCATOR64_MAGIC):
+        raise _damaged("it has two end records")  # of which ``zipfile`` would read the other one
+    if is_zip64:
         position -= LOCATOR64.size + END64.size
         if position < 0:
             raise _damaged("its zip64 end record is missing")
         record = read_at(file, position, END64.size + LOCATOR64.size)
         located, _, place, _ = LOCATOR64.unpack_from(record, END64.size)
         magic, _, _, _, *disks, count, length, offset = END64.unpack_from(record)
-        if (located, magic, place) != (b"PK\x06\x07", b"PK\x06\x06", position):
+        if (located, magic, place) != (LOCATOR64_MAGIC, b"PK\x06\x06", position):
             raise _damaged("its zip64 end record is missing")
     if disks != [0, 0, count]:
         raise _damaged("it is a part of a zip over several disks")

@@ -33,6 +33,7 @@ from calibrators import CalibrationSet, DataError
 from service.datasets.formats import (
     Format,
 )
+from service.datasets.formats.npz import members
 from service.errors import Invalid, Malformed, ServiceError, TooLarge
 
 BIG = 1 << 32
@@ -291,6 +292,17 @@ def test_overlapping_members_are_refused():
     with pytest.raises(Malformed) as caught:
         read(Format.NPZ, twice)
     assert caught.value.code == "bad_zip"
+
+
+def test_a_second_end_record_is_not_read_in_place_of_the_first():
+    """``zipfile`` prefers a zip64 record, which may name a directory of millions of members."""
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 0, 20, *[0] * 8, 10, 0, 76, *[0] * 4)
+    hidden = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, 56, 0)
+    hidden += struct.pack("<4sLQL", b"PK\6\7", 0, 56, 1)
+    directory = entry + b"logits.npy" + hidden
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(directory), 0, 0)
+    with pytest.raises(Malformed, match="two end records"):
+        members(io.BytesIO(directory + end), len(directory + end), 1 << 20)
 
 
 def test_zip64_of_numpy_is_read():
