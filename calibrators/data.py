@@ -20,7 +20,7 @@ from calibrators.arrays import (
 )
 from calibrators.cut_lists import find_cut
 from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
-from calibrators.numerics.parallel import Floats
+from calibrators.numerics.parallel import Floats, row_blocks
 from calibrators.rounding import Zeros, step_of
 from calibrators.segments import Segments
 
@@ -326,8 +326,11 @@ def log_probabilities(array: Floats, zeros: Zeros) -> tuple[Floats, Clipped]:
 
 
 def _filled_logs(array: Floats, zeros: Zeros, off: Floats) -> tuple[Floats, Clipped]:
-    filled, raised = zeros.filled(array)
-    logs: Floats = np.log(np.minimum(filled, 1))
+    logs, raised = np.empty_like(array), 0
+    for rows in row_blocks(*array.shape):  # a copy of all rows would take much memory
+        filled, here = zeros.filled(array[rows])
+        np.log(np.minimum(filled, 1), out=logs[rows])
+        raised += here
     return logs, Clipped(raised, int(np.count_nonzero(off > SUM_TOLERANCE)), zeros)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import errno
 import gc
 import resource
@@ -19,6 +18,7 @@ import uvicorn
 from service import logs
 from service.cli.open_store import check_writable, prepared
 from service.cli.output import command_to_paste, say
+from service.concurrency.malloc import share_heaps
 from service.errors import Invalid
 from service.http.server.listener import ConnectionListener
 from service.settings import Settings
@@ -32,8 +32,6 @@ KEEP_ALIVE_SECONDS = 75
 # how long a thread that computes keeps the event loop waiting, for each socket that is ready;
 # by default 5 ms
 SWITCH_SECONDS = 0.0001
-# its number in glibc's malloc.h
-M_ARENA_MAX = -8
 GC_THRESHOLDS = (20_000, 20, 100)
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -43,7 +41,7 @@ def serve(settings: Settings, asked: argparse.Namespace) -> None:
     for number in ENDING:
         signal.signal(number, lambda *_: sys.exit(0))
     logs.configure(settings.log_level, settings.log_format)
-    _limit_heaps()
+    share_heaps()
     listening = _listen(settings)
     port = listening.getsockname()[1]
     check_writable(settings.data_dir)  # uploads lie there, wherever the rest does
@@ -111,15 +109,6 @@ class _Server(uvicorn.Server):
 
     def _end(self, *_: object) -> None:
         self.should_exit = True
-
-
-def _limit_heaps() -> None:
-    """Let the threads share two heaps, where the C library can.
-
-    Each thread would have its own, and keep most of the largest body that it ever decoded.
-    """
-    with suppress(AttributeError):  # only glibc has such heaps
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 def _allow_many_connections() -> None:

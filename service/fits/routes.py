@@ -180,11 +180,14 @@ def _ask(
     key: str | None,
 ) -> tuple[Fit, bool]:
     """The fit, and whether it was ordered before."""
+    request = sent.request
+    if sent.arrays_type is not None:
+        request = replace(request, kind=kind, keeping=keeping)
     with joined.database.read() as store:
-        known = fits.replayed(store, caller, sent.request, key)
+        known = fits.replayed(store, caller, request, key)
     if known is not None:
         return known, True
-    dataset = sent.request.dataset
+    dataset = request.dataset
     if sent.arrays_type is not None:
         added = joined.datasets.add(caller, arrived, sent.arrays_type, kind, keeping)
         dataset = added.dataset.id
@@ -194,7 +197,7 @@ def _ask(
         fit = fits.submit(
             store,
             caller,
-            sent.request,
+            request,
             dataset=dataset,
             key=key,
             memory_limit=joined.settings.fit_memory_bytes,

@@ -14,7 +14,7 @@ from service.access import idempotency
 from service.access.permissions import Principal
 from service.concurrency.long_poll import Watcher
 from service.datasets.formats import Format
-from service.datasets.service import find_ready
+from service.datasets.service import Retention, find_ready
 from service.errors import Conflict, Invalid, NotFound, TooLarge, TooMany
 from service.names import check_name
 from service.registry.service import calibrator_for, check_model, check_notes
@@ -85,7 +85,8 @@ class FitOrder:
 class FitRequest:
     """A fit as a caller asks for it.
 
-    ``dataset`` and ``evaluation`` are as they were named, or the SHA-256 of bytes sent with it.
+    ``dataset`` and ``evaluation`` are as they were named, or the SHA-256 of bytes sent with it;
+    ``kind`` and ``keeping`` say how such bytes are read and kept.
     """
 
     calibrator: str
@@ -93,6 +94,8 @@ class FitRequest:
     dataset: str
     evaluation: str | None = None
     device: Device = "auto"
+    kind: str | None = None
+    keeping: Retention | None = None
 
     def check(self) -> None:
         """Raise if it could not be fitted, whatever the dataset."""

@@ -18,6 +18,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from service.concurrency.backoff import Backoff
+
 NEWS = "calibrd_news"
 FITS = "calibrd_fits"
 FITS_DONE = "calibrd_fits_done"
@@ -51,7 +53,7 @@ class NotificationListener:
         self._heard = heard
         self._poll_seconds = poll_seconds
         self._is_sqlite = engine.dialect.name == "sqlite"
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._ended = threading.Event()
         self._waker, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="news", daemon=True)
@@ -78,10 +80,9 @@ class NotificationListener:
                 else:
                     self._listen()
             except (SQLAlchemyError, psycopg.Error, sqlite3.Error, OSError) as error:
-                if self._pause == FIRST_PAUSE:
+                if self._backoff.is_first:
                     logger.warning("nothing is heard of changes: %s", type(error).__name__)
-                self._ended.wait(self._pause)
-                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+                self._ended.wait(self._backoff.pause())
 
     def _listen(self) -> None:
         with self._engine.connect() as connection:
@@ -89,7 +90,7 @@ class NotificationListener:
             assert isinstance(line, psycopg.Connection)  # noqa: S101
             for channel in self._heard:
                 connection.exec_driver_sql(f"LISTEN {channel}")
-            self._pause = FIRST_PAUSE
+            self._backoff.reset()
             with selectors.DefaultSelector() as either:
                 either.register(line, selectors.EVENT_READ)
                 either.register(self._woken, selectors.EVENT_READ)
@@ -110,7 +111,8 @@ class NotificationListener:
             while not self._ended.wait(self._poll_seconds):
                 found = connection.cursor().execute("PRAGMA data_version").fetchone()
                 if found != seen:
-                    seen, self._pause = found, FIRST_PAUSE
+                    seen = found
+                    self._backoff.reset()
                     self._tell(self._heard)
         finally:
             connection.close()

@@ -17,12 +17,13 @@ from calibrators import CalibrationWarning, FitError
 from calibrators.fitting.context import FitContext
 from calibrators.fitting.devices import array_device
 from service import logs
+from service.concurrency.malloc import keep_freed_memory
 from service.errors import Invalid
 from service.fits.service import CPU, QUEUES
 from service.settings import Settings
 from service.worker.housekeeping import WorkerPace
 from service.worker.queue_worker import QueueWorker
-from service.worker.startup import keep_freed_memory, limit_memory
+from service.worker.startup import limit_memory
 from service.worker.supervisor import SLOT, SUPERVISOR
 
 LOOK_SECONDS = 0.25

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from service.access.quota import Quota
+from service.concurrency.backoff import Backoff
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
 from service.fits.execution import Ending, FitJob, NewVersion, Stop, conclude, ending_of, run
@@ -32,7 +33,7 @@ from service.worker.supervisor import FITTING
 Result = TypeVar("Result")
 
 FOREVER = 10 * 365 * DAY
-LONGEST_PAUSE = 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 HEED_SECONDS = 1.0
 # for a fit that was told to leave its worker, before it is handed back
 STOP_SECONDS = 1.0
@@ -296,16 +297,17 @@ class RunningFit:
 def patiently(action: Callable[[], Result], seconds: float) -> Result:
     """The result of ``action``, which is tried again while it meets passing troubles."""
     deadline = time.monotonic() + seconds
-    pause = 0.1
+    backoff: Backoff | None = None
     while True:
         try:
             return action()
         except PASSING as error:
+            backoff = backoff or Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+            pause = backoff.pause()
             if time.monotonic() + pause > deadline:
                 raise
             logger.warning("a store does not serve (%s): trying again", _name(error))
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _name(error: Exception) -> str:

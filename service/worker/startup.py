@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import resource
-from contextlib import suppress
 from pathlib import Path
 
 from calibrators import CalibrationSet, ExportError, FitError
@@ -18,9 +16,6 @@ from service.storage.upgrade import migration_lock, upgrade
 # estimates of fits are no promises
 MEMORY_MARGIN = 2
 KILOBYTE = 1024
-# parameters of glibc's mallopt
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BLOCK_BYTES, KEPT_BYTES = 8 << 20, 64 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +35,6 @@ def limit_memory(fit_bytes: int) -> None:
     wanted = in_use + MEMORY_MARGIN * fit_bytes
     if most == resource.RLIM_INFINITY or wanted < most:
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep some freed memory: arrays of megabytes come and go in every fit.
-
-    Given back and asked for anew, page by page, they take a fifth of the time of a small fit.
-    Does nothing where the C library is not glibc.
-    """
-    with suppress(AttributeError, OSError):
-        library = ctypes.CDLL(None)
-        library.mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
-        library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def prepare_database(database: Database) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from service.concurrency.backoff import Backoff
 from service.settings import Settings
 
 # -P: a folder called `service` in the working directory may be anybody's; the environment says
@@ -94,7 +95,7 @@ class _Slot:
         self._command = command
         self._environment = {**environment, FITTING: str(fitting)}
         self._fitting = fitting
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._started_at = 0.0
         self._start_at: float | None = None
 
@@ -132,11 +133,8 @@ class _Slot:
         """Return the seconds until the next start, after one whose process lived so long."""
         took_a_fit = self._fitting.exists()
         if took_a_fit or lived > HEALTHY_SECONDS:
-            self._pause = FIRST_PAUSE
-        if took_a_fit:
-            return 0.0
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return pause
+            self._backoff.reset()
+        return 0.0 if took_a_fit else self._backoff.pause()
 
 
 def _environment(settings: Settings, slot: int) -> dict[str, str]:

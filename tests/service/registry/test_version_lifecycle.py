@@ -160,6 +160,23 @@ def test_idempotency_key_gives_the_same_fit_once(client):
     assert client.get("/v1/calibrators/once/versions").json()["items"][0]["number"] == 1
 
 
+def test_an_idempotency_key_is_for_bytes_of_one_kind(client):
+    body = npz_values(*sample())
+    key = {**NPZ, "Idempotency-Key": "kinds"}
+    url = "/v1/calibrators/kinds/fits?method=temperature&kind="
+    assert client.post(f"{url}logits", content=body, headers=key).status_code == 202
+    assert client.post(f"{url}logits", content=body, headers=key).status_code == 202
+    other = client.post(f"{url}probabilities", content=body, headers=key)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+
+
+def npz_values(values, labels) -> bytes:
+    """An npz that does not say whether its values are logits."""
+    file = io.BytesIO()
+    np.savez(file, values=values, labels=labels)
+    return file.getvalue()
+
+
 def test_reports_in_every_form(client):
     fit(client, "reported")
     url = "/v1/calibrators/reported/versions/1/report"

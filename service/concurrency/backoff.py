@@ -1,0 +1,31 @@
+"""Pauses between tries: the one back-off of the service."""
+
+from __future__ import annotations
+
+
+class Backoff:
+    """Pauses that double up to the longest.
+
+    >>> backoff = Backoff(first=1.0, longest=3.0)
+    >>> backoff.pause(), backoff.pause(), backoff.pause(), backoff.is_first
+    (1.0, 2.0, 3.0, False)
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self._next = first
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether nothing has failed since the last reset."""
+        return self._next == self._first
+
+    def pause(self) -> float:
+        """Return the seconds to wait before the next try."""
+        seconds, self._next = self._next, min(2 * self._next, self._longest)
+        return seconds
+
+    def reset(self) -> None:
+        """Begin again with the first pause, after a try that went well."""
+        self._next = self._first
