@@ -21,7 +21,7 @@ from service.concurrency.thread_pools import Runner
 from service.datasets.service import Retention
 from service.datasets.spool import SpooledBody, spool
 from service.dependencies import Joined, Parts
-from service.errors import Invalid, Malformed, TooMany
+from service.errors import Invalid, Malformed, NotFound, TooMany
 from service.fits import service as fits
 from service.fits.event_stream import event_stream
 from service.fits.schemas import DOCUMENTS, FIT_BODY, NUMBERS, TEXTS, FitIn, FitOut
@@ -187,23 +187,32 @@ def _ask(
         known = fits.replayed(store, caller, request, key)
     if known is not None:
         return known, True
-    dataset = request.dataset
-    if sent.arrays_type is not None:
-        added = joined.datasets.add(caller, arrived, sent.arrays_type, kind, keeping)
-        dataset = added.dataset.id
     with joined.database.read() as store:
         joined.quota.check(store, caller.workspace)
-    with joined.database.write() as store:
-        fit = fits.submit(
-            store,
-            caller,
-            request,
-            dataset=dataset,
-            key=key,
-            memory_limit=joined.settings.fit_memory_bytes,
-            most_open=joined.settings.max_open_fits,
-        )
-    return fit, False
+
+    def submitted(dataset: str) -> Fit:
+        with joined.database.write() as store:
+            return fits.submit(
+                store,
+                caller,
+                request,
+                dataset=dataset,
+                key=key,
+                memory_limit=joined.settings.fit_memory_bytes,
+                most_open=joined.settings.max_open_fits,
+            )
+
+    arrays_type = sent.arrays_type
+    if arrays_type is None:
+        return submitted(request.dataset), False
+
+    def added() -> str:
+        return joined.datasets.add(caller, arrived, arrays_type, kind, keeping).dataset.id
+
+    try:
+        return submitted(added()), False
+    except NotFound:  # a fit on equal bytes has ended since, and they were kept for it alone
+        return submitted(added()), False
 
 
 def _find(joined: Parts, caller: Principal, id: str) -> Fit:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.concurrency.memory_budget import CallHold, CallMemory
 from service.errors import TooMany
 from service.http.middleware.body_limits import refuse
+from service.http.middleware.fair_turns import owner_of
 
 # small bodies and answers are not counted: the number of requests is limited
 FREE_BYTES = 1 << 16
@@ -39,9 +40,7 @@ class BodyMemory:
         if scope["type"] != "http" or _is_streamed(scope, self._text_types):
             await self.app(scope, receive, send)
             return
-        principal = scope.get("principal")
-        owner = "public" if principal is None else principal.workspace
-        hold = scope[HOLD] = CallHold(self._memory, owner)
+        hold = scope[HOLD] = CallHold(self._memory, owner_of(scope))
         received, counted = 0, FREE_BYTES
 
         async def counting_receive() -> Message:
@@ -57,7 +56,10 @@ class BodyMemory:
             return message
 
         try:
-            await self.app(scope, counting_receive, _counting_send(hold, scope, receive, send))
+            # large answers that need no key are files, which all callers share
+            is_shared = "principal" not in scope
+            sending = send if is_shared else _counting_send(hold, scope, receive, send)
+            await self.app(scope, counting_receive, sending)
         finally:
             hold.release()
 

@@ -131,6 +131,20 @@ def test_pages_that_nobody_reads_take_little_memory(attacked):
     watched.check()
 
 
+def test_files_that_nobody_reads_keep_nobody_from_the_pages(attacked):
+    path = "/static/swagger-ui-bundle.js"
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 3
+    with contextlib.ExitStack() as opened:
+        for _ in range(40):
+            made = socket.create_connection(("127.0.0.1", attacked.port), timeout=20)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            opened.enter_context(made).sendall(request)
+        time.sleep(0.5)
+        with attacked.service.client() as anyone:
+            assert anyone.get(path, timeout=5).status_code == 200
+            assert anyone.get("/openapi.json", timeout=5).status_code == 200
+
+
 def test_forms_that_never_end_keep_nobody_from_signing_in(attacked):
     head = (
         b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
