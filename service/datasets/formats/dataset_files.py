@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -29,7 +30,8 @@ from service.datasets.formats.bodies import (
 )
 from service.datasets.formats.npy import Array, Column, Held, Layout, Named, read_at
 from service.datasets.formats.segment_names import SEGMENTS
-from service.errors import Invalid, TooLarge
+from service.errors import Invalid, NoSpace, TooLarge
+from service.storage.database import SHARE_PART
 
 BLOCK = 1 << 18
 FORTRAN_ROWS, FORTRAN_BYTES = 64, 24 << 20
@@ -90,6 +92,7 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
         classes = _check_layouts(values.layout, labels.layout, kind, limits)
         rows, named = values.layout.shape[0], None
         rounding = 0.0 if kind == "logits" else _rounding(path, format, kind, limits)
+        _check_room(path.parent, values.layout)
         with TemporaryFile(dir=path.parent) as spool:
             turned = values.in_rows(spool), labels.in_rows(spool)
             _check_rows(*turned, kind, classes, rounding)
@@ -220,6 +223,7 @@ def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
     finder = GridFinder()
     with path.open("rb") as file, TemporaryFile(dir=path.parent) as spool:
         found = found_columns(columns(file, format, limits.of(format)), kind)
+        _check_room(path.parent, found.values.layout)
         values = found.values.in_rows(spool)
         total = values.layout.shape[0]
         step = rows_at_once(values.layout)
@@ -228,6 +232,17 @@ def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
                 break
             finder.add(_widened(values.rows(start, min(total, start + step))))
     return finder.step
+
+
+def _check_room(folder: Path, layout: Layout) -> None:
+    """Raise NoSpace unless an array that is stored by columns may be unpacked in a folder."""
+    room = shutil.disk_usage(folder).free // SHARE_PART
+    if layout.fortran and layout.nbytes > room:
+        raise NoSpace(
+            "no_space",
+            f"an array in Fortran order of {layout.nbytes} bytes is turned on disk, and there is "
+            f"room for {room}: send it in C order",
+        )
 
 
 def _widened(block: Array) -> Array:

@@ -273,3 +273,15 @@ def test_a_reserve_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with Spool(tmp_path).body("a") as body, pytest.raises(NoSpace):
         body.write(b"a")
+
+
+def test_an_array_in_fortran_order_is_not_turned_on_a_disk_that_it_would_fill(
+    small_disk: Path,
+) -> None:
+    file = io.BytesIO()
+    logits = np.zeros((1 << 20, 3), np.float32, order="F")
+    np.savez_compressed(file, logits=logits, labels=np.zeros(1 << 20, np.uint8))
+    with in_process(small_disk) as service:
+        refused = service.post("/v1/datasets", content=file.getvalue(), headers=NPZ)
+        assert (refused.status_code, refused.json()["code"]) == (507, "no_space")
+        assert "send it in C order" in refused.json()["detail"]
