@@ -33,7 +33,15 @@ LONGEST_HEADER = 4096
 # a header of plain numbers has two pairs of brackets and few commas, a structured type some more
 MOST_BRACKETS, MOST_COMMAS = 64, 200
 # what numpy raises for headers that it cannot read, and its warning of those by Python 2
-UNREADABLE = (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError)
+UNREADABLE = (
+    ValueError,
+    SyntaxError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
 
 
 def decode(body: Bytes, *, is_text: bool = False) -> Array:
@@ -83,7 +91,7 @@ def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
         shape, fortran, dtype = read(io.BytesIO(header[8:]), max_header_size=LONGEST_HEADER)
     except (*UNREADABLE, TokenError, Warning) as error:
         raise bad from error
-    if any(type(one) is not int or one < 0 for one in shape) or dtype.kind in "mM":
+    if any(type(one) is not int or one < 0 for one in shape) or dtype.kind in "mMT":
         raise bad
     if dtype.names is not None:
         raise Invalid("bad_type", "structured arrays are not read: send one array of numbers")
@@ -133,7 +141,8 @@ class Layout:
                 "arrays must be float16, bfloat16, float32, float64, integers or (labels only) "
                 f"booleans, got {str(self.dtype)[:80]}",
             )
-        if len(self.shape) > MOST_DIMENSIONS or any(size >= LONGEST for size in self.shape):
+        largest = math.prod(size for size in self.shape if size)  # an empty array has a size, too
+        if len(self.shape) > MOST_DIMENSIONS or largest >= LONGEST:
             raise Malformed("bad_header", "the header claims a shape that no file can hold")
 
     @cached_property

@@ -33,6 +33,7 @@ from calibrators import CalibrationSet, DataError
 from service.datasets.formats import (
     Format,
 )
+from service.datasets.formats.npy import decode
 from service.datasets.formats.npz import members
 from service.errors import Invalid, Malformed, ServiceError, TooLarge
 
@@ -292,6 +293,21 @@ def test_overlapping_members_are_refused():
     with pytest.raises(Malformed) as caught:
         read(Format.NPZ, twice)
     assert caught.value.code == "bad_zip"
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape"),
+    [
+        ("'T'", "(0,)"),
+        ("()", "(0,)"),
+        ("('a',)", "(0,)"),
+        ("'<f8'", "(281474976710655, 281474976710655, 0)"),
+    ],
+)
+def test_npy_headers_that_numpy_fails_on_are_refused(descr, shape):
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    with pytest.raises(Malformed):
+        decode(b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text)
 
 
 def test_a_second_end_record_is_not_read_in_place_of_the_first():
