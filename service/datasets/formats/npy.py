@@ -141,8 +141,9 @@ class Layout:
                 "arrays must be float16, bfloat16, float32, float64, integers or (labels only) "
                 f"booleans, got {str(self.dtype)[:80]}",
             )
-        largest = math.prod(size for size in self.shape if size)  # an empty array has a size, too
-        if len(self.shape) > MOST_DIMENSIONS or largest >= LONGEST:
+        # numpy takes the product of the others where an array is empty
+        sizes = [math.prod(filter(None, self.shape))] if 0 in self.shape else self.shape
+        if len(self.shape) > MOST_DIMENSIONS or any(size >= LONGEST for size in sizes):
             raise Malformed("bad_header", "the header claims a shape that no file can hold")
 
     @cached_property
