@@ -41,7 +41,7 @@ class CalibrdError(Exception):
 
     @property
     def hint(self) -> str:
-        """What a program can do about it; empty if that is not known."""
+        """Return how to fix it; empty if there is no advice."""
         return hint_of(self.code)
 
     def __str__(self) -> str:
@@ -165,7 +165,7 @@ class Refused(CalibrdError):
 
 
 class Invalid(Refused):
-    """What was sent cannot be read, breaks a rule, or is more than the service takes."""
+    """The request is malformed, breaks a rule, or is too large."""
 
 
 class Unauthenticated(Refused):

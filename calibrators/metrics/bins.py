@@ -93,7 +93,7 @@ class BinTable:
 
 @dataclass(frozen=True, eq=False)
 class TiedRows:
-    """Rows that are not told apart, in rising order: where they lie, how many, how many right."""
+    """Rows of equal confidence, sorted: the value, the number of rows and how many are correct."""
 
     lower: Floats
     upper: Floats

@@ -111,8 +111,8 @@ DEBIASED_SQUARED_ERROR = Metric(
     name="debiased_squared_error",
     title="debiased squared error",
     meaning="The mean squared gap of the equal-mass bins, less what chance adds to it: 0 is "
-    "expected of a calibrated model, so it may be negative. The verdict rests on it, and so does a "
-    "gate unless it is asked to limit the ECE.",
+    "expected of a calibrated model, so it may be negative. The verdict rests on it, and a gate "
+    "limits it unless told to limit the ECE.",
     function=debiased_squared_error,
     measure=lambda scored: scored.equal_mass.debiased_squared(),
     position=30,

@@ -29,7 +29,7 @@ class RowRule(ABC):
     """An interval in closed form, from the scores of each row."""
 
     widens_with_folds: ClassVar[bool] = True
-    """Whether out-of-fold rows show too little variance of a change (see ``fold_factor``)."""
+    """Return whether out-of-fold rows understate the variance of a change (see ``fold_factor``)."""
 
     @abstractmethod
     def alone(self, rows: RowScores, level: float) -> Interval | None:

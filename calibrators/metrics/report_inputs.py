@@ -19,7 +19,7 @@ MOST_GUESSES = 5
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
-    """What the metrics of a report share: the scores of rows, and tables of bins.
+    """The inputs shared by all metrics of a report: scores of rows, and tables of bins.
 
     `classes` and `top_5_error` need all probabilities: see `Scored`.
     """

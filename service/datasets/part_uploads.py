@@ -12,7 +12,15 @@ from service.access.permissions import Principal
 from service.datasets.formats.bodies import check_size
 from service.datasets.service import Added, Datasets, Retention, find
 from service.datasets.spool import Spool, SpooledBody
-from service.errors import BlobCorrupt, BlobMissing, Conflict, Invalid, ServiceError, TooLarge
+from service.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    Conflict,
+    Invalid,
+    NoSpace,
+    NotFound,
+    TooLarge,
+)
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key, parts_prefix
 from service.storage.blobs import Blobs
@@ -95,7 +103,7 @@ class PartUploads:
         self._blobs.put(_key(dataset, part), arrived.path)
         try:
             self._note(principal, dataset, [part])
-        except ServiceError:
+        except (Conflict, NoSpace, NotFound, TooLarge):  # what was not committed for certain
             if replaced != part:  # others took the room meanwhile
                 self._blobs.delete(_key(dataset, part))
             raise

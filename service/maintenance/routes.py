@@ -61,7 +61,7 @@ described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
 )
 def healthz() -> Health:
     """Needs no key and touches nothing."""
-    raise NotImplementedError
+    raise AssertionError("health_routes answers; this describes it")
 
 
 @described.get(
@@ -73,7 +73,7 @@ def healthz() -> Health:
 )
 def readyz() -> Readiness:
     """Database, blobs and a worker's heartbeat; 503 if one fails. No key."""
-    raise NotImplementedError
+    raise AssertionError("health_routes answers; this describes it")
 
 
 @router.get(

@@ -96,7 +96,7 @@ class Session:
         return self.plan.start == Start(step, state)
 
     def is_awaited(self) -> bool:
-        """Return whether its maker still waits until it is opened, who must be told then."""
+        """Return whether a caller is still waiting for the session to open."""
         return not self.opening.done() and self.opening.set_running_or_notify_cancel()
 
 
@@ -226,18 +226,18 @@ class Sender:
             is_trainers = plan.decides == "trainer"
             if is_trainers and one.number > session.has + 1:
                 opened = self._open_again(session, "steps before are lost")
-            told = self._client.send_statistics(
+            answer = self._client.send_statistics(
                 plan.run, step, one.statistics, session=opened, rank=plan.rank, state=one.state
             )
             self._heard()
             first = session.plan.start and session.plan.start.step
-            if is_trainers and told.status == "waiting" and step - 1 != first:
+            if is_trainers and answer.status == "waiting" and step - 1 != first:
                 opened = self._open_again(session, "steps before are lost")
                 continue
             session.waiting.popleft()
             session.has = one.number
             self._outbox.submit(self._outbox.mark_sent, session.key, one.number)
-            self._tell(session, told.state)
+            self._tell(session, answer.state)
             if session.is_left:
                 return  # others need not wait until all of it is sent
         while session.is_wanted and self._inbox.empty():
