@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-unit test-faults test-hostile check format docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-verdicts study-coverage screenshots clean
+.PHONY: help serve browser test test-unit test-faults test-hostile check format docs docs-serve docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-verdicts study-coverage screenshots figures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,14 +17,14 @@ help:  ## list the targets
 	@touch $@
 
 .venv/base: .venv/run
-	$(PIP) --no-build-isolation -e '.[test]'
+	$(PIP) --no-build-isolation -e '.[test,docs]'
 	@touch $@
 
 .venv/bench: .venv/base
 	$(PIP) --no-build-isolation -e '.[bench]'
 	@touch $@
 
-serve: .venv/run  ## run the service on http://127.0.0.1:8000; FLAGS="--port 9000" for settings (docs/service.md)
+serve: .venv/run  ## run the service on http://127.0.0.1:8000; FLAGS="--port 9000" for settings (docs/reference/settings.md)
 	@exec $(BIN)/python -m service serve $(FLAGS)
 
 browser:
@@ -46,16 +46,24 @@ test-hostile: .venv/base  ## hostile bodies to every route, floods, slow readers
 test-faults: .venv/base  ## kill workers, APIs and databases, fill disks, race promotes: what held, and how fast it recovered (about 20 minutes)
 	CALIBRD_TEST_FAULTS=yes $(BIN)/python -m pytest tests/faults
 
-check: .venv/base  ## format, lint, types, import contracts, and whether the tables of the documentation are current
+check: .venv/base  ## format, lint, types, import contracts, spelling, and the documentation: tables current, links alive
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/tables.py --check
+	$(BIN)/codespell
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: .venv/base  ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: .venv/base  ## build the documentation site in site/, which the service shows at /help
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: .venv/base  ## show the documentation on http://127.0.0.1:8001 while you write it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 docs-tables: .venv/base  ## write the tables of README.md and docs/ from the code
 	$(BIN)/python docs/tables.py
@@ -97,6 +105,9 @@ study-verdicts: .venv/run  ## the tables of docs/studies/verdicts.md: how often 
 screenshots: .venv/base browser  ## the pictures of README.md, of a real service in a real browser
 	$(BIN)/python docs/screenshots.py
 
+figures: .venv/run  ## the pictures of docs/concepts, from the bundled sample and simulated rows
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python docs/figures.py
+
 clean:  ## remove the virtual environment and what the tools left
-	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info distributions/*/build distributions/*/*.egg-info
+	rm -rf .venv build dist out site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info distributions/*/build distributions/*/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -66,7 +66,7 @@ QUICK: dict[str, list[Size]] = {
 
 
 def size(text: str) -> Size:
-    """`10000x1000` -> (10000, 1000)."""
+    """Parse `10000x1000` as (10000, 1000)."""
     try:
         n, k = (int(part) for part in text.lower().split("x"))
     except ValueError:
@@ -75,6 +75,7 @@ def size(text: str) -> Size:
 
 
 def arguments() -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("topics", nargs="*", metavar="topic", help=f"of {', '.join(FULL)}")
     parser.add_argument("--sizes", nargs="+", type=size, metavar="NxK", help="instead of the usual")
@@ -90,6 +91,7 @@ def arguments() -> argparse.Namespace:
 
 
 def topics(options: argparse.Namespace) -> Iterable[Topic]:
+    """Yield the results of the chosen topics."""
     sizes = QUICK if options.quick else FULL
     budget = options.budget
 
@@ -120,6 +122,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
 
 
 def use_threads(threads: int) -> None:
+    """Limit torch and calibrators to some threads."""
     import torch
 
     torch.set_num_threads(threads)
@@ -128,6 +131,7 @@ def use_threads(threads: int) -> None:
 
 
 def main() -> int:
+    """Run the chosen topics, write their tables, and return the exit code."""
     options = arguments()
     use_threads(options.threads)
     results = Results(machine(options.threads))
@@ -144,7 +148,7 @@ def main() -> int:
 
 
 def verdict(results: Results, quick: bool) -> int:
-    """The exit code. Small sizes say nothing about speed, so there everything only has to run."""
+    """Return the exit code; small sizes say nothing about speed and only have to run."""
     write()
     for topic in results.topics:
         for target in topic.targets:

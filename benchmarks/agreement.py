@@ -1,6 +1,6 @@
-"""Topic: do our maps say what the calibrators of other libraries say, fitted on the same rows?
+"""Topic: agreement of our maps with the calibrators of other libraries on the same rows.
 
-Ours begin with temperature scaling, so the others are given the logits after it, unless they find a
+Ours start with temperature scaling, so the others get the logits after it, unless they fit a
 temperature of their own. What ours add to a published method is turned off: smoothing, and all but
 a trace of the priors. Methods that no library has are compared with the published procedures
 instead (`confidence`, and their tests).
@@ -32,20 +32,23 @@ class Rows:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
+        """The probabilities of all classes (n, k)."""
         return as_float64_probabilities(data.Sample(self.logits, self.labels))[0]
 
     @property
     def centred(self) -> np.ndarray:
+        """The logits minus the mean of their row."""
         return self.logits - self.logits.mean(1, keepdims=True)
 
     @property
     def pairs(self) -> np.ndarray:
-        """The predicted class against all others (n, 2)."""
+        """Return the predicted class against all others (n, 2)."""
         confidence = self.probabilities.max(1)
         return np.stack([1 - confidence, confidence], axis=1)
 
     @property
     def correct(self) -> np.ndarray:
+        """1 where the prediction is right, else 0 (n,)."""
         return (self.logits.argmax(1) == self.labels).astype(np.int64)
 
 
@@ -53,12 +56,13 @@ Answer = Callable[[Rows, Rows], np.ndarray]
 
 
 def temperature(fit: Rows, new: Rows) -> np.ndarray:
+    """Return the probabilities of scikit-learn's temperature scaling."""
     scaled = Rows(new.logits / sklearn(fit.logits, fit.labels), new.labels)
     return scaled.probabilities
 
 
 def fitted(make: Callable[[], Any]) -> Answer:
-    """A calibrator with the calls of scikit-learn, on the probabilities of all classes."""
+    """Fit a calibrator with scikit-learn's API on the probabilities of all classes."""
 
     def answer(fit: Rows, new: Rows) -> np.ndarray:
         calibrator = make()
@@ -69,7 +73,7 @@ def fitted(make: Callable[[], Any]) -> Answer:
 
 
 def fitted_on_top(make: Callable[[], Any]) -> Answer:
-    """The same on the confidence of the predicted class; what is left goes to the others."""
+    """Fit a calibrator on the confidence of the predicted class; the others share the rest."""
 
     def answer(fit: Rows, new: Rows) -> np.ndarray:
         calibrator = make()
@@ -80,6 +84,8 @@ def fitted_on_top(make: Callable[[], Any]) -> Answer:
 
 
 def netcal(name: str, **options: Any) -> Answer:
+    """Return a function that fits a binning of netcal."""
+
     def answer(fit: Rows, new: Rows) -> np.ndarray:
         from netcal import binning
 
@@ -91,6 +97,8 @@ def netcal(name: str, **options: Any) -> Answer:
 
 
 def probmetrics(name: str, **options: Any) -> Callable[[], Any]:
+    """Return a function that makes a calibrator of probmetrics."""
+
     def make() -> Any:
         from probmetrics import calibrators
 
@@ -116,6 +124,7 @@ def probmetrics_on_logits(name: str) -> Answer:
 
 
 def logistic(fit: Rows, new: Rows) -> np.ndarray:
+    """Return the probabilities of scikit-learn's logistic regression."""
     from sklearn.linear_model import LogisticRegression
 
     found = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000)
@@ -124,6 +133,7 @@ def logistic(fit: Rows, new: Rows) -> np.ndarray:
 
 
 def isotonic(fit: Rows, new: Rows) -> np.ndarray:
+    """Return the probabilities of scikit-learn's isotonic regression."""
     from sklearn.isotonic import IsotonicRegression
 
     found = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
@@ -146,7 +156,7 @@ class Case:
 
 
 def partly_guessed(rows: int, classes: int, seed: int) -> data.Sample:
-    """A fifth of the labels by chance, which no temperature can say: ETS mixes all three parts."""
+    """Draw a fifth of the labels at random, so that ETS mixes all three parts."""
     drawn, rng = data.draw(rows, classes, seed), np.random.default_rng(seed)
     guessed = rng.integers(0, classes, rows)
     return data.Sample(drawn.logits, np.where(rng.random(rows) < 0.2, guessed, drawn.labels))
@@ -190,7 +200,7 @@ CASES = (
 
 
 def compare(case: Case, rows: int, classes: int) -> Row:
-    """The largest difference of a probability on rows that neither has seen."""
+    """Return the largest difference of a probability on rows that neither has seen."""
     from calibrators import CalibrationSet, all_methods
 
     k = case.classes or classes
@@ -224,6 +234,7 @@ def _apart_on_top(mine: np.ndarray, theirs: np.ndarray, new: Rows) -> np.ndarray
 
 
 def run(sizes: Iterable[tuple[int, int]]) -> Iterable[Topic]:
+    """Yield a table of all methods for each size."""
     for rows, classes in sizes:
         found = [compare(case, rows, classes) for case in CASES]
         yield Topic(

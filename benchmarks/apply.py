@@ -17,6 +17,7 @@ SMART = f"{ours.NAME} smart"
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
+    """Yield a table for each size and number of threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -41,6 +42,7 @@ def _fitted(fit: Callable[[data.Sample], Any], sample: data.Sample) -> Any:
 def compare(
     sample: data.Sample, maps: dict[str, Any], threads: int, rounds: int, budget: float
 ) -> Topic:
+    """Time our maps against torch's softmax."""
     import torch
 
     z = torch.from_numpy(sample.logits)

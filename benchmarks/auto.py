@@ -15,11 +15,12 @@ from calibrators.registry import all_methods, keeps_class
 JUDGED, CONTEST = "auto, judged", "contest of all methods, judged"
 ADDITIVE, SCALED = "additive", "temperature"
 # processor seconds that a size may take
-MOST_JUDGED = {10_000: 2.0, 50_000: 5.0}
-MOST_ADDITIVE = 0.3
+MAX_JUDGED = {10_000: 2.0, 50_000: 5.0}
+MAX_ADDITIVE = 0.3
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
+    """Yield a table for each size."""
     for n, k in sizes:
         sample = data.draw(n, k)
         with one_thread():
@@ -55,12 +56,12 @@ def compare(given: CalibrationSet, rounds: int, budget: float) -> Topic:
         }
         for name, found in measured.items()
     ]
-    most = MOST_JUDGED.get(given.n, max(MOST_JUDGED.values()))
+    most = MAX_JUDGED.get(given.n, max(MAX_JUDGED.values()))
     return Topic(
         f"the default method, {given.n} x {given.k} float32, one core",
         rows,
         [
             Target("processor seconds of auto, judged", fastest[JUDGED], most),
-            Target("processor seconds of additive after TS", after, MOST_ADDITIVE),
+            Target("processor seconds of additive after TS", after, MAX_ADDITIVE),
         ],
     )

@@ -12,14 +12,14 @@ T_MIN = 0.1
 
 
 def through_softmax(z: Any, temperature: Any) -> Any:
-    """The plain form: all probabilities, then the largest."""
+    """Compute the confidence in the plain form: all probabilities, then the largest."""
     import torch
 
     return torch.softmax(z / temperature[:, None], 1).max(1).values
 
 
 def through_logsumexp(z: Any, temperature: Any) -> Any:
-    """The lean form: only the largest probability, from logits whose maximum is 0."""
+    """Compute the confidence alone, from logits whose maximum is 0."""
     import torch
 
     return torch.exp(-torch.logsumexp(z / temperature[:, None], 1))
@@ -33,7 +33,7 @@ def fit(
     steps: int = 300,
     lean: bool = False,
 ) -> np.ndarray:
-    """The temperature of every row after `steps` full-batch Adam steps on the soft binned ECE.
+    """Return the temperatures after `steps` full-batch Adam steps on the soft-binned ECE.
 
     Everything is computed in the type of the logits. The temperature of plain TS is given, so its
     cost is not in the rival's time.

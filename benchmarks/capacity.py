@@ -1,4 +1,4 @@
-"""Topic 7: what one API process, one worker and one fit cost: the inputs of docs/scaling.md.
+"""Topic 7: what one API process, one worker and one fit cost: the inputs of docs/how-to/scale.md.
 
 The real service on loopback: embedded, and on a PostgreSQL that writes to disk with moto's S3.
 """
@@ -34,6 +34,7 @@ CLASSES = 1000
 
 
 def run(sizes: Iterable[tuple[int, int]], quick: bool) -> Iterable[Topic]:
+    """Yield a table for each kind of storage."""
     sys.path.insert(0, str(ROOT / "tests"))
     from helpers.backends import Embedded, Fleet
     from helpers.database_servers import postgres, s3
@@ -57,7 +58,7 @@ def run(sizes: Iterable[tuple[int, int]], quick: bool) -> Iterable[Topic]:
 
 @dataclass
 class Found:
-    """What was measured on one way to store things."""
+    """Measurements with one kind of storage."""
 
     fits: list[Row]
     costs: Row
@@ -109,7 +110,7 @@ def _fit_rows(
 
 
 def _idle(site: Site, quick: bool) -> dict[str, float]:
-    """What happens in a second in which nobody asks for anything."""
+    """Measure the work per second of an idle service."""
     before = site.counters()
     time.sleep(1.0 if quick else IDLE_SECONDS)
     after = site.counters()
@@ -123,7 +124,7 @@ def _idle(site: Site, quick: bool) -> dict[str, float]:
 
 
 def _costs_of_a_fit(site: Site, dataset: str, idle: dict[str, float], quick: bool) -> Row:
-    """By the difference that many fits make, less what goes on without them."""
+    """Measure the cost of fits by the difference to an idle service."""
     before = site.counters()
     count, _ = site.fits(dataset, "temperature", CLIENTS, 0.5 if quick else FIT_SECONDS)
     after = site.counters()
@@ -180,7 +181,7 @@ def _short(value: float | None) -> float | int | None:
 
 
 def _predict(quick: bool) -> Topic:
-    """Predict over HTTP by the processor time of the API process, beside the map in a program."""
+    """Measure predictions over HTTP by the API's processor time, and the map in a program."""
     import psutil
 
     from benchmarks.serving import _npy, server
@@ -218,7 +219,7 @@ def _predict(quick: bool) -> Topic:
 
 
 def _seconds(task: Callable[[], Any]) -> float:
-    """Processor seconds of one call."""
+    """Return the processor seconds of one call."""
     count, began = 0, time.process_time()
     while (spent := time.process_time() - began) < 0.2:
         task()

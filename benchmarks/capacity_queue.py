@@ -1,4 +1,4 @@
-"""How long fits wait for a worker: alone, behind the orders of others, behind cancelled ones."""
+"""How long fits wait for a worker: alone, behind fits of others, behind cancelled ones."""
 
 import os
 import statistics
@@ -23,7 +23,7 @@ VARIABLES = {"CALIBRD_MAX_OPEN_FITS": "1000"}
 
 
 def waits(site: Site, dataset: str, quick: bool) -> Row:
-    """Return the seconds from order to start with one idle worker, in several situations."""
+    """Return the seconds from request to start with one idle worker, in several situations."""
     alone = [_waited(site.client, _ordered(site.client, dataset)) for _ in range(ALONE)]
     many = 20 if quick else MANY
     with _other_workspace(site) as other:
@@ -67,7 +67,7 @@ def _seconds(fit: dict[str, Any], since: str, until: str) -> float:
 
 @contextmanager
 def _other_workspace(site: Site) -> Iterator[httpx.Client]:
-    """A client of another workspace; ours gets a key as well, without which it is turned away."""
+    """Return a client of another workspace; ours gets a key too, as it then needs one."""
     ours, theirs = (_key(site, name) for name in ("default", "other"))
     site.client.headers["Authorization"] = f"Bearer {ours}"
     with site.running.client(theirs) as client:

@@ -21,7 +21,7 @@ STATISTICS_SECONDS = 1.5  # after which PostgreSQL has counted all that was done
 
 
 class Site:
-    """A service with an API process and as many workers as are asked for."""
+    """A service with an API process and any number of workers."""
 
     def __init__(self, running: Any, variables: dict[str, str], statistics: Any) -> None:
         self.running = running
@@ -32,7 +32,7 @@ class Site:
 
     @contextlib.contextmanager
     def workers(self, count: int) -> Iterator[list[int]]:
-        """So many workers that have warmed up; their process ids."""
+        """Start warmed-up workers; yield their process ids."""
         self._workers = [
             subprocess.Popen(
                 [sys.executable, "-m", "service", "worker"],
@@ -52,7 +52,7 @@ class Site:
                 worker.wait()
 
     def upload(self, sample: data.Sample) -> str:
-        """The id of a dataset."""
+        """Upload a dataset; return its id."""
         file = io.BytesIO()
         np.savez(file, logits=sample.logits, labels=sample.labels)
         headers = {"Content-Type": "application/x-npz"}
@@ -61,7 +61,7 @@ class Site:
         return str(answer.json()["id"])
 
     def fits(self, dataset: str, method: str, clients: int, seconds: float) -> tuple[int, float]:
-        """How many fits clients that each wait for theirs got done, and until when the last was."""
+        """Return how many fits waiting clients completed, and when the last one ended."""
         began = time.perf_counter()
         endings: list[float] = []
 
@@ -83,7 +83,7 @@ class Site:
             raise RuntimeError(f"a fit did not succeed: {fit['error']}")
 
     def counters(self) -> dict[str, float]:
-        """What the stores say of themselves, all that was done included."""
+        """Return the counters of the stores, including all work so far."""
         time.sleep(STATISTICS_SECONDS)
         found: dict[str, float] = self._statistics()
         return found | {"time": time.perf_counter()}
@@ -95,6 +95,7 @@ class Site:
 
 
 def postgres_counters(settings: dict[str, Any]) -> dict[str, float]:
+    """Return the transactions, rows and connections that PostgreSQL counts."""
     import psycopg
 
     query = (
@@ -110,6 +111,7 @@ def postgres_counters(settings: dict[str, Any]) -> dict[str, float]:
 
 
 def sqlite_counters(settings: dict[str, Any]) -> dict[str, float]:
+    """Return the counters of the embedded database and its folder."""
     import sqlite3
 
     folder: Path = settings["data_dir"]
@@ -127,11 +129,13 @@ def _blob_counters(url: str) -> dict[str, float]:
 
 
 def memory(pid: int) -> float:
+    """Return the resident memory of a process in MB."""
     return float(psutil.Process(pid).memory_info().rss) / 1e6
 
 
 @contextlib.contextmanager
 def variables(given: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
     before = dict(os.environ)
     os.environ.update(given)
     try:

@@ -45,7 +45,7 @@ class Procedure:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of ours, what it minimises, and who else does it."""
+    """A method of ours, its objective, and its rivals."""
 
     name: str
     title: str
@@ -56,30 +56,30 @@ class Method:
 
 
 def squared_error(outcome: Outcome) -> float:
-    """What PTS minimises."""
+    """Return the objective of PTS."""
     return float(((outcome.confidence - outcome.correct) ** 2).mean())
 
 
 def calibration_error(outcome: Outcome) -> float:
-    """What CTS minimises: ECE with 15 equal-width bins."""
+    """Return the objective of CTS: ECE with 15 equal-width bins."""
     pairs = np.stack([outcome.confidence, np.full_like(outcome.confidence, -1.0)], axis=1)
     return expected_calibration_error(pairs, np.where(outcome.correct, 0, 1), published.BINS)
 
 
 def largest_gap(outcome: Outcome) -> float:
-    """What the spline smooths away: the largest cumulative difference in order of confidence."""
+    """Return the objective of the spline: the largest cumulative difference by confidence."""
     order = np.argsort(outcome.confidence, kind="stable")
     gaps = np.cumsum((outcome.correct - outcome.confidence)[order])
     return float(np.abs(gaps).max()) / len(gaps)
 
 
 def likelihood(outcome: Outcome) -> float | None:
-    """What ETS minimises."""
+    """Return the objective of ETS."""
     return outcome.nll
 
 
 def probmetrics_spline(sample: data.Sample, temperature: float = 1.0) -> Outcome:
-    """The spline of Gupta et al. on the model's own top-label confidences."""
+    """Fit the spline of Gupta et al. on the model's own top-label confidences."""
     import torch
     from probmetrics.calibrators import CDFSplineCalibrator
 
@@ -94,13 +94,13 @@ def probmetrics_spline(sample: data.Sample, temperature: float = 1.0) -> Outcome
 
 
 def probmetrics_spline_scaled(sample: data.Sample) -> Outcome:
-    """The same on logits divided by the temperature of a notebook's LBFGS with line search."""
+    """Fit the spline on logits divided by the temperature of LBFGS with line search."""
     fit = rivals.notebook(**rivals.STRONG_WOLFE)
     return probmetrics_spline(sample, fit(*rivals.as_tensors(sample)))
 
 
 def probmetrics_ets(sample: data.Sample) -> Outcome:
-    """Its temperature and weights by scipy, each by the cross-entropy."""
+    """Fit temperature and weights of ETS with scipy, each by the cross-entropy."""
     from probmetrics.calibrators import ETSCalibrator
 
     probabilities = data.softmax(sample.logits).astype(np.float64)
@@ -141,6 +141,7 @@ METHODS = (
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
+    """Yield a table for each size and method."""
     for n, k in sizes:
         sample = data.confidently_wrong(n, k)
         for method in METHODS:
@@ -148,6 +149,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(method: Method, sample: data.Sample, rounds: int, budget: float) -> Topic:
+    """Time a method of ours against its rivals, and compare their objectives."""
     contenders = [Contender(ours.NAME, lambda: ours.fit_method(method.name, sample))]
     contenders += [
         Contender(name, lambda fit=fit: fit(sample))  # type: ignore[misc]

@@ -19,6 +19,7 @@ UNMEASURED = ("/sign-in", "/static/{file}")
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int) -> Iterable[Topic]:
+    """Yield the times of all pages for each kind of storage."""
     sys.path[:0] = [str(ROOT / "tests")]
     from helpers.backends import Embedded
     from helpers.database_servers import postgres
@@ -77,7 +78,7 @@ def _measure(
 
 
 def _real(client: Any, name: str, versions: int) -> dict[str, Any]:
-    """The calibrator whose pages are measured, made as others make theirs; where its pages are."""
+    """Make the calibrator whose pages are measured, as users do; return their address."""
     from helpers.live_service import NPZ, npz, sample
     from helpers.workspace_contents import ALIAS, CLASSES, fitted_elsewhere
 
@@ -93,7 +94,7 @@ def _real(client: Any, name: str, versions: int) -> dict[str, Any]:
 
 
 def _fill(client: Any, calibrators: int, versions: int) -> None:
-    """Copies of one version with its report, and of the fit that might have made it."""
+    """Insert copies of one version with its report, and of a fit for each."""
     from sqlalchemy import insert, select, text
 
     from service.storage import tables

@@ -17,12 +17,13 @@ class Sample:
 
     @property
     def size(self) -> str:
+        """Rows and classes as text."""
         n, k = self.logits.shape
         return f"{n:,} x {k:,}"
 
 
 def draw(n: int, k: int, seed: int = 0) -> Sample:
-    """Logits `T (noise + class signal)`, labels drawn from `softmax(logits / T)`.
+    """Draw logits `T (noise + class signal)`, and labels from `softmax(logits / T)`.
 
     Every row has one class that the network means, by a signal of varying strength around log k
     (rows are easy and hard), and two look-alikes with a share of that signal. Top-1 accuracy is
@@ -47,7 +48,7 @@ def draw(n: int, k: int, seed: int = 0) -> Sample:
 
 
 def confidently_wrong(n: int, k: int, seed: int = 0) -> Sample:
-    """The logits of `draw`, right with a probability that falls from 0.9 to 0.4 with the margin.
+    """Draw logits as `draw`, right with a probability from 0.9 to 0.4 by margin.
 
     No single temperature can mend that, so every step of a SMART fit has something to learn.
     """
@@ -60,7 +61,7 @@ def confidently_wrong(n: int, k: int, seed: int = 0) -> Sample:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Float32 probabilities, block by block so that no large temporary is alive."""
+    """Return float32 probabilities, block by block to avoid large temporaries."""
     out = np.empty_like(logits, dtype=np.float32)
     step = max(1, BLOCK_ELEMENTS // logits.shape[1])
     for start in range(0, len(logits), step):

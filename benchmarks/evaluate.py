@@ -1,4 +1,4 @@
-"""Topic: `evaluate` on one core, beside the row bootstrap it used before."""
+"""Topic: `evaluate` on one core, compared with the row bootstrap it used before."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +31,7 @@ class Clock:
     seconds: list[float] = field(default_factory=list)
 
     def __call__(self) -> Any:
+        """Call it and record its processor seconds."""
         start = time.process_time()
         found = self.call()
         self.seconds.append(time.process_time() - start)
@@ -38,10 +39,12 @@ class Clock:
 
     @property
     def fastest(self) -> float | None:
+        """The least processor seconds; None before the first call."""
         return min(self.seconds, default=None)
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
+    """Yield a table for each size."""
     for n, k in sizes:
         with one_thread():
             topic = compare(data.draw(n, k), rounds, budget)
@@ -49,6 +52,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
+    """Time the report and its intervals against the frozen bootstrap."""
     after, before = (
         data.softmax(np.asarray(factor * sample.logits, dtype=np.float32))
         for factor in (1.0, SHARPENED)
@@ -77,7 +81,7 @@ def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
 
 
 def frozen(sides: list[RowScores], margin: np.ndarray) -> list[row_bootstrap.Bounds]:
-    """The intervals of two sides, and the noise floors of all rows and of the margins' thirds."""
+    """Compute the intervals of two sides, and the noise floors of all rows and of thirds."""
     third = np.searchsorted(np.quantile(margin, [1 / 3, 2 / 3]), margin)
     for side in sides:
         row_bootstrap.noise_floor(side.top.confidence)
@@ -87,7 +91,7 @@ def frozen(sides: list[RowScores], margin: np.ndarray) -> list[row_bootstrap.Bou
 
 
 def differences(paired: Measured, old: Measured) -> float | None:
-    """The largest distance of our bounds from the frozen ones, in widths of the interval.
+    """Return the largest distance of our bounds from the frozen ones, in interval widths.
 
     Two bootstraps of 1,000 draws differ by about 0.03 widths by chance.
     """
@@ -126,7 +130,7 @@ def _row(found: Measured, paired: Clock, clock: Clock) -> Row:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let us use one thread."""
+    """Limit calibrators to one thread."""
     threads = get_threads()
     set_threads(1)
     try:

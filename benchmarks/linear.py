@@ -25,7 +25,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def spoilt(n: int, k: int, seed: int = 0) -> data.Sample:
-    """`data.draw` seen through a weight and a bias for every class, which is what these mend."""
+    """Distort `data.draw` by a weight and a bias for every class, which these methods undo."""
     sample = data.draw(n, k, seed)
     rng = np.random.default_rng(seed + 1)
     weights = np.exp(0.2 * rng.standard_normal(k)).astype(np.float32)
@@ -34,6 +34,7 @@ def spoilt(n: int, k: int, seed: int = 0) -> data.Sample:
 
 
 def compare(method: str, sample: data.Sample, rounds: int, budget: float) -> Topic:
+    """Time our solver against others of the same objective."""
     problem = problem_of(method, sample)
     rivals = solvers()
     contenders = [Contender(ours.NAME, lambda: _ours(method, sample))]
@@ -58,7 +59,7 @@ def compare(method: str, sample: data.Sample, rounds: int, budget: float) -> Top
 
 
 def problem_of(method: str, sample: data.Sample) -> Problem:
-    """The features and penalties of our recipe's defaults, from their definition."""
+    """Return the features and penalties of our recipe's defaults, from their definition."""
     from calibrators import get_method
 
     recipe: Any = get_method(method)()

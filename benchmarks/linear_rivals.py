@@ -29,11 +29,12 @@ class Problem:
 
     @property
     def k(self) -> int:
+        """Number of classes."""
         return self.x.shape[1]
 
     @property
     def penalty(self) -> np.ndarray:
-        """Of every parameter, in the shape of `start`."""
+        """Return the penalty of every parameter, in the shape of `start`."""
         rows = 1 if self.off_diagonal is None else self.k
         weights = np.full((rows, self.k), self.off_diagonal or self.diagonal)
         if self.off_diagonal is not None:
@@ -42,17 +43,17 @@ class Problem:
 
     @property
     def start(self) -> np.ndarray:
-        """W = I above b = 0."""
+        """Return the start, W = I above b = 0."""
         weights = np.ones((1, self.k)) if self.off_diagonal is None else np.eye(self.k)
         return np.vstack([weights, np.zeros(self.k)])
 
     def parameters(self, point: np.ndarray) -> Parameters:
-        """W (or its diagonal) and b at a distance from the start."""
+        """Return W (or its diagonal) and b at a distance from the start."""
         made = self.start + point.reshape(self.start.shape)
         return (made[0] if self.off_diagonal is None else made[:-1].T), made[-1]
 
     def objective(self, weights: np.ndarray, bias: np.ndarray) -> float:
-        """In float64, from the definition."""
+        """Return the objective in float64, from its definition."""
         x = self.x.astype(np.float64)
         vector = weights.ndim == 1
         scores = (x * weights if vector else x @ weights.T) + bias
@@ -75,10 +76,13 @@ class Solver:
 
 
 def in_type(dtype: Any) -> Callable[[Problem], tuple[Any, ...]]:
+    """Return a preparation that converts the features to a type."""
     return lambda problem: (problem, problem.x.astype(dtype))
 
 
 def in_tensors(dtype: Any) -> Callable[[Problem], tuple[Any, ...]]:
+    """Return a preparation that converts the problem to tensors."""
+
     def prepare(problem: Problem) -> tuple[Any, ...]:
         import torch
 
@@ -96,11 +100,13 @@ class Numpy:
         self.rows = np.arange(self.n)
 
     def scores(self, parameters: np.ndarray) -> np.ndarray:
+        """Return `W x + b` of each row."""
         own = parameters.astype(self.x.dtype)
         vector = self.problem.off_diagonal is None
         return (self.x * own[0] if vector else self.x @ own[:-1]) + own[-1]
 
     def moments(self, residuals: np.ndarray) -> np.ndarray:
+        """Return derivatives by the parameters, from those by the scores."""
         if self.problem.off_diagonal is None:
             weights = np.einsum("ij,ij->j", residuals, self.x)[None]
         else:
@@ -108,6 +114,7 @@ class Numpy:
         return np.vstack([weights, residuals.sum(0)]).astype(np.float64) / self.n
 
     def value(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the objective and its gradient."""
         point = flat.reshape(self.start.shape)
         p = self.scores(self.start + point)
         p -= p.max(1, keepdims=True)
@@ -121,6 +128,7 @@ class Numpy:
         return nll + float((self.penalty * point**2).sum()), gradient.ravel()
 
     def curve(self, flat: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        """Return the Hessian times a direction."""
         p = self.scores(self.start + flat.reshape(self.start.shape))
         p -= p.max(1, keepdims=True)
         np.exp(p, out=p)
@@ -132,6 +140,8 @@ class Numpy:
 
 
 def scipy(method: str, **options: Any) -> Callable[..., Parameters]:
+    """Return a solver by a method of scipy.optimize.minimize."""
+
     def run(problem: Problem, x: np.ndarray) -> Parameters:
         from scipy.optimize import minimize
 
@@ -145,7 +155,7 @@ def scipy(method: str, **options: Any) -> Callable[..., Parameters]:
 
 
 def torch_lbfgs(problem: Problem, x: Any, labels: Any) -> Parameters:
-    """Autograd and torch.optim.LBFGS with its line search."""
+    """Minimise with autograd and torch.optim.LBFGS with its line search."""
     import torch
 
     start = torch.tensor(problem.start, dtype=x.dtype)
@@ -173,7 +183,7 @@ def torch_lbfgs(problem: Problem, x: Any, labels: Any) -> Parameters:
 
 
 def probmetrics_lbfgs(problem: Problem, x: Any, labels: Any) -> Parameters:
-    """What probmetrics' structured vector and matrix scaling run inside."""
+    """Run the internals of probmetrics' structured vector and matrix scaling."""
     from probmetrics.calibrators.logistic import SMSCalibrator, SVSCalibrator
 
     given = {"reg_intercept": problem.intercept, "reg_diagonal": problem.diagonal}
@@ -187,7 +197,7 @@ def probmetrics_lbfgs(problem: Problem, x: Any, labels: Any) -> Parameters:
 
 
 def saga_ready(problem: Problem) -> tuple[Any, ...]:
-    """Compiled before the clock starts."""
+    """Compile before the clock starts."""
     from probmetrics.saga import warm_up_matrix_scaling, warm_up_vector_scaling
 
     if problem.off_diagonal is None:
@@ -198,6 +208,7 @@ def saga_ready(problem: Problem) -> tuple[Any, ...]:
 
 
 def probmetrics_saga(problem: Problem, x: np.ndarray) -> Parameters:
+    """Solve the problem with the SAGA solver of probmetrics."""
     from probmetrics.saga import fit_matrix_scaling, fit_vector_scaling
 
     given: dict[str, Any] = {
@@ -216,7 +227,7 @@ def probmetrics_saga(problem: Problem, x: np.ndarray) -> Parameters:
 
 
 def solvers() -> list[Solver]:
-    """Everybody who can be asked for the same minimum."""
+    """Return all solvers of the same minimum."""
     lbfgs = scipy("L-BFGS-B", maxiter=ITERATIONS, maxfun=ITERATIONS, ftol=0.0, gtol=GRADIENT)
     return [
         Solver("probmetrics L-BFGS", in_tensors(np.float32), probmetrics_lbfgs),

@@ -11,13 +11,14 @@ END = b"\r\n\r\n"
 
 @dataclass(frozen=True)
 class Call:
-    """A request as bytes, sent again and again; every answer must be 200."""
+    """A request as bytes, sent repeatedly; every response must be 200."""
 
     path: str
     body: bytes = b""
     content_type: str = "application/octet-stream"
 
     def raw(self) -> bytes:
+        """Return the request as HTTP/1.1 bytes."""
         head = (
             f"POST {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {self.content_type}\r\n"
             f"Accept: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n\r\n"
@@ -78,7 +79,7 @@ async def _load(port: int, call: Call, connections: int, seconds: float) -> floa
 
 
 def requests_per_second(port: int, call: Call, connections: int, seconds: float) -> float:
-    """Answers per second over so many connections."""
+    """Return the responses per second over some connections."""
     import uvloop
 
     return uvloop.run(_load(port, call, connections, seconds))

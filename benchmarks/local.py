@@ -20,21 +20,23 @@ REFRESH_SECONDS = 1.0
 # a run of one contender is so many numbers, and at least so many calls
 NUMBERS = 400_000
 FEWEST_CALLS = 5
-MOST_CALLS = 500
+MAX_CALLS = 500
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
+    """Yield a table for each size."""
     with server("ours") as port, _cache():
         for n, k in sizes:
             yield compare(f"http://127.0.0.1:{port}", n, k, rounds, budget)
 
 
 def compare(url: str, n: int, k: int, rounds: int, budget: float) -> Topic:
+    """Time a loaded map against the same map without the SDK."""
     import calibrd
     from calibrators.methods.temperature import TemperatureMap
 
     name, sample = f"local-{n}-{k}", data.draw(n, k)
-    calls = min(MOST_CALLS, max(FEWEST_CALLS, NUMBERS // (n * k)))
+    calls = min(MAX_CALLS, max(FEWEST_CALLS, NUMBERS // (n * k)))
     with calibrd.Client(url) as client:
         version = client.register(name, TemperatureMap(k=k, temperature=data.TRUE_TEMPERATURE))
         client.promote(name, version, force=True, reason="a benchmark")
@@ -80,7 +82,7 @@ def _row(found: Measured, bare: Measured, calls: int) -> Row:
 
 @contextlib.contextmanager
 def _cache() -> Iterator[None]:
-    """Maps are remembered in a folder of this run."""
+    """Cache maps in a folder of this run."""
     before = os.environ.get("CALIBRD_CACHE_DIR")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CALIBRD_CACHE_DIR"] = folder

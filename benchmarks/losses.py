@@ -20,6 +20,7 @@ EMBEDDED = 128
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
+    """Yield a table for each size."""
     _settle_memory()
     for n, k in sizes:
         yield compare(data.draw(n, k), rounds, budget)
@@ -27,13 +28,14 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def _settle_memory() -> None:
-    """Free a large block once, as any training has: glibc then keeps blocks of a batch's size."""
+    """Free a large block once, like any training: glibc then keeps blocks of a batch's size."""
     import torch
 
     torch.zeros(30 * 2**18)
 
 
 def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
+    """Time every loss against torch's cross-entropy."""
     measured = _alone(sample, BATCHES, rounds, budget)
     torch_time = measured[TORCH]
     return Topic(
@@ -47,7 +49,7 @@ def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
 
 
 def in_training(rounds: int, budget: float) -> Topic:
-    """Whole steps of the network of docs/studies/losses.md, and the loss's share of them."""
+    """Time whole steps of the network of docs/studies/losses.md, and the loss's share."""
     import torch
 
     from studies.cnn import network, optimiser, train
@@ -82,7 +84,7 @@ def in_training(rounds: int, budget: float) -> Topic:
 
 
 def _alone(sample: data.Sample, batches: int, rounds: int, budget: float) -> Mapping[str, Measured]:
-    """Each loss and its gradient on the same batch, `batches` times a round."""
+    """Time each loss and its gradient on the same batch, `batches` times a round."""
     import torch
 
     logits = torch.from_numpy(sample.logits).requires_grad_()
@@ -109,7 +111,7 @@ def _alone(sample: data.Sample, batches: int, rounds: int, budget: float) -> Map
 
 
 def _losses(sample: data.Sample) -> dict[str, Any]:
-    """torch's cross-entropy, and every loss of the registry; AdaFocal as it is in a training."""
+    """Return torch's cross-entropy and every loss of the registry, AdaFocal with a state."""
     from torch.nn.functional import cross_entropy
 
     from calibrators.losses import all_losses, make_loss
@@ -126,7 +128,7 @@ def _losses(sample: data.Sample) -> dict[str, Any]:
 
 
 def _steered(sample: data.Sample) -> Any:
-    """AdaFocal with the bins of an update, and gammas of both signs in them."""
+    """Return AdaFocal after an update, with gammas of both signs."""
     from calibrators.adafocal import AdaFocalState, BinStatistics
     from calibrators.losses.adafocal import AdaFocalLoss
 

@@ -22,6 +22,7 @@ DRAW = (
 
 
 def run(sizes: Iterable[tuple[int, int]]) -> Iterable[Topic]:
+    """Yield a table for each size."""
     for n, k in sizes:
         with tempfile.TemporaryDirectory() as folder:
             files = [str(Path(folder, name)) for name in ("logits.npy", "labels.npy")]
@@ -30,6 +31,7 @@ def run(sizes: Iterable[tuple[int, int]]) -> Iterable[Topic]:
 
 
 def compare(n: int, k: int, files: list[str]) -> Topic:
+    """Measure the peak memory of every method."""
     rows, targets = [], []
     for method, name in (OURS | OTHERS).items():
         found = _measure(method, files)

@@ -15,10 +15,12 @@ SAMPLE_SECONDS = 0.001
 
 
 def resident() -> int:
+    """Return the resident memory in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 def high_water_mark() -> int | None:
+    """Return the peak of the resident memory in bytes; None if unknown."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -26,7 +28,7 @@ def high_water_mark() -> int | None:
 
 
 def reset_high_water_mark() -> bool:
-    """Forget the peak of the imports; some containers forbid it."""
+    """Reset the peak after the imports; some containers forbid it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -35,7 +37,7 @@ def reset_high_water_mark() -> bool:
 
 
 class Sampler(threading.Thread):
-    """Reads the resident size as often as it gets the interpreter."""
+    """Thread that samples the resident size as often as it can."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -44,18 +46,20 @@ class Sampler(threading.Thread):
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
+        """Sample the resident memory until it is stopped."""
         while not self._stop_asked.wait(SAMPLE_SECONDS):
             self.peak = max(self.peak, resident())
             self.samples += 1
 
     def finish(self) -> None:
+        """Stop sampling and take a last sample."""
         self._stop_asked.set()
         self.join()
         self.peak = max(self.peak, resident())
 
 
 def prepare(method: str) -> Any:
-    """Everything importable is imported here, and the fit has run once on a few rows."""
+    """Import everything, and run the fit once on a few rows."""
     import torch
 
     from benchmarks import ours, rivals
@@ -76,6 +80,7 @@ def prepare(method: str) -> Any:
 
 
 def main() -> int:
+    """Fit once and print the memory as JSON."""
     method, logits_file, labels_file = sys.argv[1:]
     fit = prepare(method)
     from benchmarks.data import Sample

@@ -14,7 +14,7 @@ NAME = "calibrd"
 
 
 def set_threads(threads: int) -> bool:
-    """Whether `calibrators` could be told; the caller measures the rivals in any case."""
+    """Set the threads of `calibrators`; return whether that was possible."""
     try:
         from calibrators import set_threads as limit
     except ImportError:
@@ -24,6 +24,7 @@ def set_threads(threads: int) -> bool:
 
 
 def fit_temperature(sample: Sample) -> Any:
+    """Fit temperature scaling."""
     from calibrators import CalibrationSet
     from calibrators.methods.temperature import TemperatureScaling
 
@@ -31,6 +32,7 @@ def fit_temperature(sample: Sample) -> Any:
 
 
 def fit_smart(sample: Sample, seed: int = 0) -> Any:
+    """Fit SMART."""
     from calibrators import CalibrationSet
     from calibrators.methods.smart import Smart
 
@@ -38,13 +40,14 @@ def fit_smart(sample: Sample, seed: int = 0) -> Any:
 
 
 def fit_method(name: str, sample: Sample) -> Any:
-    """Any method with its usual parameters."""
+    """Fit any method with its defaults."""
     from calibrators import CalibrationSet, all_methods
 
     return all_methods()[name]().fit(CalibrationSet(sample.logits, sample.labels))
 
 
 def ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the ECE with 15 equal-width bins."""
     from calibrators.metrics import ece as measure
 
     return float(measure(probabilities, labels, bins=15))
@@ -53,14 +56,14 @@ def ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
 def evaluate(
     probabilities: np.ndarray, labels: np.ndarray, before: np.ndarray | None = None
 ) -> Any:
-    """The whole report, with its usual 1,000 draws."""
+    """Make the whole report, with its default of 1,000 draws."""
     from calibrators import evaluate as report
 
     return report(probabilities, labels, before=before)
 
 
 def initial_weights(seed: int, hidden: int) -> tuple[np.ndarray, np.ndarray]:
-    """SMART's first layer as the seed gives it: w1 (1, hidden) and b1 (hidden,)."""
+    """Return SMART's first layer for the seed: w1 (1, hidden) and b1 (hidden,)."""
     from calibrators.methods.smart import initial_weights as draw
 
     w1, b1 = draw(seed, 1, hidden)

@@ -27,7 +27,7 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A promise: `value` is at most `limit` (or at least, if `at_least`); no value is a failure."""
+    """A target: `value` is at most `limit` (or at least, if `at_least`); no value is a failure."""
 
     name: str
     value: float | None
@@ -37,6 +37,7 @@ class Target:
 
     @property
     def passed(self) -> bool:
+        """Whether the target is met."""
         if self.value is None:
             return False
         return self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -51,7 +52,7 @@ class Target:
 def share_of_fastest(
     title: str, mine: Measured, others: Iterable[Measured], limit: float
 ) -> Target:
-    """Our time as a share of that of the fastest of these; missed if there is none."""
+    """Return our time relative to the fastest of these; a missed target if there is none."""
     fastest = min(others, key=lambda found: found.median or float("inf"), default=None)
     name = f"our share of the fastest {title}"
     if fastest is None:
@@ -61,7 +62,7 @@ def share_of_fastest(
 
 @dataclass(frozen=True)
 class Topic:
-    """What one benchmark found: rows with the same keys, and the targets judged on them.
+    """Results of one benchmark: rows with the same keys, and the targets judged on them.
 
     A row's `failure` is shown below the table, not in a column.
     """
@@ -75,24 +76,29 @@ class Topic:
 
 @dataclass
 class Results:
+    """Results of a run on one machine."""
+
     machine: Row
     topics: list[Topic] = field(default_factory=list)
     foreign_cores: list[float] = field(default_factory=list)
 
     def add(self, topic: Topic, foreign_cores: float) -> None:
-        """`foreign_cores`: how many cores other processes kept busy while it was measured."""
+        """Add a topic, and the number of cores that other processes kept busy meanwhile."""
         self.topics.append(topic)
         self.foreign_cores.append(foreign_cores)
 
     @property
     def targets(self) -> list[Target]:
+        """The targets of all topics."""
         return [target for topic in self.topics for target in topic.targets]
 
     @property
     def passed(self) -> bool:
+        """Whether all targets are met."""
         return all(target.passed for target in self.targets)
 
     def to_dict(self) -> Row:
+        """Return the results as plain JSON."""
         topics = [
             {
                 "title": topic.title,
@@ -107,12 +113,13 @@ class Results:
 
 
 def write(text: str = "") -> None:
+    """Write a line to the terminal."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def show(value: Any) -> str:
-    """Three significant digits, exponents only where they help, a dash for nothing."""
+    """Format with three significant digits, exponents where they help, a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -126,6 +133,7 @@ def show(value: Any) -> str:
 
 
 def write_topic(topic: Topic, foreign_cores: float) -> None:
+    """Write the table and the targets of a topic."""
     write(f"\n## {topic.title}")
     if topic.note:
         write(topic.note)
@@ -165,7 +173,7 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def machine(threads: int) -> Row:
-    """The processor, the load before the run and the versions that were compared."""
+    """Return the processor, the load before the run and the compared versions."""
     cpu = next(
         (
             line.split(":", 1)[1].strip()

@@ -29,7 +29,7 @@ WARM_UP = 10
 
 @dataclass(frozen=True)
 class Reached:
-    """What a procedure came to in its time: top-label confidences, and whether they are right.
+    """Result of a procedure in its time: top-label confidences, and whether they are right.
 
     ``whole`` is how long all of it takes: measured if ``done`` is 1, else in proportion.
     """
@@ -41,7 +41,7 @@ class Reached:
 
 
 def columns(sample: Sample, budget: float) -> Reached:
-    """CTS as published (Frenkel, Goldberger 2021): each column divided by its class's temperature.
+    """Run CTS as published (Frenkel, Goldberger 2021): columns divided by class temperatures.
 
     The predicted class may change.
     """
@@ -49,7 +49,7 @@ def columns(sample: Sample, budget: float) -> Reached:
 
 
 def predicted_class(sample: Sample, budget: float) -> Reached:
-    """The same search where a row is divided by the temperature of its predicted class, as ours."""
+    """Run CTS with each row divided by the temperature of its predicted class, like ours."""
     import torch
 
     top = torch.from_numpy(sample.logits.argmax(axis=1))
@@ -59,7 +59,7 @@ def predicted_class(sample: Sample, budget: float) -> Reached:
 def _class_temperatures(
     sample: Sample, budget: float, scaled: Callable[[Any, Any], Any]
 ) -> Reached:
-    """For one class after the other the best of 100 temperatures, the others held.
+    """Choose the best of 100 temperatures for one class after the other.
 
     Best is the lowest ECE over all samples, with all probabilities computed anew. It starts at the
     best single temperature of the same grid, which is not timed. Sweeps over the classes go on
@@ -91,7 +91,7 @@ def _class_temperatures(
 
 
 def parametrized_temperature(sample: Sample, budget: float) -> Reached:
-    """PTS (Tomani, Cremers, Buettner 2022): the ten largest logits to a temperature, by Adam.
+    """Train PTS (Tomani, Cremers, Buettner 2022) with Adam on the ten largest logits.
 
     Two hidden layers of 5 relu units, the absolute value as temperature, squared error between
     confidence and correctness, logits held to +-100, 100,000 steps of 1,000 samples at 5e-5
@@ -135,7 +135,7 @@ def parametrized_temperature(sample: Sample, budget: float) -> Reached:
 
 
 def _batches(n: int) -> Iterator[Any]:
-    """Endless epochs of shuffled rows."""
+    """Yield batches of shuffled rows, epoch after epoch."""
     import torch
 
     while True:
@@ -143,7 +143,7 @@ def _batches(n: int) -> Iterator[Any]:
 
 
 def _ece(logits: Any, labels: Any) -> float:
-    """ECE of the softmax with 15 equal-width bins."""
+    """Return the ECE of the softmax with 15 equal-width bins."""
     import torch
 
     confidence, predicted = torch.softmax(logits, dim=1).max(dim=1)
@@ -154,7 +154,7 @@ def _ece(logits: Any, labels: Any) -> float:
 
 
 class _Clock:
-    """Counts units of work against a time limit."""
+    """Counter of units of work with a time limit."""
 
     def __init__(self, units: int, budget: float) -> None:
         self._units, self._budget, self._count = units, budget, 0
@@ -165,7 +165,7 @@ class _Clock:
         return self._spent >= self._budget
 
     def tick(self) -> bool:
-        """Count one unit; whether there is time left."""
+        """Count one unit; return whether there is time left."""
         self._count += 1
         self._spent = time.perf_counter() - self._start
         return not self.is_over

@@ -1,4 +1,4 @@
-"""The truth in float64, from independent code: nothing here is shared with `calibrators`."""
+"""Reference values in float64 from independent code that shares nothing with `calibrators`."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def _blocks(n: int, k: int) -> Iterator[slice]:
 
 
 def nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
-    """Mean negative log-likelihood of `softmax(logits / temperature)`."""
+    """Return the mean negative log-likelihood of `softmax(logits / temperature)`."""
     total = 0.0
     for rows in _blocks(*logits.shape):
         z = logits[rows].astype(np.float64)
@@ -28,7 +28,7 @@ def nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
 
 
 def best_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The minimiser of the mean NLL by a bounded Brent search, after a coarse one on a tenth."""
+    """Minimise the mean NLL by a bounded Brent search, after a coarse one on a tenth."""
     few = slice(None, None, max(1, len(logits) // 10_000))
     coarse = _minimise(logits[few], labels[few], centre=0.0, width=8.0, tolerance=1e-4)
     return float(np.exp(_minimise(logits, labels, coarse, width=0.3, tolerance=1e-11)))
@@ -49,7 +49,7 @@ def _minimise(
 
 
 def confidences(logits: np.ndarray, temperatures: np.ndarray) -> np.ndarray:
-    """Largest softmax probability of every row at its own temperature."""
+    """Return the largest softmax probability of every row at its own temperature."""
     out = np.empty(len(logits))
     for rows in _blocks(*logits.shape):
         z = logits[rows].astype(np.float64)
@@ -60,7 +60,7 @@ def confidences(logits: np.ndarray, temperatures: np.ndarray) -> np.ndarray:
 
 
 def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int) -> float:
-    """Equal-width ECE over bins (i/M, (i+1)/M]; a confidence of 0 falls in the first."""
+    """Return the equal-width ECE over bins (i/M, (i+1)/M]; a confidence of 0 is in the first."""
     confidence = probabilities.max(1).astype(np.float64)
     correct = probabilities.argmax(1) == labels
     edges = np.arange(1, bins) / bins
@@ -76,7 +76,7 @@ def soft_calibration_error(
     sharpness: float = 200.0,
     delta: float = 1e-3,
 ) -> float:
-    """SMART's objective, binned: `sum_b sqrt(R_b^2 + (delta W_b)^2) / N`."""
+    """Return SMART's binned objective: `sum_b sqrt(R_b^2 + (delta W_b)^2) / N`."""
     centres = (np.arange(bins) + 0.5) / bins
     weights = np.exp(-sharpness * (confidence[:, None] - centres) ** 2)
     weights /= weights.sum(1, keepdims=True)

@@ -35,29 +35,35 @@ class Metric:
 
 
 def as_is(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits and labels unchanged."""
     return sample.logits, sample.labels
 
 
 def as_float64(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits in float64, and labels."""
     return sample.logits.astype(np.float64), sample.labels
 
 
 def as_tensors(sample: Sample) -> tuple[Any, Any]:
+    """Return logits and labels as tensors."""
     import torch
 
     return torch.from_numpy(sample.logits), torch.from_numpy(sample.labels)
 
 
 def as_float64_tensors(sample: Sample) -> tuple[Any, Any]:
+    """Return logits in float64 and labels as tensors."""
     logits, labels = as_tensors(sample)
     return logits.double(), labels
 
 
 def as_probabilities(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Return float32 probabilities, and labels."""
     return softmax(sample.logits), sample.labels
 
 
 def as_float64_probabilities(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Return float64 probabilities, and labels."""
     logits = sample.logits.astype(np.float64)
     logits -= logits.max(1, keepdims=True)
     np.exp(logits, out=logits)
@@ -65,7 +71,7 @@ def as_float64_probabilities(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
 
 
 def probmetrics(method: str, **config: Any) -> Callable[[Any, Any], float]:
-    """Temperature found by a probmetrics calibrator on logits."""
+    """Return the temperature of a probmetrics calibrator on logits."""
 
     def run(logits: Any, labels: Any) -> float:
         from probmetrics.calibrators import get_calibrator
@@ -81,14 +87,14 @@ def probmetrics(method: str, **config: Any) -> Callable[[Any, Any], float]:
 
 
 def sklearn(logits: np.ndarray, labels: np.ndarray) -> float:
-    """What `CalibratedClassifierCV(method="temperature")` runs inside."""
+    """Run the internals of `CalibratedClassifierCV(method="temperature")`."""
     from sklearn.calibration import _TemperatureScaling
 
     return 1.0 / float(_TemperatureScaling().fit(logits, labels).beta_)
 
 
 def netcal(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Its `temperature` multiplies the logits, so it is the inverse of ours."""
+    """Return the inverse of its `temperature`, which multiplies the logits."""
     from netcal.scaling import TemperatureScaling
 
     fitted = TemperatureScaling().fit(probabilities, labels, random_state=0, tensorboard=False)
@@ -96,7 +102,7 @@ def netcal(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 
 def notebook(**options: Any) -> Callable[[Any, Any], float]:
-    """The ten lines that are copied from one notebook to the next (Guo et al. 2017)."""
+    """Run the ten lines that are copied from notebook to notebook (Guo et al. 2017)."""
 
     def run(logits: Any, labels: Any) -> float:
         import torch
@@ -117,7 +123,7 @@ def notebook(**options: Any) -> Callable[[Any, Any], float]:
 
 
 def temperature_rivals() -> list[Rival]:
-    """Everybody who can fit a temperature to logits."""
+    """Return all rivals that fit a temperature to logits."""
     return [
         Rival("probmetrics bisection", as_tensors, probmetrics("temp-scaling")),
         Rival("probmetrics bisection f64", as_float64_tensors, probmetrics("temp-scaling")),
@@ -147,6 +153,7 @@ def temperature_rivals() -> list[Rival]:
 
 
 def torchmetrics_ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the ECE of torchmetrics."""
     import torch
     from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -155,6 +162,7 @@ def torchmetrics_ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 
 def torchmetrics_ece_unchecked(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the ECE of torchmetrics without its checks."""
     import torch
     from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -163,12 +171,14 @@ def torchmetrics_ece_unchecked(probabilities: np.ndarray, labels: np.ndarray) ->
 
 
 def netcal_ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the ECE of netcal."""
     from netcal.metrics import ECE
 
     return float(ECE(bins=15).measure(probabilities, labels))
 
 
 def probmetrics_ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the ECE of probmetrics."""
     import torch
     from probmetrics.metrics import CalibrationError
 
@@ -180,6 +190,7 @@ def probmetrics_ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 
 def relplot_smooth_ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the smooth ECE of relplot."""
     import relplot
 
     correct = (probabilities.argmax(1) == labels).astype(np.float64)
@@ -187,7 +198,7 @@ def relplot_smooth_ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 
 def ece_rivals() -> list[Metric]:
-    """Everybody who computes the top-label ECE with equal-width bins, and one smooth relative."""
+    """Return all rivals that compute the equal-width top-label ECE, and one smooth variant."""
     return [
         Metric("torchmetrics", torchmetrics_ece),
         Metric("torchmetrics, no validation", torchmetrics_ece_unchecked),

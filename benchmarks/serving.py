@@ -30,12 +30,14 @@ LITSERVE = "LitServe, JSON"
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, seconds: float) -> Iterable[Topic]:
+    """Yield a table for each size and number of connections."""
     for rows, classes in sizes:
         for connections in (1, 16):
             yield compare(rows, classes, connections, rounds, seconds)
 
 
 def compare(rows: int, classes: int, connections: int, rounds: int, seconds: float) -> Topic:
+    """Measure the responses per second of our service and its rivals."""
     logits = np.random.default_rng(0).normal(size=(rows, classes)).astype(np.float32)
     npy, text = _npy(logits), _json(logits)
     path = "/v1/calibrators/bench@1/predict"
@@ -101,7 +103,7 @@ def _json(logits: np.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def server(kind: str) -> Iterator[int]:
-    """A server in a process group of its own, ended with all its children; gives its port."""
+    """Run a server in its own process group, ended with all its children; yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(

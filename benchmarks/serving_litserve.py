@@ -11,17 +11,23 @@ from calibrators import archive
 
 
 class Calibrate(ls.LitAPI):  # type: ignore[misc]
+    """LitServe API of one map."""
+
     def setup(self, device: str) -> None:
+        """Load the map."""
         self.map = archive.load(archive.dump(MAP))
 
     # without hints: LitServe makes them part of its HTTP interface
     def decode_request(self, request):  # type: ignore[no-untyped-def]
+        """Return the logits of a request."""
         return np.asarray(request["logits"], dtype=np.float32)
 
     def predict(self, logits: Any) -> Any:
+        """Return calibrated probabilities."""
         return self.map.apply(logits)
 
     def encode_response(self, probabilities):  # type: ignore[no-untyped-def]
+        """Return the JSON of a response."""
         return {"probabilities": probabilities.tolist()}
 
 

@@ -14,7 +14,7 @@ MAP = TemperatureMap(k=CLASSES, temperature=1.7)
 
 
 def serve(port: int) -> None:
-    """The real app with two empty routes: one reads the body, one does not.
+    """Return the real app with two empty routes: one reads the body, one does not.
 
     Their paths end in /predict, so that they are as quiet in the log as the real one.
     """

@@ -43,6 +43,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(sample: data.Sample, rounds: int, budget: float, judged: bool = True) -> Topic:
+    """Time our fit against autograd and compare the objectives reached."""
     logits, labels = sample.logits, sample.labels
     base = reference.best_temperature(logits, labels)
     start = ours.initial_weights(SEED, HIDDEN)
@@ -82,7 +83,7 @@ def compare(sample: data.Sample, rounds: int, budget: float, judged: bool = True
 
 
 def _confidences(found: Measured, logits: np.ndarray) -> np.ndarray | None:
-    """What the fit gives to a user: for ours the applied map, for autograd an exact softmax."""
+    """Return the resulting confidences: of our map, or of an exact softmax for autograd."""
     if found.error:
         return None
     if found.name == ours.NAME:

@@ -25,7 +25,7 @@ Curve = Callable[[Any], tuple[Any, Any]]
 
 
 def fit(sample: Sample, seed: int = 0) -> Any:
-    """The SmartMap of 300 full-batch Adam steps over all rows."""
+    """Fit a SmartMap with 300 full-batch Adam steps over all rows."""
     from calibrators import CalibrationSet
     from calibrators.methods.smart import SmartMap
     from calibrators.methods.temperature import TemperatureScaling
@@ -93,7 +93,7 @@ def _gradients(weights: list[Any], inputs: Any, objective: Callable[[Any], Any])
 
 
 def _soft_binned(correct: Any, curve: Curve) -> Callable[[Any], Any]:
-    """The gradient of the soft-binned error in each row's log beta."""
+    """Return the gradient of the soft-binned error in each row's log beta."""
     import torch
 
     points = np.linspace(0, 1, GRID + 1)[:, np.newaxis]

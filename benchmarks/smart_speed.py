@@ -20,13 +20,13 @@ from benchmarks.timing import Contender, Measured, alternate, ratio
 BEFORE = "300 steps over all rows, torch"
 FASTER = {(10_000, 100): 8.0, (50_000, 100): 15.0, (10_000, 1000): 4.0}
 HELD_OUT_SEED = 1000
-DRAWS, LEAST_DRAWS = 20, 5
+DRAWS, MIN_DRAWS = 20, 5
 SEEDS_APART = 10
 LEVEL = 0.95
 
 
 def compare(n: int, k: int, rounds: int, budget: float) -> Topic:
-    """Time both on one thread, and judge both on as many rows that neither saw."""
+    """Time both on one thread, and judge both on as many unseen rows."""
     sample = data.confidently_wrong(n, k)
     held_out = data.confidently_wrong(n, k, HELD_OUT_SEED)
     contenders = [
@@ -52,11 +52,11 @@ def compare(n: int, k: int, rounds: int, budget: float) -> Topic:
 def error_changes(n: int, k: int, budget: float) -> np.ndarray:
     """Return held-out ECE, ours minus the other's, in percent, for each draw of the rows.
 
-    Drawing stops after ``budget`` seconds, but not before there are ``LEAST_DRAWS``.
+    Drawing stops after ``budget`` seconds, but not before there are ``MIN_DRAWS``.
     """
     end, changes = time.monotonic() + budget, []
     for draw in range(DRAWS):
-        if draw >= LEAST_DRAWS and time.monotonic() > end:
+        if draw >= MIN_DRAWS and time.monotonic() > end:
             break
         sample = data.confidently_wrong(n, k, SEEDS_APART * draw)
         held_out = data.confidently_wrong(n, k, SEEDS_APART * draw + HELD_OUT_SEED)
@@ -82,7 +82,7 @@ def _no_worse(changes: np.ndarray) -> Target:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch and us use one thread."""
+    """Limit torch and calibrators to one thread."""
     import torch
 
     from calibrators import get_threads

@@ -1,4 +1,4 @@
-"""Topic 1: fitting a temperature, against everybody who can."""
+"""Topic 1: fitting a temperature, against all libraries that can."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,11 +14,13 @@ OUR_SHARE = 0.25
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
+    """Yield a table for each size."""
     for n, k in sizes:
         yield compare(data.draw(n, k), rounds, budget)
 
 
 def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
+    """Time our fit against the rivals and compare their NLL."""
     best = reference.best_temperature(sample.logits, sample.labels)
     floor = reference.nll(sample.logits, sample.labels, best)
     rivals = temperature_rivals()

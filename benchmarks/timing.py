@@ -24,6 +24,8 @@ HANG_SECONDS = 900
 
 @dataclass(frozen=True)
 class Contender:
+    """A name and the call that is timed."""
+
     name: str
     run: Callable[[], Any]
 
@@ -39,19 +41,22 @@ class Measured:
 
     @property
     def median(self) -> float | None:
+        """Median seconds; None without a run."""
         return statistics.median(self.seconds.values()) if self.seconds else None
 
     @property
     def fastest(self) -> float | None:
+        """Least seconds; None without a run."""
         return min(self.seconds.values(), default=None)
 
     @property
     def runs(self) -> int:
+        """Number of timed runs."""
         return len(self.seconds)
 
 
 class ForeignLoad:
-    """Cores that other processes kept busy since this was made, from /proc/stat."""
+    """Number of cores that other processes kept busy since its creation, from /proc/stat."""
 
     def __init__(self) -> None:
         self._start = self._now()
@@ -66,6 +71,7 @@ class ForeignLoad:
 
     @property
     def cores(self) -> float:
+        """Number of busy cores of others so far."""
         wall, busy, own = (now - then for now, then in zip(self._now(), self._start, strict=True))
         return max(0.0, (busy - own) / wall)
 
@@ -82,7 +88,7 @@ def no_hang() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Rivals print, draw progress bars and warn; none of it belongs in a table."""
+    """Suppress the prints, progress bars and warnings of rivals."""
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
@@ -95,7 +101,7 @@ def silence() -> Iterator[None]:
 def alternate(
     contenders: Sequence[Contender], rounds: int, budget: float = 60.0
 ) -> dict[str, Measured]:
-    """Warm everyone up, then run `rounds` rounds; nobody exceeds `budget` seconds in all.
+    """Warm up all contenders, then run `rounds` rounds; none exceeds `budget` seconds in all.
 
     A contender that raises is kept with its error. One whose warm-up alone exceeds the budget
     is measured by that warm-up.
@@ -135,11 +141,12 @@ def _run(contender: Contender, result: Measured, turn: int) -> float:
 
 
 def milliseconds(seconds: float | None) -> float | None:
+    """Return seconds in milliseconds; None stays None."""
     return None if seconds is None else 1e3 * seconds
 
 
 def ratio(ours: Measured, rival: Measured) -> float | None:
-    """Median over the shared rounds of our time divided by the rival's."""
+    """Return the median over the shared rounds of our time divided by the rival's."""
     shared = ours.seconds.keys() & rival.seconds.keys()
     if shared:
         return statistics.median(ours.seconds[turn] / rival.seconds[turn] for turn in shared)

@@ -1,4 +1,4 @@
-"""Maps as bytes and back: no pickle, a checked hash, and a format that says its own version.
+"""Binary archives of maps: no pickle, a verified hash and a format version.
 
     8 bytes   b"calibrd" and the format version
     32 bytes  sha256 of everything after it
@@ -6,10 +6,10 @@
     header    JSON: method, k, kind, parameters, fit_info, library versions, arrays by name
     arrays    little-endian, C order, one after the other by name
 
-A map inside a map, its field ``base``, is the parameter ``base`` with a method and parameters of
-its own; its arrays are named ``base.array``. Such a map holds no other.
+A map inside a map (the field ``base``) is the parameter ``base`` with a method and parameters of
+its own; its arrays are named ``base.array``. Maps are nested only once.
 
-The same map gives the same bytes as long as the libraries' versions are the same.
+The same map gives the same bytes as long as the library versions are the same.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from calibrators.rounding import Zeros
 MAGIC = b"calibrd"
 FORMAT = 1
 PREFIX = struct.Struct("<8s32sI")
-MOST_NAMED = 5
+MAX_NAMED = 5
 DTYPES = ("<f8", "<f4", "<i8")
 
 
 def dump(fitted: CalibrationMap) -> bytes:
-    """The bytes of a map.
+    """Return a map as archive bytes.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> load(dump(TemperatureMap(k=3, temperature=1.5))).temperature
     1.5
     """
-    parameters, arrays = _parts(fitted)
+    parameters, arrays = _split(fitted)
     packed = {
         name: np.ascontiguousarray(one, one.dtype.newbyteorder("<"))
         for name, one in sorted(arrays.items())
@@ -63,28 +63,28 @@ def dump(fitted: CalibrationMap) -> bytes:
 
 
 def load(data: bytes) -> CalibrationMap:
-    """The map in these bytes; an ArchiveError that says what is wrong if there is none."""
+    """Return the map in an archive; raise ArchiveError with the reason if it is invalid."""
     header, payload = _open(bytes(data))
     arrays = _arrays(header["arrays"], payload)
-    return _made(header["method"], header["parameters"], arrays)
+    return _build(header["method"], header["parameters"], arrays)
 
 
 def describe(data: bytes) -> dict[str, Any]:
-    """The header of an intact archive: method, parameters, arrays, libraries and its sha256."""
+    """Return the header of an intact archive: method, parameters, arrays, libraries, sha256."""
     header, _ = _open(data)
     return {**header, "format": FORMAT, "sha256": data[8:40].hex()}
 
 
 def header_text(data: bytes) -> bytes:
-    """Return the bytes of the header as they are, unparsed; fewer if there are not as many."""
+    """Return the unparsed bytes of the header; fewer if the archive is cut off."""
     if len(data) < PREFIX.size:
         return b""
     length = PREFIX.unpack_from(data)[2]
     return data[PREFIX.size : PREFIX.size + length]
 
 
-def _parts(fitted: CalibrationMap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The parameters and the arrays of a map, and of the map inside it if there is one."""
+def _split(fitted: CalibrationMap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the parameters and the arrays of a map, including those of the map inside it."""
     parameters: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(fitted):
@@ -92,7 +92,7 @@ def _parts(fitted: CalibrationMap) -> tuple[dict[str, Any], dict[str, NDArray[An
         if isinstance(value, np.ndarray):
             arrays[field.name] = value
         elif isinstance(value, CalibrationMap):
-            inner, inside = _parts(value)
+            inner, inside = _split(value)
             parameters[field.name] = {"method": value.method, "parameters": inner}
             arrays |= {f"{field.name}.{name}": array for name, array in inside.items()}
         else:
@@ -100,21 +100,21 @@ def _parts(fitted: CalibrationMap) -> tuple[dict[str, Any], dict[str, NDArray[An
     return parameters, arrays
 
 
-def _made(
+def _build(
     method: str,
     parameters: dict[str, Any],
     arrays: dict[str, NDArray[Any]],
     *,
     is_inside: bool = False,
 ) -> CalibrationMap:
-    """The map of these parts, each checked against its field."""
+    """Build a map, checking every value against its field."""
     kind = all_maps().get(method)
     if kind is None:
-        raise ArchiveError("unknown_method", f"the method {method!r} is not known here")
+        raise ArchiveError("unknown_method", f"unknown method {method!r}")
     hints = field_hints(kind)
     if is_inside and CalibrationMap in hints.values():
         raise ArchiveError("wrong_fields", "a map inside a map must not hold another")
-    values = {**Zeros()._asdict(), **parameters, **arrays}  # older maps have none of these
+    values = {**Zeros()._asdict(), **parameters, **arrays}  # older maps lack these
     for name, hint in hints.items():
         if hint is CalibrationMap:
             inside = {key: values.pop(key) for key in arrays if key.startswith(f"{name}.")}
@@ -123,7 +123,7 @@ def _made(
         elif get_origin(hint) is tuple and isinstance(values.get(name), list):
             values[name] = tuple(values[name])
     if set(values) != set(hints):
-        odd = sorted(set(values) ^ set(hints))[:MOST_NAMED]
+        odd = sorted(set(values) ^ set(hints))[:MAX_NAMED]
         raise ArchiveError("wrong_fields", f"missing or unknown fields of {method!r}: {odd}")
     for name, hint in hints.items():
         rule = broken_rule(hint, values[name])
@@ -136,17 +136,17 @@ def _made(
 
 
 def _inner(name: str, described: Any, arrays: dict[str, NDArray[Any]]) -> CalibrationMap:
-    """The map in a field of another."""
+    """Build the map in a field of another."""
     match described:
         case {"method": str() as method, "parameters": dict() as parameters, **rest} if not rest:
-            return _made(method, parameters, arrays, is_inside=True)
+            return _build(method, parameters, arrays, is_inside=True)
     raise ArchiveError("wrong_fields", f"the field {name!r} must be a map")
 
 
 def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and array bytes of an archive whose hash and lengths are right."""
+    """Return header and array bytes of an archive after checking its hash and lengths."""
     if len(data) < PREFIX.size or data[: len(MAGIC)] != MAGIC:
-        raise ArchiveError("not_an_archive", "these bytes do not start as a calibrd map does")
+        raise ArchiveError("not_an_archive", "not a calibrd archive (bad magic bytes)")
     magic, digest, length = PREFIX.unpack_from(data)
     if magic[-1] != FORMAT:
         raise ArchiveError(
@@ -171,7 +171,7 @@ def _hash_ok(body: bytes, digest: bytes) -> bool:
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:
-    """The header, if it is one; a hash that is right proves nothing about who made the bytes."""
+    """Return the header, None if it is invalid: a correct hash does not prove who wrote it."""
     try:
         header = json.loads(text)
         arrays = header["arrays"]

@@ -39,8 +39,8 @@ def as_floats(values: ArrayLike, name: str) -> Floats:
     if array.dtype == np.float16:
         return array.astype(np.float32)
     native = array.dtype.newbyteorder("=")
-    kept = native if native in (np.float32, np.float64) else np.float64
-    return np.asarray(array, dtype=kept)
+    dtype = native if native in (np.float32, np.float64) else np.float64
+    return np.asarray(array, dtype=dtype)
 
 
 def _refuse_masked(array: NDArray[Any], name: str) -> None:
@@ -69,16 +69,19 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
             "labels_not_integers",
             f"labels must be integers (class indices 0..{classes - 1}), got {array.dtype}",
         )
-    reject_rows(
-        (array < 0) | (array >= classes),
-        "label_out_of_range",
-        f"labels must lie in 0..{classes - 1}",
-    )
+    rule = f"labels must lie in 0..{classes - 1}"
+    outside = (array < 0) | (array >= classes)
+    if outside.any():
+        least, most = int(array.min()), int(array.max())
+        rule += f", got {least} to {most}"
+        if (least, most) == (1, classes):
+            rule += " (labels from 1: subtract 1)"
+    reject_rows(outside, "label_out_of_range", rule)
     return array.astype(np.int64)
 
 
 def as_hits(correct: ArrayLike, name: str, beside: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return whether each row was right, checked against the array that stands beside it."""
+    """Return whether each row was right; raise unless ``beside`` has the same shape (n,)."""
     hits: NDArray[np.generic] = np.asarray(correct)
     if beside.ndim != 1 or hits.shape != beside.shape:
         raise DataError(
@@ -92,7 +95,7 @@ def as_hits(correct: ArrayLike, name: str, beside: NDArray[Any]) -> NDArray[np.b
 
 
 def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
-    """Raise a DataError if any row is broken, with how many are and the first."""
+    """Raise a DataError with the number of broken rows and the first, if there are any."""
     if broken.any():
         count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)
@@ -127,5 +130,5 @@ def check_labelled(logits: Floats) -> None:
     reject_rows(
         np.isneginf(logits),
         "label_on_minus_infinity",
-        "the logit of the label must not be -inf: the model calls what happened impossible",
+        "the logit of the label must not be -inf: the model calls the true class impossible",
     )

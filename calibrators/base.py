@@ -1,4 +1,4 @@
-"""What every method is made of: a recipe (Calibrator) that fits, and a map that applies.
+"""Base classes of all methods: a recipe (Calibrator) that fits, and a map that is applied.
 
 Both are frozen dataclasses: a recipe's fields are its hyper-parameters, a map's fields are plain
 numbers, strings and arrays. Checks, JSON schemas, storage, documentation and the contract tests all
@@ -24,6 +24,7 @@ from calibrators.data import (
     log_probabilities,
     two_columns,
     warn_if_clipped,
+    warn_if_probabilities,
 )
 from calibrators.errors import (
     ClippedProbabilities,
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 FALLBACK = "temperature"
 
+# fewer rows of logits may look like probabilities by chance
+ROWS_TO_JUDGE = 20
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CalibrationMap(ABC):
@@ -53,10 +57,10 @@ class CalibrationMap(ABC):
 
     ``k`` classes and the ``kind`` of input it was fitted on; other input is refused. ``fit_info``
     is plain JSON: how the fit went, with its warnings. ``keeps_class`` says whether the predicted
-    class always keeps the largest probability; of a class of maps it is None if that depends on the
-    map. ``has_segments`` says whether it takes them, ``has_interval`` whether it has a credible
+    class always keeps the largest probability; on a class of maps it is None if that depends on the
+    map. ``has_segments`` says whether it takes segments, ``has_interval`` whether it has a credible
     band. ``floor``, ``rounding``, ``ratio`` and ``kept`` say what zeros among probabilities stand
-    for (see calibrators.rounding.Zeros): a row alone cannot show it.
+    for (see calibrators.rounding.Zeros): a single row cannot show it.
     """
 
     method: ClassVar[str]
@@ -96,15 +100,19 @@ class CalibrationMap(ABC):
                 value.flags.writeable = False
 
     def apply(self, values: ArrayLike, segments: ArrayLike | Segments | None = None) -> Floats:
-        """Calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
+        """Return calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
 
         float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
-        answers (n, 2). ``segments`` (n,) name the segment of each row, for a map that has them.
+        returns (n, 2). ``segments`` (n,) name the segment of each row, for a map that has them.
+        Warns if logits of many rows look like probabilities.
         """
-        return self.apply_logits(self._logits_of(values), segments)
+        logits = self._logits_of(values)
+        if self.kind == "logits" and len(logits) >= ROWS_TO_JUDGE:
+            warn_if_probabilities(logits, stacklevel=3)
+        return self.apply_logits(logits, segments)
 
     def apply_logits(self, logits: Floats, segments: ArrayLike | Segments | None = None) -> Floats:
-        """Calibrated probabilities (n, k) of what ``read`` gave."""
+        """Return calibrated probabilities (n, k) of logits from ``read``."""
         if segments is None:
             return self._apply(logits)
         named = Segments.of(segments, rows=len(logits), most=None)
@@ -112,11 +120,11 @@ class CalibrationMap(ABC):
         return self._softmax(self._transform(logits), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
-        """Calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
+        """Return calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
         return self._apply(self._logits_of_set(data))
 
     def transform(self, values: ArrayLike, segments: ArrayLike | None = None) -> Floats:
-        """Calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
+        """Return calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
         logits = self._logits_of(values)
         if segments is None:
             return self._transform(logits)
@@ -143,12 +151,12 @@ class CalibrationMap(ABC):
         check_level(level)
 
     def interval_of_logits(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
-        """Return the band of what ``read`` gave."""
+        """Return the credible band of logits from ``read``."""
         self._check_interval(level)
         return self._interval(logits, level)
 
     def interval_of_set(self, data: CalibrationSet, level: float) -> tuple[Floats, Floats]:
-        """Return the band of a checked set of the map's kind and classes; the map must have one."""
+        """Return the band for a checked set that fits the map; requires ``has_interval``."""
         return self._interval(self._logits_of_set(data), level)
 
     def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
@@ -157,22 +165,22 @@ class CalibrationMap(ABC):
 
     @property
     def row_cost(self) -> int:
-        """Return about how many numbers are calculated for a row beside its logits."""
+        """Approximate count of numbers computed per row in addition to its logits."""
         return 0
 
     def segment_scales(self, names: ArrayLike) -> Floats:
-        """Return what calibrated logits are multiplied by in each of some segments, (n,)."""
+        """Return the factors of the calibrated logits in the named segments, (n,)."""
         return self._segment_scales(Segments.of(names, most=None))
 
     def with_info(self, **info: Any) -> Self:
-        """The same map with more in its ``fit_info``."""
+        """Return the same map with more in its ``fit_info``."""
         return replace(self, fit_info={**self.fit_info, **info})
 
     @property
     def made_by(self) -> frozenset[str]:
-        """The methods whose fit may give this map: its own, one that chose it or fell back to it.
+        """The methods whose fit may yield this map: its own, one that chose it or fell back to it.
 
-        Only temperature scaling is fallen back to. ``fit_info`` of a map made elsewhere may hold
+        Only temperature scaling serves as a fallback. ``fit_info`` of a foreign map may hold
         anything.
         """
         names = [self.method, self.fit_info.get("chosen_by")]
@@ -182,11 +190,11 @@ class CalibrationMap(ABC):
         return frozenset(name for name in names if isinstance(name, str))
 
     def unknown_note(self, segments: Segments) -> str | None:
-        """What to say of rows of segments that this map does not know, in ASCII; None if none."""
+        """Return a note in ASCII on rows of segments unknown to this map, None without any."""
         return None
 
     def read(self, values: ArrayLike) -> tuple[Floats, Clipped | None]:
-        """Logits (n, k) of values of the map's kind, and how probabilities were changed for it."""
+        """Return values of the map's kind as logits (n, k), and how probabilities were changed."""
         clipped = None
         if self.kind == "probabilities":
             array = two_columns(values)
@@ -199,7 +207,7 @@ class CalibrationMap(ABC):
 
     @property
     def zeros(self) -> Zeros:
-        """Return what zeros among probabilities are replaced by."""
+        """What zeros among probabilities are replaced by."""
         return Zeros(self.floor, self.rounding, self.ratio, self.kept)
 
     def _logits_of(self, values: ArrayLike) -> Floats:
@@ -222,20 +230,20 @@ class CalibrationMap(ABC):
             )
         if data.source is None or data.zeros == self.zeros:
             return data.logits
-        found, _ = self.zeros.filled(data.source.probabilities())
-        return np.asarray(np.log(np.minimum(found, 1)))
+        filled, _ = self.zeros.filled(data.source.probabilities())
+        return np.asarray(np.log(np.minimum(filled, 1)))
 
     @abstractmethod
     def _transform(self, logits: Floats) -> Floats:
-        """Calibrated logits of checked-shape logits (n, k)."""
+        """Return calibrated logits of logits (n, k) whose shape was checked."""
 
     def _apply(self, logits: Floats) -> Floats:
         return self._softmax(self._transform(logits))
 
     def _softmax(self, transformed: Floats, scales: Floats | None = None) -> Floats:
-        """Softmax of calibrated logits, times ``scales`` (n,); raise a MapError if it has none.
+        """Return softmax of calibrated logits times ``scales`` (n,); raise MapError if not finite.
 
-        The input's own NaN and infinities are refused by ``_transform``.
+        NaN and infinities of the input itself are refused by ``_transform``.
         """
         try:
             return softmax(transformed, scales)
@@ -243,7 +251,7 @@ class CalibrationMap(ABC):
             raise MapError(error.rows or 0, error.first or 0) from error
 
     def _segment_scales(self, segments: Segments, dtype: DTypeLike = np.float64) -> Floats:
-        """What the calibrated logits of each row are multiplied by in its segment, (n,)."""
+        """Return the factor of each row's calibrated logits in its segment, (n,)."""
         raise DataError(
             "no_segments",
             f"this map of the method {self.method!r} has no segments: send none, or fit "
@@ -251,7 +259,7 @@ class CalibrationMap(ABC):
         )
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Write the transform of the tensor ``logits`` into an ONNX graph; its output's name."""
+        """Add the transform of the tensor ``logits`` to an ONNX graph; return its output's name."""
         raise ExportError("not_exportable", f"maps of the method {self.method!r} have no ONNX form")
 
 
@@ -264,13 +272,13 @@ class TemperatureTypeMap(CalibrationMap):
     keeps_class = True
 
     def temperatures(self, values: ArrayLike) -> Floats:
-        """The temperature of every row (n,), float64."""
+        """Return the temperature of every row (n,), float64."""
         logits = self._logits_of(values)
         check_rows(row_maxima(logits))
         return self._temperatures(logits)
 
     def temperatures_of_set(self, data: CalibrationSet) -> Floats:
-        """The same of a checked set of the map's kind and classes."""
+        """Return the temperatures (n,) of a checked set of the map's kind and classes."""
         return self._temperatures(self._logits_of_set(data))
 
     def _temperatures(self, logits: Floats) -> Floats:
@@ -278,17 +286,17 @@ class TemperatureTypeMap(CalibrationMap):
 
     @abstractmethod
     def _inverse_temperatures(self, logits: Floats) -> Floats | float:
-        """1/T, a number or an array (n,) in float64."""
+        """Return 1/T, a number or an array (n,) in float64."""
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """``(logits - row maximum) / T``; the temperature's own graph is the map's."""
+        """Add ``(logits - row maximum) / T`` to an ONNX graph; return its output's name."""
         largest = graph.add("ReduceMax", logits, graph.constant([1], np.int64), keepdims=1)
         gaps = graph.add("Sub", logits, largest)
         return graph.add("Mul", gaps, self._onnx_inverse_temperature(graph, logits))
 
     @abstractmethod
     def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
-        """Write 1/T, a number or a column (n, 1), into an ONNX graph."""
+        """Add 1/T, a number or a column (n, 1), to an ONNX graph; return its output's name."""
 
     def _transform(self, logits: Floats) -> Floats:
         return scaled_logits(logits, self._inverse_temperatures)
@@ -299,7 +307,7 @@ class TemperatureTypeMap(CalibrationMap):
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """A recipe: hyper-parameters as fields, checked when it is made; ``fit`` gives the map."""
+    """A recipe: hyper-parameters as fields, checked on creation; ``fit`` returns the map."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -319,10 +327,10 @@ class Calibrator(ABC):
         return self.name if self.needs_segments else None
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the memory that a fit on n rows of k classes takes at its peak.
+        """Estimate the peak memory of a fit on n rows of k classes, in bytes.
 
-        Beside the data themselves, which are taken as float64: ``copies`` of them, and
-        ``numbers_a_row``; measured, and right to a factor of 2 above 50 MB.
+        In addition to the data: ``copies`` of them as float64, and ``numbers_a_row``. Measured, and
+        right to a factor of 2 above 50 MB.
         """
         return int(8 * (self.copies * n * k + self.numbers_a_row * n)) + scratch_bytes()
 
@@ -337,7 +345,7 @@ class Calibrator(ABC):
         """Fit on ``data``; the same data and recipe give the same map (on a GPU, up to rounding).
 
         ``device`` is where fits that use torch run: "cpu", "cuda", "cuda:1". ``progress(step,
-        total, loss)`` is called as the fit goes on; when ``cancel()`` answers True it stops with
+        total, loss)`` is called during the fit; once ``cancel()`` returns True it stops with
         FitCancelled. Warnings are issued and kept in the map's ``fit_info``.
         """
         context = FitContext(device, progress, cancel)
@@ -346,7 +354,7 @@ class Calibrator(ABC):
         return fitted
 
     def fit_in(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
-        """Fit inside a running fit's context."""
+        """Fit within the context of a running fit."""
         if not isinstance(data, CalibrationSet):
             raise FitError(
                 "not_a_calibration_set",
@@ -362,9 +370,9 @@ class Calibrator(ABC):
         fitted = replace(self._fit(data, context), **data.zeros._asdict())
         info: dict[str, Any] = {"rows": data.n, "warnings": context.warnings}
         if data.clipped is not None:
-            # the set itself has warned its maker
-            said = {"code": ClippedProbabilities.code, "message": str(data.clipped)}
-            info["warnings"] = [said, *info["warnings"]]
+            # the caller was warned when the set was made
+            warning = {"code": ClippedProbabilities.code, "message": str(data.clipped)}
+            info["warnings"] = [warning, *info["warnings"]]
             info["clipped"] = {
                 "zeros": data.clipped.raised,
                 "normalised_rows": data.clipped.normalised,

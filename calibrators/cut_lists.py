@@ -1,6 +1,6 @@
-"""Lists cut to their top classes: estimate from the labels what their zeros stand for.
+"""Estimation, from the labels, of what zeros stand for in lists cut to their top classes.
 
-Services often give the five most probable of many classes, divided by their sum. What was cut off
+Services often return the five most probable of many classes, divided by their sum. What was cut off
 is not in the list, but the labels show how often it is right.
 """
 
@@ -16,19 +16,19 @@ from calibrators.numerics.parallel import Floats, row_blocks
 from calibrators.rounding import Zeros
 
 ITERATIONS = 50
-# rows of so many numbers are enough, evenly spread
-MOST_NUMBERS = 1 << 19
-LEAST_GAIN = 3.0
-# of rounded lists, this share of the rows must have all values that were kept
-LEAST_FULL = 0.1
+# evenly spaced rows with this many numbers in total are enough
+MAX_NUMBERS = 1 << 19
+MIN_GAIN = 3.0
+# for rounded lists, the least share of rows with all kept values positive
+MIN_FULL = 0.1
 RATIOS = (1e-12, 0.9)
 
 
 def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
     """Return ``zeros`` with ``ratio`` and ``kept`` if the rows (n, k) are cut lists.
 
-    They are if every row has zeros, and the labels are more likely if a zero is ``ratio`` times
-    the smallest positive value of its row than if it is what ``zeros`` says: by a factor of
+    They are if every row has zeros, and the labels are more likely when a zero is ``ratio`` times
+    the smallest positive value of its row than when it is what ``zeros`` says: by a factor of
     ``e^3`` at least, each at its best temperature.
     """
     n, k = probabilities.shape
@@ -38,13 +38,13 @@ def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
         [np.count_nonzero(probabilities[block] > 0, axis=1) for block in row_blocks(n, k)]
     )
     kept = int(positive.max())
-    if kept in (0, k) or (zeros.rounding and (positive == kept).mean() < LEAST_FULL):
+    if kept in (0, k) or (zeros.rounding and (positive == kept).mean() < MIN_FULL):
         return zeros
-    rows = np.arange(0, n, math.ceil(n * (kept + 1) / MOST_NUMBERS))
+    rows = np.arange(0, n, math.ceil(n * (kept + 1) / MAX_NUMBERS))
     unit = zeros._replace(ratio=1.0, kept=kept)
     *_, before = _Tails(zeros, probabilities, labels, rows, kept).fit(free=1)
     beta, gamma, after = _Tails(unit, probabilities, labels, rows, kept).fit(free=2)
-    if beta <= 0 or not before - after >= LEAST_GAIN:
+    if beta <= 0 or not before - after >= MIN_GAIN:
         return zeros
     low, high = np.log(RATIOS)
     return unit._replace(ratio=math.exp(np.clip(gamma / beta, low, high)))
@@ -75,22 +75,22 @@ class _Tails:
     def fit(self, free: int) -> tuple[float, float, float]:
         """Return beta, gamma (0 if only one is ``free``) and the negative log likelihood."""
         point = np.array([1.0, 0.0])
-        value, gradient, hessian = self._look(point)
+        value, gradient, hessian = self._derivatives(point)
         for _ in range(ITERATIONS):
             ridge = 1e-9 * (1 + np.trace(hessian)) * np.eye(free)
             step = np.zeros(2)
             step[:free] = np.linalg.solve(hessian[:free, :free] + ridge, gradient[:free])
-            following = self._look(point - step)
+            following = self._derivatives(point - step)
             while following[0] > value and np.abs(step).max() > 1e-7:
                 step /= 2
-                following = self._look(point - step)
+                following = self._derivatives(point - step)
             if np.abs(step).max() <= 1e-7:
                 break
             point = point - step
             value, gradient, hessian = following
         return float(point[0]), float(point[1]), value
 
-    def _look(
+    def _derivatives(
         self, point: NDArray[np.float64]
     ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
         """Return the negative log likelihood, its gradient and its Hessian."""
@@ -113,19 +113,19 @@ class _Tails:
         return float(value), gradient, hessian
 
 
-def _outcomes(zeros: Zeros, given: Floats, labels: Labels, kept: int) -> tuple[Floats, ...]:
-    """Return the possible outcomes of each row, and the one that its label is.
+def _outcomes(zeros: Zeros, rows: Floats, labels: Labels, kept: int) -> tuple[Floats, ...]:
+    """Return the possible outcomes of each row, and which of them its label is.
 
     These are the logarithms of its ``kept`` largest values and of its zeros (n, kept + 1), relative
     to the largest; how many classes have each (n, kept + 1); the logarithm of the label's value
     (n,); and whether that is a zero (n,).
     """
-    rows, k = np.arange(len(given)), given.shape[1]
-    is_zero = given <= 0
+    index, k = np.arange(len(rows)), rows.shape[1]
+    is_zero = rows <= 0
     count = is_zero.sum(axis=1, keepdims=True)
-    logs = np.log(zeros.filled(given)[0].astype(np.float64))
+    logs = np.log(zeros.filled(rows)[0].astype(np.float64))
     logs -= logs.max(axis=1, keepdims=True)
     zero = np.where(is_zero, logs, 0).min(axis=1, keepdims=True)
-    is_there = np.arange(k - kept, k) >= count
+    is_positive = np.arange(k - kept, k) >= count
     values = np.hstack([np.sort(logs, axis=1)[:, k - kept :], zero])
-    return values, np.hstack([is_there, count]), logs[rows, labels], is_zero[rows, labels]
+    return values, np.hstack([is_positive, count]), logs[index, labels], is_zero[index, labels]

@@ -1,4 +1,4 @@
-"""CalibrationSet: what a model said and what was true, checked once."""
+"""CalibrationSet: logits or probabilities with their labels, checked once."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ EXACT = Zeros()
 
 
 class Source(NamedTuple):
-    """The probabilities that a set was made of, not copied: these rows, or all, of an array."""
+    """The probabilities that a set was made from, not copied: some rows of an array, or all."""
 
     array: Floats
     rows: NDArray[np.intp] | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Source:
-        """Choose some of the rows."""
+        """Return the source of some of the rows."""
         return Source(self.array, rows if self.rows is None else self.rows[rows])
 
     def probabilities(self) -> Floats:
@@ -79,10 +79,10 @@ class Clipped(NamedTuple):
 class CalibrationSet:
     """Logits (n, k) and labels (n,) of one model on one sample of data.
 
-    Logits are float32 or float64 (float16 and integers are widened). Binary models may give one
+    Logits are float32 or float64 (float16 and integers are widened). Binary models may have one
     column, (n,) or (n, 1): the logit of class 1, stored as the two columns ``[0, logit]``. Use
-    :meth:`from_probabilities` for probabilities; which of the two it is, is never guessed. ``-inf``
-    logits are legal except on a label. The logits given are shared, not copied, and never modified.
+    :meth:`from_probabilities` for probabilities; the kind is never guessed. ``-inf``
+    logits are legal except on a label. The logits are shared, not copied, and never modified.
     ``segments`` (n,), if given, name the segment each row belongs to.
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
@@ -105,9 +105,9 @@ class CalibrationSet:
     def __init__(
         self, logits: ArrayLike, labels: ArrayLike, segments: ArrayLike | Segments | None = None
     ) -> None:
-        given = as_floats(logits, "logits")
-        self._check_in(as_logits(given), labels, segments, "logits")
-        warn_if_probabilities(given, stacklevel=3)
+        array = as_floats(logits, "logits")
+        self._check_in(as_logits(array), labels, segments, "logits")
+        warn_if_probabilities(array, stacklevel=3)
 
     @classmethod
     def from_probabilities(
@@ -119,12 +119,12 @@ class CalibrationSet:
         rounding: float | None = None,
         warn: bool = True,
     ) -> CalibrationSet:
-        """A set from probabilities: rows in [0, 1] that sum to 1, or (n,) / (n, 1) for class 1.
+        """Make a set from probabilities: rows that sum to 1, or (n,) / (n, 1) for class 1.
 
         Their logarithms serve as logits. ``rounding`` is the step that they were rounded to, such
-        as 0.01, or 0 if they were not; None looks whether all are multiples of a decimal step. A
-        zero of rounded probabilities stands for what was below half a step, see
-        :class:`calibrators.rounding.Zeros`; the rows may then sum to 1 up to rounding, and are
+        as 0.01, or 0 if they were not; None detects whether all are multiples of a decimal step. A
+        zero among rounded probabilities stands for a value below half a step, see
+        :class:`calibrators.rounding.Zeros`; such rows need to sum to 1 only up to rounding, and are
         normalised. Zeros of lists that were cut to their top classes and divided by their sum are
         recognised by the labels, see :func:`calibrators.cut_lists.find_cut`. Other zeros are raised
         to half of the smallest positive value. All are counted in ``clipped`` and, if ``warn``, in
@@ -133,20 +133,20 @@ class CalibrationSet:
         >>> CalibrationSet.from_probabilities([0.9, 0.2], [1, 0]).k
         2
         """
-        made = cls.__new__(cls)
+        new = cls.__new__(cls)
         if rounding is not None and not 0 <= rounding <= 0.5:
             raise DataError("bad_rounding", f"rounding must lie in [0, 0.5], got {rounding}")
-        given = as_floats(probabilities, "probabilities")
-        array = two_columns(given)
-        step = step_of(given) if rounding is None else float(rounding)
+        values = as_floats(probabilities, "probabilities")
+        array = two_columns(values)
+        step = step_of(values) if rounding is None else float(rounding)
         off, checked = _check_probabilities(array, labels, step)
         zeros = find_cut(Zeros.of(array, step), array, checked)
         logits, clipped = _filled_logs(array, zeros, off)
-        made._check_in(logits, checked, segments, "probabilities", clipped)
-        object.__setattr__(made, "source", Source(array))
+        new._check_in(logits, checked, segments, "probabilities", clipped)
+        object.__setattr__(new, "source", Source(array))
         if warn:
             warn_if_clipped(clipped, stacklevel=3)
-        return made
+        return new
 
     def _check_in(
         self,
@@ -198,23 +198,23 @@ class CalibrationSet:
 
     @property
     def label_gaps(self) -> Floats:
-        """How far the logit of each row's label is below the row's largest (n,)."""
+        """Largest logit of each row minus that of its label (n,)."""
         return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
 
     def with_segments(self, segments: ArrayLike) -> CalibrationSet:
-        """The same rows, each in the segment that is named for it."""
-        made = CalibrationSet.__new__(CalibrationSet)
+        """Return the same rows, each in its named segment."""
+        new = CalibrationSet.__new__(CalibrationSet)
         named = Segments.of(segments, rows=self.n)
-        made._set(self.logits, self.labels, self.row_max, self.kind, named, self.zeros)
-        object.__setattr__(made, "clipped", self.clipped)
-        object.__setattr__(made, "source", self.source)
-        return made
+        new._set(self.logits, self.labels, self.row_max, self.kind, named, self.zeros)
+        object.__setattr__(new, "clipped", self.clipped)
+        object.__setattr__(new, "source", self.source)
+        return new
 
     def take(self, rows: NDArray[np.intp]) -> CalibrationSet:
-        """The chosen rows as a set of their own; what was clipped is not counted anew."""
+        """Return a set of the chosen rows; its ``clipped`` is None."""
         labels = self.labels[rows]
         if labels.ndim != 1 or not labels.size:
-            raise DataError("empty", "rows must choose at least one row, and be one list of them")
+            raise DataError("empty", "rows must be a one-dimensional index of at least one row")
         taken = CalibrationSet.__new__(CalibrationSet)
         segments = None if self.segments is None else self.segments.take(rows)
         row_max = self.row_max[rows]
@@ -225,20 +225,20 @@ class CalibrationSet:
         return taken
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple[CalibrationSet, CalibrationSet]:
-        """Two parts, the second with ``fraction`` of the rows of every class (stratified).
+        """Split into two parts, the second with ``fraction`` of the rows of every class.
 
         >>> data = CalibrationSet([[2.0, 0.0]] * 8 + [[0.0, 2.0]] * 2, [0] * 5 + [1] * 5)
         >>> first, second = data.split(0.4, seed=1)
         >>> second.labels.tolist()
         [0, 0, 1, 1]
         """
-        seen, held = self.split_rows(fraction, seed=seed)
-        return self.take(seen), self.take(held)
+        first, second = self.split_rows(fraction, seed=seed)
+        return self.take(first), self.take(second)
 
     def split_rows(
         self, fraction: float, *, seed: int = 0
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the places of the rows of both parts of ``split``, ascending."""
+        """Return the row numbers of both parts of ``split``, ascending."""
         if not 0.0 < fraction < 1.0:
             raise DataError("bad_fraction", f"fraction must lie between 0 and 1, got {fraction}")
         place = self._stratified_places(seed)
@@ -251,7 +251,7 @@ class CalibrationSet:
         return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
     def folds(self, count: int, *, seed: int = 0) -> NDArray[np.intp]:
-        """The fold 0..count-1 of every row, stratified by label, equal in size to one row."""
+        """Return the fold 0..count-1 of every row, stratified by label, of sizes equal within 1."""
         if not isinstance(count, int) or not 2 <= count <= self.n:
             raise DataError(
                 "too_few_rows", f"count must lie between 2 and the {self.n} rows, got {count}"
@@ -259,10 +259,9 @@ class CalibrationSet:
         return self._stratified_places(seed) % count
 
     def _stratified_places(self, seed: int) -> NDArray[np.intp]:
-        """A number 0..n-1 for every row: classes one after the other, shuffled inside each.
+        """Return a number 0..n-1 for every row: classes in turn, shuffled within each.
 
-        Classes come in the order of their first shuffled row, so what they are called is of no
-        account.
+        Classes are ordered by their first shuffled row, so their numbers do not matter.
         """
         shuffled = np.random.default_rng(seed).permutation(self.n)
         _, first, code = np.unique(self.labels[shuffled], return_index=True, return_inverse=True)
@@ -273,7 +272,7 @@ class CalibrationSet:
 
 
 def as_logits(values: ArrayLike) -> Floats:
-    """Values as an (n, k) array of float32 or float64; one column becomes ``[0, logit]``."""
+    """Return values as an (n, k) array of float32 or float64; a column becomes ``[0, logit]``."""
     array = as_floats(values, "logits")
     if array.shape[1] == 1:
         return np.concatenate([np.zeros_like(array), array], axis=1)
@@ -281,20 +280,20 @@ def as_logits(values: ArrayLike) -> Floats:
 
 
 def two_columns(probabilities: ArrayLike) -> Floats:
-    """Probabilities as an (n, k) array in [0, 1]; one column of class 1 becomes two."""
+    """Return probabilities as an (n, k) array in [0, 1]; one column of class 1 becomes two."""
     array = as_floats(probabilities, "probabilities")
     inside = (array >= 0) & (array <= 1 + 1e-6)
     reject_rows(
         np.logical_not(inside.all(axis=1)), "not_a_probability", "probabilities must lie in [0, 1]"
     )
     if array.shape[1] == 1:
-        sure = np.minimum(array, 1)
-        return np.concatenate([1 - sure, sure], axis=1)
+        clipped = np.minimum(array, 1)
+        return np.concatenate([1 - clipped, clipped], axis=1)
     return array
 
 
 def check_probabilities(values: ArrayLike, labels: ArrayLike, rounding: float) -> None:
-    """Raise what ``from_probabilities`` raises for these rows and labels; ``rounding`` is known."""
+    """Raise what ``from_probabilities`` raises for these rows, labels and ``rounding``."""
     _check_probabilities(two_columns(values), labels, rounding)
 
 
@@ -306,7 +305,7 @@ def _check_probabilities(
 
 
 def _check_sums(array: Floats, zeros: Zeros) -> Floats:
-    """Return how far each row's sum is from 1 (n,); raise if that is more than rounding does."""
+    """Return the distance of each row's sum from 1 (n,); raise if rounding cannot explain it."""
     k = array.shape[1]
     off = np.abs(array.sum(axis=1, dtype=np.float64) - 1)
     rule = "the probabilities of a row must sum to 1"
@@ -317,9 +316,9 @@ def _check_sums(array: Floats, zeros: Zeros) -> Floats:
 
 
 def log_probabilities(array: Floats, zeros: Zeros) -> tuple[Floats, Clipped]:
-    """Logarithms of probabilities (n, k) from ``two_columns``, and what was changed before.
+    """Return logarithms of probabilities (n, k) from ``two_columns``, and what was changed.
 
-    ``zeros`` says what a zero stands for. Rows are not divided by their sums: a number added to a
+    ``zeros`` says what a zero stands for. Rows are not divided by their sums: a constant added to a
     row of logits changes no probability.
     """
     return _filled_logs(array, zeros, _check_sums(array, zeros))
@@ -340,20 +339,21 @@ def warn_if_clipped(clipped: Clipped | None, *, stacklevel: int) -> None:
         warnings.warn(str(clipped), ClippedProbabilities, stacklevel=stacklevel + 1)
 
 
-def warn_if_probabilities(given: Floats, *, stacklevel: int) -> None:
-    """Warn if what was given as logits, (n, k) or (n, 1), looks like probabilities."""
+def warn_if_probabilities(logits: Floats, *, stacklevel: int) -> None:
+    """Warn if logits, (n, k) or (n, 1), look like probabilities."""
     step = 4096
-    for start in range(0, len(given), step):
-        block = given[start : start + step]
+    for start in range(0, len(logits), step):
+        block = logits[start : start + step]
         if block.min() < 0 or block.max() > 1:
             return
         sums = block.sum(axis=1, dtype=np.float64)
-        if given.shape[1] > 1 and (np.abs(sums - 1) > SUM_TOLERANCE).any():
+        if logits.shape[1] > 1 and (np.abs(sums - 1) > SUM_TOLERANCE).any():
             return
-    rule = "sums to 1" if given.shape[1] > 1 else "is a single number"
+    rule = "sums to 1" if logits.shape[1] > 1 else "is a single number"
     warnings.warn(
         f"every row of logits lies in [0, 1] and {rule}: if these are probabilities, "
-        "call CalibrationSet.from_probabilities(probabilities, labels) instead",
+        'pass kind="probabilities", use CalibrationSet.from_probabilities, or name the array '
+        "of a file 'probabilities'",
         LooksLikeProbabilities,
         stacklevel=stacklevel,
     )

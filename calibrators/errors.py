@@ -1,31 +1,33 @@
-"""Everything this package raises or warns with.
+"""Errors and warnings of this package.
 
 CalibrationError
 ├── DataError          (ValueError)  the input breaks a rule: which, how many rows, the first one
 ├── ParameterError     (ValueError)  a recipe's field breaks its constraint
-├── FitError                         a fit cannot give an answer
-│   └── FitCancelled                 the caller's ``cancel`` said so
+├── FitError                         a fit is not possible
+│   └── FitCancelled                 the caller cancelled it
 ├── MapError                         a map whose probabilities are not finite
-├── ArchiveError       (ValueError)  bytes that are not a map of ours
-└── ExportError                      a map that cannot be exported, or whose export is not proved
+├── ArchiveError       (ValueError)  bytes that are not an intact calibrd archive
+└── ExportError                      a map that cannot be exported, or whose export differs
 
 CalibrationWarning     (UserWarning)
 ├── LooksLikeProbabilities           logits whose rows are in [0, 1] and sum to 1
 ├── ClippedProbabilities             zeros were raised, or rows normalised
 ├── BoundarySolution                 the best temperature lies at or beyond the stated bound
-├── FlatLogits                       nothing in the logits tells the classes apart
-├── FellBack                         a method gave the map of temperature scaling instead
+├── FlatLogits                       the logits do not distinguish the classes
+├── FellBack                         a method returned the map of temperature scaling instead
 ├── NotConverged                     a fit ended with a worse objective, or short of its tolerance
-├── SmallSample                      too few rows for the method asked for
+├── SmallSample                      too few rows for the requested method
 ├── OutOfTime                        a search ended at its time budget, with candidates left out
 └── UnknownSegments                  rows of segments that a map does not know
 
-Every error and every warning has a stable ``code`` for programs beside its sentence for people.
+Every error and every warning has a stable ``code`` for programs and a message for people.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+from calibrators.error_codes import hint_of
 
 LONGEST_MESSAGE = 2000
 LONGEST_SHOWN = 80
@@ -41,11 +43,16 @@ def shown(text: str) -> str:
 
 
 class CalibrationError(Exception):
-    """Base of all errors of this package; a message that repeats much of the input is cut."""
+    """Base of all errors of this package; long messages are cut."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message[:LONGEST_MESSAGE])
         self.code = code
+
+    @property
+    def hint(self) -> str:
+        """Remedy for Python programs; empty if the message says it all."""
+        return hint_of(self.code)
 
 
 class DataError(CalibrationError, ValueError):
@@ -68,18 +75,18 @@ class ParameterError(CalibrationError, ValueError):
 
 
 class FitError(CalibrationError):
-    """A fit cannot give an answer."""
+    """A fit is not possible."""
 
 
 class FitCancelled(FitError):
-    """The caller asked the fit to stop."""
+    """The caller cancelled the fit."""
 
     def __init__(self) -> None:
         super().__init__("cancelled", "the fit was cancelled by its caller")
 
 
 class MapError(CalibrationError):
-    """A map gives probabilities that are not finite: its parameters are out of range."""
+    """A map yields probabilities that are not finite: its parameters are out of range."""
 
     def __init__(self, rows: int, first: int) -> None:
         noun = "row" if rows == 1 else "rows"
@@ -91,7 +98,7 @@ class MapError(CalibrationError):
 
 
 class ArchiveError(CalibrationError, ValueError):
-    """Bytes that are not a calibration map of ours, or not an intact one."""
+    """Bytes that are not an intact calibrd archive."""
 
 
 class ExportError(CalibrationError):
@@ -123,13 +130,13 @@ class BoundarySolution(CalibrationWarning):
 
 
 class FlatLogits(CalibrationWarning):
-    """Nothing in the logits tells the classes apart."""
+    """The logits do not distinguish the classes."""
 
     code = "flat_logits"
 
 
 class FellBack(CalibrationWarning):
-    """A method had nothing to build on and gave the map of temperature scaling instead."""
+    """A method could not be fitted and returned the map of temperature scaling instead."""
 
     code = "fell_back"
 
@@ -141,7 +148,7 @@ class NotConverged(CalibrationWarning):
 
 
 class SmallSample(CalibrationWarning):
-    """Too few rows for the method asked for."""
+    """Too few rows for the requested method."""
 
     code = "small_sample"
 
@@ -153,6 +160,6 @@ class OutOfTime(CalibrationWarning):
 
 
 class UnknownSegments(CalibrationWarning):
-    """Rows of segments that a map does not know: they get what holds for all."""
+    """Rows of segments unknown to a map: they are calibrated like all rows together."""
 
     code = "unknown_segments"

@@ -19,7 +19,7 @@ DEFAULT_METHOD = "auto"
 
 @cache
 def all_methods() -> dict[str, type[Calibrator]]:
-    """Every method's recipe class by name.
+    """Return every method's recipe class by name.
 
     >>> all_methods()["temperature"].reference
     'Guo et al., ICML 2017'
@@ -30,39 +30,39 @@ def all_methods() -> dict[str, type[Calibrator]]:
 
 @cache
 def all_maps() -> dict[str, type[CalibrationMap]]:
-    """Every map class by the name of its method."""
+    """Return every map class by the name of its method."""
     found = classes_of(methods, CalibrationMap)  # type: ignore[type-abstract]
     return {kind.method: kind for kind in found}
 
 
 def keeps_class(method: str) -> bool | None:
-    """Whether maps of a method never change the predicted class; None if that depends on the map.
+    """Return whether maps of a method keep the predicted class; None if it depends on the map.
 
     >>> keeps_class("temperature"), keeps_class("auto")
     (True, None)
     """
-    made = all_maps().get(method)
-    return None if made is None else made.keeps_class
+    map_type = all_maps().get(method)
+    return None if map_type is None else map_type.keeps_class
 
 
 def get_method(name: str) -> type[Calibrator]:
-    """The recipe class of a method; an error that lists the known ones if there is none.
+    """Return the recipe class of a method; raise an error that lists the known ones if unknown.
 
     >>> get_method("temprature")
     Traceback (most recent call last):
     calibrators.errors.ParameterError: there is no method 'temprature'; did you mean 'temperature'?
     """
-    found = all_methods()
-    if name in found:
-        return found[name]
-    hint = _hint(name, found, f"known methods: {', '.join(sorted(found))}")
+    known = all_methods()
+    if name in known:
+        return known[name]
+    hint = _hint(name, known, f"known methods: {', '.join(sorted(known))}")
     raise ParameterError("unknown_method", f"there is no method {shown(name)}; {hint}")
 
 
 def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Calibrator:
-    """The recipe of a method from its name and parameters, as the service and the SDK take them.
+    """Make the recipe of a method from its name and parameters, as given to service and SDK.
 
-    ``seed`` goes into the recipe's own seed, if it has one that the parameters do not give; lists
+    ``seed`` becomes the recipe's own seed, if it has one that the parameters do not set; lists
     become tuples.
 
     >>> make_recipe("smart", {"steps": 100}, seed=7).seed
@@ -79,20 +79,20 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
             raise ParameterError(
                 "unknown_parameter", f"{method} has no parameter {shown(name)}; {hint}"
             )
-    given = {name: _frozen(value) for name, value in params.items()}
-    if "seed" in known and given.setdefault("seed", seed) != seed and seed != 0:
+    values = {name: _frozen(value) for name, value in params.items()}
+    if "seed" in known and values.setdefault("seed", seed) != seed and seed != 0:
         raise ParameterError(
-            "two_seeds", "the seed among the parameters is another than the fit's: give it once"
+            "two_seeds", "the seed among the parameters differs from the fit's: give it once"
         )
-    return recipe(**given)
+    return recipe(**values)
 
 
 def _hint(name: str, known: Collection[str], otherwise: str) -> str:
-    """Return a guess at what was meant; comparing takes time with the length of the name."""
+    """Return a suggestion; long names are not compared, as that takes time."""
     close = [] if len(name) > LONGEST_SHOWN else difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def _frozen(value: Any) -> Any:
-    """A list as a tuple: recipes are immutable."""
+    """Return a list as a tuple: recipes are immutable."""
     return tuple(value) if isinstance(value, list) else value

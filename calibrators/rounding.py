@@ -1,4 +1,4 @@
-"""Rounded probabilities: find the step they were rounded to, and what their zeros stand for."""
+"""Rounded probabilities: detection of their step, and estimation of what zeros stand for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from calibrators.numerics.parallel import Floats, row_blocks
 TYPES: tuple[tuple[Any, int], ...] = ((np.float16, 2), (np.float32, 6), (np.float64, 12))
 FIRST_LOOK = 256
 LARGEST_STEP = 0.25
-LEAST_VALUES = 30
-LEAST_SHARE = 0.1
-# of a step: the mean of values below half a step is below that
+MIN_VALUES = 30
+MIN_SHARE = 0.1
+# in steps: the mean of values below half a step is lower than this
 HIGHEST_FLOOR = 0.45
-# the least that a zero stands for, the same for all types: equal numbers get equal answers
+# the least value of a zero, the same for all types, so that equal numbers get equal results
 TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -38,7 +38,7 @@ class Zeros(NamedTuple):
 
     @classmethod
     def of(cls, probabilities: Floats, rounding: float) -> Zeros:
-        """Estimate it from probabilities (n, k); ``rounding`` is their step, 0 for exact ones.
+        """Estimate what zeros stand for in probabilities (n, k); ``rounding`` is 0 for exact ones.
 
         Rounded: ``a`` follows from how many values are 0 and how many are one step, since the
         share of values below half a step among those below one and a half is ``3^-a``. Two values
@@ -60,9 +60,9 @@ class Zeros(NamedTuple):
         return cls(min(mean, HIGHEST_FLOOR * rounding), rounding)
 
     def sum_tolerance(self, k: int, least: float) -> float:
-        """How far from 1 the sum of a row of ``k`` classes may be; ``least`` for exact ones.
+        """Return how far from 1 the sum of ``k`` classes may be; ``least`` for exact ones.
 
-        Sums of rounded values differ from 1 by whole steps, and by less than half a step a class.
+        Sums of rounded values differ from 1 by whole steps, and by less than half a step per class.
         """
         return max(least, (k - 0.5) / 2 * self.rounding)
 
@@ -70,32 +70,32 @@ class Zeros(NamedTuple):
         """Return rows (n, k) with zeros replaced by what they stand for, in float64.
 
         Rounded entries have errors of variance ``step^2 / 12`` each, zeros a prior mean and
-        variance (half of which is common to a row: sure rows have small zeros), and all of a row
-        sum to 1: taken is the mean of each entry given that, held to what rounds to it. No zero
+        variance (half of which is common to a row: confident rows have small zeros), and all of a
+        row sum to 1: an entry becomes its mean given that, clipped to what rounds to it. No zero
         stands for more than half of the row's smallest positive value.
         """
-        found = rows.astype(np.float64)
-        smallest = np.where(is_zero, 1, found).min(axis=1, keepdims=True)
+        values = rows.astype(np.float64)
+        smallest = np.where(is_zero, 1, values).min(axis=1, keepdims=True)
         if self.ratio:
-            return np.where(is_zero, self._cut_values(smallest, is_zero), found)
+            return np.where(is_zero, self._cut_values(smallest, is_zero), values)
         means = np.full((len(rows), 1), max(self.floor, TINY))
         if self.rounding:
             count, noise = is_zero.sum(axis=1, keepdims=True), self.rounding**2 / 12
-            likely = _before_rounding(found, self.rounding)
+            likely = _before_rounding(values, self.rounding)
             missing = 1 - likely.sum(axis=1, keepdims=True) - count * means
             variance = (count + 1) / 2 * self.variance
             missing /= count * variance + (rows.shape[1] - count) * noise
             means += variance * missing
-            means = means.clip(LEAST_SHARE * self.floor, self.rounding / 2)
+            means = means.clip(MIN_SHARE * self.floor, self.rounding / 2)
             shift = (noise * missing).clip(-self.rounding / 2, self.rounding / 2)
-            found = np.maximum(likely + shift, found / 2)
+            values = np.maximum(likely + shift, values / 2)
         means = np.maximum(np.minimum(means, smallest / 2), TINY)
-        return np.asarray(np.where(is_zero, means, found))
+        return np.asarray(np.where(is_zero, means, values))
 
     def _cut_values(self, smallest: Floats, is_zero: Floats) -> Floats:
         """Return what the zeros of each row of a cut list stand for, (n, 1).
 
-        Of a row with fewer than ``kept`` values, some were kept but rounded to 0.
+        In a row with fewer than ``kept`` values, some were kept but rounded to 0.
         """
         if self.rounding:
             is_short = is_zero.shape[1] - is_zero.sum(axis=1, keepdims=True) < self.kept
@@ -127,10 +127,10 @@ class Zeros(NamedTuple):
 
 
 class GridFinder:
-    """Finds the step that all probabilities are multiples of, from one block after the other.
+    """Incremental search for the step that all probabilities are multiples of.
 
-    Steps are ``j / 10^d``, with d up to what the float type can tell. Values that are exact in
-    a narrower type than they come in count as numbers of that type.
+    Steps are ``j / 10^d``, with d up to the precision of the float type. Values that are exact in
+    a narrower type count as numbers of that type.
 
     >>> finder = GridFinder()
     >>> finder.add(np.array([0.07, 0.93, 0.0, 1.0], dtype=np.float32))
@@ -147,21 +147,21 @@ class GridFinder:
 
     @property
     def is_open(self) -> bool:
-        """Return whether a step is still possible."""
+        """Whether a step is still possible."""
         return any(one.fits for one in self._candidates)
 
     @property
     def step(self) -> float:
-        """Return the step of all values so far; 0 if there is none."""
+        """The step of all values so far; 0 if there is none."""
         for one in self._candidates:
             if one.fits:
                 step = one.divisor / 10**one.digits
-                is_sure = self._values >= LEAST_VALUES and step <= LARGEST_STEP
-                return step if is_sure else float(f"1e-{one.digits}")
+                is_certain = self._values >= MIN_VALUES and step <= LARGEST_STEP
+                return step if is_certain else float(f"1e-{one.digits}")
         return 0.0
 
     def add(self, values: Floats) -> None:
-        """Look at more probabilities, of any shape."""
+        """Add more probabilities, of any shape."""
         flat = np.asarray(values).reshape(-1)
         for part in (flat[:FIRST_LOOK], flat[FIRST_LOOK:]):
             if not self.is_open:
@@ -189,7 +189,7 @@ class _Decimals:
         while self.fits:
             scaled = wide * 10.0**self.digits
             whole = np.rint(scaled)
-            # absolute: 1 - 0.93 is off by as much as 1 is precise; no value is rounded to nothing
+            # absolute: 1 - 0.93 is as imprecise as 1; no value may be rounded to 0
             near = np.abs(scaled - whole) <= 1.5 * precision * 10.0**self.digits
             if (near & (whole > 0)).all():
                 odd = np.unique(whole[np.fmod(whole, self.divisor) != 0]).astype(np.int64)
@@ -210,9 +210,10 @@ def step_of(probabilities: Floats) -> float:
 
 
 def _before_rounding(values: Floats, step: float) -> Floats:
-    """Return the mean of what rounds to each value, in float64: small numbers are more frequent.
+    """Return the mean of the numbers that round to each value, in float64.
 
-    With a density of ``1 / p`` it is ``v - step^2 / (12 v)`` to the second order.
+    Small numbers are more frequent: with a density of ``1 / p`` it is ``v - step^2 / (12 v)`` to
+    the second order.
     """
     wide = values.astype(np.float64)
     return np.maximum(wide - step**2 / 12 / np.maximum(wide, step / 2), wide / 2)

@@ -1,7 +1,7 @@
 """The bundled sample: logits of a small convolutional network on Fashion-MNIST (MIT).
 
 The first 4,000 rows each of ``examples/data/fashion_ce__cal.npz`` and ``fashion_ce__test.npz``, in
-half precision. In the repository's folder it is made again by::
+half precision. To make it again in the repository's folder::
 
     arrays = {}
     for part in ("cal", "test"):
@@ -25,7 +25,7 @@ TITLE = "Fashion-MNIST, a small CNN"
 
 
 def sample(part: Literal["cal", "test"]) -> CalibrationSet:
-    """A part of the sample: "cal" to fit on, "test" to judge on.
+    """Return a part of the sample: "cal" to fit on, "test" to judge on.
 
     >>> sample("cal").logits.shape
     (4000, 10)

@@ -1,4 +1,4 @@
-"""Find what the modules of a package define: adding a file is enough to add a member."""
+"""Discovery of what the modules of a package define: adding a file adds a member."""
 
 from __future__ import annotations
 

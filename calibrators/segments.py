@@ -12,18 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from calibrators.errors import DataError
 
-MOST_SEGMENTS = 1000
+MAX_SEGMENTS = 1000
 LONGEST_NAME = 200
 BLOCK_BYTES = 1 << 20
 BLOCK_CELLS = 1 << 12
 SHOWN_NAME = 60
-NO_VALUES = ("NAType", "NaTType")  # of pandas, which is not loaded for it
+NO_VALUES = ("NAType", "NaTType")  # types of pandas, by name so that it is not imported
 NAME_RULE = f"a segment's name must be 1 to {LONGEST_NAME} printable characters, not all spaces"
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The segment of every row: its place in ``names``, which are in order and all in use.
+    """The segment of every row: its index in ``names``, which are sorted and all in use.
 
     >>> segments = Segments.of(["web", "app", "web"])
     >>> segments.names, segments.codes.tolist()
@@ -39,11 +39,11 @@ class Segments:
         values: ArrayLike | Segments,
         *,
         rows: int | None = None,
-        most: int | None = MOST_SEGMENTS,
+        most: int | None = MAX_SEGMENTS,
     ) -> Segments:
-        """Checked segments (n,) from names, or from integers, whose names are their digits.
+        """Make checked segments (n,) from names, or from integers, named by their digits.
 
-        ``most`` is how many names there may be; to apply a map there may be any number.
+        ``most`` is the limit of names; None, as for applying a map, allows any number.
         """
         array = values.codes if isinstance(values, Segments) else _as_column(values)
         if rows is not None:
@@ -56,10 +56,10 @@ class Segments:
             names, codes = _numbered(array, most)
         for place, name in enumerate(names):
             _check_name(name, place, codes)
-        return cls._made(names, codes)
+        return cls._unchecked(names, codes)
 
     @classmethod
-    def _made(cls, names: tuple[str, ...], codes: NDArray[np.intp]) -> Segments:
+    def _unchecked(cls, names: tuple[str, ...], codes: NDArray[np.intp]) -> Segments:
         fixed = codes.astype(np.int64, copy=False)
         fixed.flags.writeable = False
         return cls(names, fixed)
@@ -74,17 +74,17 @@ class Segments:
         return np.bincount(self.codes, minlength=len(self.names))
 
     def rows(self, place: int) -> NDArray[np.intp]:
-        """The rows of one segment."""
+        """Return the rows of one segment."""
         return np.flatnonzero(self.codes == place)
 
     def take(self, rows: NDArray[np.intp]) -> Segments:
-        """The segments of the chosen rows; segments without any of them are gone."""
+        """Return the segments of the chosen rows, without the names that none of them has."""
         used, codes = np.unique(self.codes[rows], return_inverse=True)
-        return Segments._made(tuple(self.names[place] for place in used), codes)
+        return Segments._unchecked(tuple(self.names[place] for place in used), codes)
 
 
 class SegmentCoder:
-    """Segments of many rows, given block by block: each name is kept once, each row as a number.
+    """Segments of many rows, added block by block: each name is stored once, each row a number.
 
     >>> coder = SegmentCoder()
     >>> coder.add(np.array(["web", "app"]))
@@ -99,13 +99,13 @@ class SegmentCoder:
         self._numbers: dict[str, int] = {}
 
     def add(self, block: NDArray[Any]) -> None:
-        """Number the names or integers (m,) of the next rows."""
+        """Add the names or integers (m,) of the next rows."""
         names, inverse = np.unique(block, return_inverse=True)
         numbers = [self._number(str(one)) for one in names.tolist()]
         self._codes.frombytes(np.array(numbers, np.intc)[inverse.reshape(-1)].tobytes())
 
     def add_names(self, names: Iterable[str]) -> None:
-        """Number the names of the next rows."""
+        """Add the names of the next rows."""
         self._codes.extend(map(self._number, names))
 
     def segments(self) -> Segments:
@@ -118,10 +118,10 @@ class SegmentCoder:
         self._refuse([name for name in self._numbers if "\0" in name])
         for place, name in enumerate(names):
             _check_name(name, place, codes)
-        return Segments._made(tuple(names), codes)
+        return Segments._unchecked(tuple(names), codes)
 
     def _refuse(self, names: list[str]) -> None:
-        """Raise if there are names that no segment may have; the rows of all of them count."""
+        """Raise if there are any of these invalid names; the rows of all of them count."""
         if names:
             broken = np.isin(
                 np.frombuffer(self._codes, np.intc), [self._numbers[name] for name in names]
@@ -130,11 +130,11 @@ class SegmentCoder:
             raise DataError("bad_segment_name", name_rule(names[0]), rows=rows, first=first)
 
     def _number(self, name: str) -> int:
-        found = self._numbers.get(name)
-        if found is None:
-            found = self._numbers[name] = len(self._numbers)
-            _check_count(len(self._numbers), MOST_SEGMENTS)
-        return found
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._numbers)
+            _check_count(len(self._numbers), MAX_SEGMENTS)
+        return number
 
 
 def check_length(segments: int, rows: int) -> None:
@@ -144,7 +144,7 @@ def check_length(segments: int, rows: int) -> None:
 
 
 def check_cells(cells: Sequence[Any], name: str = "segments") -> type[str] | type[int]:
-    """Raise unless all cells are text, or all are integers; which of the two they are.
+    """Return whether all cells are text or all are integers; raise if neither.
 
     >>> check_cells(["web", "app"]), check_cells([3, 12])
     (<class 'str'>, <class 'int'>)
@@ -174,16 +174,16 @@ def check_cells(cells: Sequence[Any], name: str = "segments") -> type[str] | typ
 
 
 def _is_missing(cell: Any) -> bool:
-    """Whether a cell is None, NaN, or what pandas puts in their place."""
+    """Return whether a cell is None, NaN, or a missing value of pandas."""
     if isinstance(cell, float | np.floating):
         return bool(np.isnan(cell))
     return cell is None or type(cell).__name__ in NO_VALUES
 
 
 def _as_column(values: ArrayLike) -> NDArray[Any]:
-    """Return names or integers (n,) as they were given."""
+    """Return names or integers as a column (n,)."""
     try:
-        # numpy would make text of a list with anything beside text in it
+        # numpy would convert a mixed list to text
         array = np.asanyarray(values, None if hasattr(values, "__array__") else object)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError("bad_segments", f"segments cannot be read as an array: {error}") from error
@@ -204,7 +204,7 @@ def _as_column(values: ArrayLike) -> NDArray[Any]:
 def _numbered_cells(
     cells: list[Any], most: int | None
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the different names of Python objects in order, and the place of each row's."""
+    """Return the distinct names of Python objects in order, and the index of each row's."""
     if check_cells(cells) is str:
         # numpy's text would drop a NUL at the end, and an enum's str() is not its text
         cells = [str.__str__(one) for one in cells]
@@ -218,9 +218,9 @@ def _numbered_cells(
 
 
 def _numbered(array: NDArray[Any], most: int | None) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the different names of numpy's text or integers in order, and the place of each row's.
+    """Return the distinct names of numpy text or integers in order, and the index of each row's.
 
-    Only different values become Python's text, and only a block of rows is sorted at a time.
+    Only distinct values become Python strings, and only a block of rows is sorted at a time.
     """
     step = max(1, BLOCK_BYTES // max(1, array.dtype.itemsize))
     distinct = array[:0]
@@ -238,11 +238,11 @@ def _numbered(array: NDArray[Any], most: int | None) -> tuple[tuple[str, ...], N
     return tuple(names[order].tolist()), codes
 
 
-def _check_count(found: int, most: int | None) -> None:
-    if most is not None and found > most:
+def _check_count(count: int, most: int | None) -> None:
+    if most is not None and count > most:
         raise DataError(
             "too_many_segments",
-            f"there may be at most {most} segments, got at least {found}: "
+            f"there may be at most {most} segments, got at least {count}: "
             "is this a column of identifiers?",
         )
 
@@ -253,10 +253,10 @@ def is_name(name: str) -> bool:
 
 
 def name_rule(name: str) -> str:
-    """Return the rule for names of segments, and the name that breaks it in full.
+    r"""Return the rule for names of segments, and the name that breaks it.
 
-    >>> name_rule("web\\n").partition(", got ")[2]
-    "'web\\\\n'"
+    >>> name_rule("web\n").partition(", got ")[2]
+    "'web\\n'"
     """
     more = f"... of {len(name)} characters" if len(name) > SHOWN_NAME else ""
     return f"{NAME_RULE}, got {name[:SHOWN_NAME]!r}{more}"

@@ -10,16 +10,16 @@ from calibrd.cli import INTERRUPTED
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, of the SDK or of an installed server; return its exit code."""
-    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
-        # the imports take a moment, in which Ctrl-C must already end the command without a word
+        # the imports take a moment, and Ctrl-C must end the command silently even then
         from calibrd.cli.arguments import run
         from calibrd.cli.server import server_command
 
-        command = server_command(given) or run
+        command = server_command(words) or run
     except KeyboardInterrupt:
         return INTERRUPTED
-    return command(given)
+    return command(words)
 
 
 if __name__ == "__main__":

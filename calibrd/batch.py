@@ -1,4 +1,4 @@
-"""Maps applied to files of any size, and to batches on many machines.
+"""Apply maps to files of any size, or to batches on many machines.
 
 >>> from calibrators.methods.temperature import TemperatureMap
 >>> apply = BatchApply(TemperatureMap(k=2, temperature=2.0))
@@ -22,14 +22,14 @@ from calibrators.segments import Segments
 from calibrd.io.arrays import as_array
 from calibrd.io.calibration_sets import as_segments
 from calibrd.io.dataset_files import segments_among
-from calibrd.io.parquet_files import errors_of, named_once
+from calibrd.io.parquet_files import check_unique, locate_errors
 from calibrd.io.row_blocks import (
+    atomic_target,
     check_ending,
     check_folder,
+    check_names_free,
     open_source,
     open_target,
-    refuse_taken,
-    written_whole,
 )
 from calibrd.maps.local_map import LocalMap
 from calibrd.progress import ProgressBar
@@ -41,7 +41,7 @@ PREDICTIONS = ("prediction", "confidence")
 
 
 class Applied(NamedTuple):
-    """What ``apply_file`` did.
+    """The result of ``apply_file``.
 
     ``in_segments`` is how many rows are in a segment of the map, None if it has no segments.
     """
@@ -56,12 +56,12 @@ class Applied(NamedTuple):
 class BatchApply:
     """A callable that adds calibrated probabilities to a batch: columns by name, as numpy arrays.
 
-    That is what Ray Data's ``map_batches(..., batch_format="numpy")`` gives and takes. ``columns``
-    is one column of rows, or several of numbers: by default ``logits``, or ``probabilities`` for a
-    map that takes those. ``segments`` is the column with the segment of each row, for a map that
-    has segments. The answer is ``output``, or with ``one_column_each`` the columns
-    ``probabilities_0`` and so on; with ``predictions``, the columns ``prediction`` and
-    ``confidence`` come along. No column that is there is replaced.
+    This is the batch format of Ray Data's ``map_batches(..., batch_format="numpy")``. ``columns``
+    names one column of lists or several columns of numbers; the default is ``logits``, or
+    ``probabilities`` for a map fitted on those. ``segments`` is the column with the segment of each
+    row, for a map that has segments. The result is the column ``output``, or with
+    ``one_column_each`` the columns ``probabilities_0`` and so on; ``predictions`` adds the columns
+    ``prediction`` and ``confidence``. Existing columns are never replaced.
     """
 
     fitted: Applies
@@ -74,7 +74,7 @@ class BatchApply:
 
     def __post_init__(self) -> None:
         if self.columns is not None and not isinstance(self.columns, str):
-            named_once(self.columns)
+            check_unique(self.columns)
         if self.predictions and self.output in PREDICTIONS and not self.one_column_each:
             raise DataError(
                 "name_taken",
@@ -82,24 +82,24 @@ class BatchApply:
             )
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The batch with the probabilities of its rows."""
-        columns = self.columns or steady_map(self.fitted).kind
+        """Return the batch with the probabilities of its rows."""
+        columns = self.columns or current_map(self.fitted).kind
         if isinstance(columns, str):
             values = as_array(batch[columns], columns)
         else:
             values = np.column_stack([as_array(batch[one], one) for one in columns])
         names = None if self.segments is None else as_segments(batch[self.segments])
         added = self.added(self.probabilities(values, names))
-        refuse_taken(added, batch)
+        check_names_free(added, batch)
         return {**batch, **added}
 
     def probabilities(self, values: Array, segments: Array | None = None) -> Array:
-        """Those of some rows."""
-        given = values if self.dtype is None else values.astype(self.dtype)
-        return self.fitted.apply(given, segments)
+        """Return the probabilities of some rows."""
+        typed = values if self.dtype is None else values.astype(self.dtype)
+        return self.fitted.apply(typed, segments)
 
     def added(self, found: Array) -> dict[str, Array]:
-        """The columns that are added for these probabilities."""
+        """Return the columns to add for these probabilities."""
         made = {self.output: found}
         if self.one_column_each:
             made = {f"{self.output}_{one}": found[:, one] for one in range(found.shape[1])}
@@ -109,8 +109,8 @@ class BatchApply:
         return made
 
 
-def steady_map(fitted: Applies) -> CalibrationMap:
-    """The map as it is now: an alias may move meanwhile."""
+def current_map(fitted: Applies) -> CalibrationMap:
+    """Return the map that is applied now, which stays the same if an alias moves."""
     return fitted.map if isinstance(fitted, LocalMap) else fitted
 
 
@@ -133,21 +133,20 @@ def apply_file(
 
     Both are .npy, .npz, .parquet or .arrow. The numbers are the array or column ``logits``, or
     ``probabilities`` for a map that takes those; in tables ``columns`` names another, or several.
-    Other columns are kept from table to table and other arrays from npz to npz, and with
-    ``drop_inputs`` the numbers that were read are left out; from one form to another, and in an
-    npy, there are the probabilities alone. The other options are those of BatchApply; an npy and an
-    npz take no ``predictions`` and no ``one_column_each``, and an npy has no name for ``output``.
-    A map that has segments takes them from the array or column that ``segments`` names, by default
-    ``segments`` or ``segment`` if there is one. The target appears when it is whole, and replaces
-    another only with ``force``.
+    Other columns are copied from table to table and other arrays from npz to npz, without the
+    inputs if ``drop_inputs``; between other formats, and in an npy, only the probabilities are
+    written. The other options are those of BatchApply; ``predictions`` and ``one_column_each`` need
+    a table, and an npy has no name for ``output``. A map that has segments takes them from the
+    array or column that ``segments`` names, by default ``segments`` or ``segment`` if present. The
+    target appears once it is complete, and replaces an existing file only with ``force``.
     """
     start, end = Path(source), Path(target)
-    steady = steady_map(fitted)  # a file is of one version
+    steady = current_map(fitted)  # one version for the whole file
     for path in (start, end):
         check_ending(path)
     check_folder(end)
     if end.exists() and not force:
-        raise FileExistsError(17, "is there already, and is replaced only with force", str(end))
+        raise FileExistsError(17, "already exists, and is replaced only with force", str(end))
     apply = BatchApply(
         steady,
         output=output,
@@ -165,19 +164,19 @@ def apply_file(
     with open_source(start, steady.kind, chosen, find_segments) as opened:
         if not opened.rows:
             raise DataError("empty", f"{start} holds no rows")
-        kept = opened.kept(end, drop_inputs=drop_inputs)
+        kept = opened.columns_to_copy(end, drop_inputs=drop_inputs)
         with (
-            written_whole(end) as part,
+            atomic_target(end) as part,
             ProgressBar(opened.rows, "apply", shown=progress, unit=" rows", unit_scale=True) as bar,
             open_target(part, end.suffix.lower(), opened, kept, output) as write,
         ):
             for block in opened.blocks:
-                with errors_of(start, done):
+                with locate_errors(start, done):
                     found = apply.probabilities(block.values, block.segments)
                 if isinstance(steady, SegmentedMap) and block.segments is not None:
                     in_segments += steady.known_rows(Segments.of(block.segments, most=None))
                 added = apply.added(found)
-                refuse_taken(added, kept)
+                check_names_free(added, kept)
                 write(block, added)
                 done, classes = done + len(found), found.shape[1]
                 bar.add(len(found))

@@ -1,4 +1,4 @@
-"""The two clients: the same calls, once blocking and once awaited."""
+"""The two clients: the same calls, blocking or awaited."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 import httpx
 
 from calibrd.api import Calls
-from calibrd.maps.refresh import begin_anew_after_fork
+from calibrd.maps.refresh import reset_after_fork
 from calibrd.transport.connection import PART_BYTES, Connection
 from calibrd.transport.flows import (
-    Answer,
     Awaiting,
     Blocking,
     Flow,
     Pause,
     R,
+    Response,
     Send,
     Step,
     Together,
@@ -31,10 +31,10 @@ from calibrd.transport.response_bodies import Body
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
-class _Reaching(Calls, Generic[Http]):
-    """What both clients are made of: calls, and httpx clients to send them with."""
+class _ClientBase(Calls, Generic[Http]):
+    """Base of both clients: the calls, and httpx clients to send them with."""
 
-    _kind: ClassVar[Any]  # of httpx client
+    _http_class: ClassVar[Any]
 
     def __init__(
         self,
@@ -42,66 +42,66 @@ class _Reaching(Calls, Generic[Http]):
         api_key: str | None = None,
         *,
         timeout: float = 30.0,
-        patience: float = 30.0,
+        retry_seconds: float = 30.0,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._begin(
-            Connection.make(url, api_key, timeout=timeout, patience=patience, part_bytes=part_bytes)
+            Connection.make(
+                url, api_key, timeout=timeout, retry_seconds=retry_seconds, part_bytes=part_bytes
+            )
         )
 
     @classmethod
-    def over(cls, connection: Connection) -> Self:
-        """A client of its own that asks as another does; the environment is not looked at."""
+    def from_connection(cls, connection: Connection) -> Self:
+        """Make a client of a connection, without reading the environment."""
         made = cls.__new__(cls)
         made._begin(connection)
         return made
 
     def _begin(self, connection: Connection) -> None:
         super().__init__(connection)
-        self._tls = httpx.create_ssl_context()  # which takes longer than all the rest
+        self._tls = httpx.create_ssl_context()  # once: it takes longer than all the rest
         self._open()
-        begin_anew_after_fork(self)
+        reset_after_fork(self)
 
     def _open(self) -> None:
         self._lock = threading.Lock()
-        self._http: Http = self._made(foreign=False)
+        self._http: Http = self._new_http(foreign=False)
         self._foreign: Http | None = None
 
-    def _made(self, *, foreign: bool) -> Http:
-        return cast(Http, self._kind(**self.connection.options(foreign=foreign), verify=self._tls))
+    def _new_http(self, *, foreign: bool) -> Http:
+        options = self.connection.options(foreign=foreign)
+        return cast(Http, self._http_class(**options, verify=self._tls))
 
-    def _abroad(self) -> Http:
-        """The client for servers that the service has named; few callers ever need one."""
+    def _foreign_http(self) -> Http:
+        """Return the httpx client for other servers, such as an object store; made when needed."""
         with self._lock:
             if self._foreign is None:
                 keep_out_of_logs()
-                self._foreign = self._made(foreign=True)
+                self._foreign = self._new_http(foreign=True)
             return self._foreign
 
     def after_fork(self) -> None:
-        """Take connections of its own: on those it was forked with the other process is answered.
-
-        They are not closed, for they are still in use there.
-        """
+        """Open new connections; those of the parent process stay open, as it still uses them."""
         if not self._http.is_closed:
             self._open()
 
 
-class Client(_Reaching[httpx.Client], Blocking):
-    """A client of the service; may be shared by threads, and closed or used as a context.
+class Client(_ClientBase[httpx.Client], Blocking):
+    """A client of the service; may be shared by threads, and closed or used as a context manager.
 
-    ``url`` and ``api_key`` are by default those of CALIBRD_URL and CALIBRD_API_KEY, or the service
-    that ``make serve`` runs on this machine. ``timeout`` is how long the service may be silent
-    while it is listened to. What can be repeated without harm is tried again for ``patience``
-    seconds while the service is away. Data of more than ``part_bytes`` are uploaded in parts of
-    this size. In a forked process it goes on with connections of its own.
+    ``url`` and ``api_key`` default to CALIBRD_URL and CALIBRD_API_KEY, or the service that
+    ``make serve`` runs on this machine. ``timeout`` is how long the service may be silent during a
+    request. Idempotent calls are retried for ``retry_seconds`` while the service is unreachable.
+    Data of more than ``part_bytes`` are uploaded in parts of this size. A forked process opens its
+    own connections.
 
     >>> with Client("http://127.0.0.1:8000") as client:
     ...     client.url
     'http://127.0.0.1:8000'
     """
 
-    _kind = httpx.Client
+    _http_class = httpx.Client
 
     def close(self) -> None:
         """Close its connections."""
@@ -121,68 +121,68 @@ class Client(_Reaching[httpx.Client], Blocking):
         self.close()
 
     def run(self, flow: Flow[R]) -> R:
-        """Do the steps of a flow, one after the other."""
+        """Run the steps of a flow, one after the other."""
         return self._run(flow, threading.Event())
 
-    def _run(self, flow: Flow[R], given_up: threading.Event) -> R:
-        go, given = flow.send, None
+    def _run(self, flow: Flow[R], cancelled: threading.Event) -> R:
+        resume, value = flow.send, None
         while True:
             try:
-                step = go(given)
+                step = resume(value)
             except StopIteration as end:
-                # not by a name: an error that this frame is part of would keep the answer alive
+                # not a local variable: an error with this frame would keep the result alive
                 return cast(R, end.value)
             try:
-                go, given = flow.send, self._do(step, given_up)
+                resume, value = flow.send, self._do(step, cancelled)
             except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
-                go, given = flow.throw, error
+                resume, value = flow.throw, error
 
-    def _do(self, step: Step, given_up: threading.Event) -> Any:
+    def _do(self, step: Step, cancelled: threading.Event) -> Any:
         match step:
             case Send():
-                asked = self.connection.request(step)
+                options = self.connection.request_arguments(step)
                 if step.foreign:
                     with unlogged():
-                        return self._sent(self._abroad(), asked, step.most_bytes)
-                return self._sent(self._http, asked, step.most_bytes)
+                        return self._sent(self._foreign_http(), options, step.max_bytes)
+                return self._sent(self._http, options, step.max_bytes)
             case Pause():
-                if given_up.wait(step.seconds):
-                    raise _GivenUp
+                if cancelled.wait(step.seconds):
+                    raise _Cancelled
                 return None
             case Work():
                 return step.do()
             case Together():
                 return self._together(step)
 
-    def _sent(self, http: httpx.Client, asked: dict[str, Any], most: int) -> Answer:
-        with http.stream(**asked) as response:
-            body = Body(response.headers, most)
+    def _sent(self, http: httpx.Client, options: dict[str, Any], max_bytes: int) -> Response:
+        with http.stream(**options) as response:
+            body = Body(response.headers, max_bytes)
             for piece in response.iter_raw():
                 body.add(piece)
-        return _answer(response, body)
+        return _read_response(response, body)
 
     def _together(self, step: Together) -> list[Any]:
-        given_up = threading.Event()
+        cancelled = threading.Event()
         pool = ThreadPoolExecutor(step.at_once, "calibrd")
         try:
-            return list(pool.map(lambda make: self._run(make(), given_up), step.flows))
+            return list(pool.map(lambda make: self._run(make(), cancelled), step.flows))
         except BaseException as error:
-            given_up.set()  # who waits for the next try need not try again
-            # Ctrl-C does not wait for answers that may never come
+            cancelled.set()  # flows that pause before a retry stop
+            # Ctrl-C does not wait for responses that may never come
             pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
             raise
         finally:
             pool.shutdown(wait=False)
 
 
-class _GivenUp(Exception):
-    """Another of the flows that run together has failed, or Ctrl-C was pressed."""
+class _Cancelled(Exception):
+    """Another of the concurrent flows has failed, or Ctrl-C was pressed."""
 
 
-class AsyncClient(_Reaching[httpx.AsyncClient], Awaiting):
-    """The same calls as ``Client``, awaited: for one event loop."""
+class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
+    """A client with the same calls as ``Client``, awaited in one event loop."""
 
-    _kind = httpx.AsyncClient
+    _http_class = httpx.AsyncClient
 
     async def close(self) -> None:
         """Close its connections."""
@@ -202,26 +202,26 @@ class AsyncClient(_Reaching[httpx.AsyncClient], Awaiting):
         await self.close()
 
     async def run(self, flow: Flow[R]) -> R:
-        """Do the steps of a flow, one after the other."""
-        go, given = flow.send, None
+        """Run the steps of a flow, one after the other."""
+        resume, value = flow.send, None
         while True:
             try:
-                step = go(given)
+                step = resume(value)
             except StopIteration as end:
                 return cast(R, end.value)
             try:
-                go, given = flow.send, await self._do(step)
+                resume, value = flow.send, await self._do(step)
             except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
-                go, given = flow.throw, error
+                resume, value = flow.throw, error
 
     async def _do(self, step: Step) -> Any:
         match step:
             case Send():
-                asked = self.connection.request(step)
+                options = self.connection.request_arguments(step)
                 if step.foreign:
                     with unlogged():
-                        return await self._sent(self._abroad(), asked, step.most_bytes)
-                return await self._sent(self._http, asked, step.most_bytes)
+                        return await self._sent(self._foreign_http(), options, step.max_bytes)
+                return await self._sent(self._http, options, step.max_bytes)
             case Pause():
                 await asyncio.sleep(step.seconds)
                 return None
@@ -230,12 +230,14 @@ class AsyncClient(_Reaching[httpx.AsyncClient], Awaiting):
             case Together():
                 return await self._together(step)
 
-    async def _sent(self, http: httpx.AsyncClient, asked: dict[str, Any], most: int) -> Answer:
-        async with http.stream(**asked) as response:
-            body = Body(response.headers, most)
+    async def _sent(
+        self, http: httpx.AsyncClient, options: dict[str, Any], max_bytes: int
+    ) -> Response:
+        async with http.stream(**options) as response:
+            body = Body(response.headers, max_bytes)
             async for piece in response.aiter_raw():
                 body.add(piece)
-        return _answer(response, body)
+        return _read_response(response, body)
 
     async def _together(self, step: Together) -> list[Any]:
         free = asyncio.Semaphore(step.at_once)
@@ -253,7 +255,7 @@ class AsyncClient(_Reaching[httpx.AsyncClient], Awaiting):
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def _answer(response: httpx.Response, body: Body) -> Answer:
-    # its stream leads back to it, and would keep what was sent until garbage is collected
+def _read_response(response: httpx.Response, body: Body) -> Response:
+    # its stream refers back to it, and would keep the request until garbage is collected
     response.stream = httpx.ByteStream(b"")
-    return Answer(response.status_code, response.headers, body.content())
+    return Response(response.status_code, response.headers, body.content())

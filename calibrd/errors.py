@@ -2,26 +2,26 @@
 
 CalibrdError
 ├── ServiceAway            unreachable, or no response before the deadline
-│   └── MaybeDone          ... to a call that must not be sent twice, and may have been done
-├── StoreAway              the object store that parts are sent straight to does not take them
+│   └── MaybeDone          ... to a call that must not be sent twice and may have been done
+├── StoreAway              the object store does not accept the parts sent directly to it
 ├── NotCalibrd             something answers at this URL, but not a calibrd service
 ├── FitFailed              a fit ended without a version: ``code`` says why
 ├── FitWasCancelled        somebody cancelled it
-├── WaitedTooLong          the time given to ``wait`` is over; the fit continues
+├── WaitedTooLong          the timeout of ``wait`` has passed; the fit continues
 ├── MapDamaged             bytes of a map that do not have the expected hash
 ├── InputMismatch          an alias has moved to a version that takes other input
-└── Refused                the service answered with a problem: ``status``, ``request_id``
+└── Refused                the service responded with a problem: ``status``, ``request_id``
     ├── Invalid            400, 405, 406, 413, 414, 415, 422, 431: send something else
     ├── Unauthenticated    401: give a valid key
     ├── Forbidden          403: give a key with the scope
     ├── NotFound           404
     ├── TooSlow            408: send smaller parts
-    ├── Conflict           409, 412: it contradicts what is there
-    └── ServerTrouble      5xx: the owner of the service can help
+    ├── Conflict           409, 412: it conflicts with the present state
+    └── ServerError      5xx: the owner of the service can help
         └── Unavailable    429, 502, 503, 504: try again later
 
 Each has a stable ``code`` for programs and a ``hint`` for people, from calibrators/error_codes.py.
-Input that breaks a rule is found before anything is sent, and is a DataError of ``calibrators``.
+Input that breaks a rule raises a DataError of ``calibrators`` before anything is sent.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from calibrators.error_codes import hint_of
 
 
 class CalibrdError(Exception):
-    """Base of all errors of the SDK; ``hint`` says what can be done, if that is known."""
+    """Base of all errors of the SDK; ``hint`` says what to do, if that is known."""
 
     code: str
-    # whether the request had been sent before, and may have been done then
+    # whether an earlier try of the same request may have been done
     repeated: bool = False
 
     @property
@@ -51,7 +51,7 @@ class CalibrdError(Exception):
         return f"{sentence}\nhint: {self.hint}" if self.hint else sentence
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # as it is: made again from its sentence it would lack the rest
+        # keeps all attributes, which the message alone would not restore
         return _rebuilt, (type(self), self.args), dict(vars(self))
 
 
@@ -68,13 +68,13 @@ class ServiceAway(CalibrdError, ConnectionError):
 
 
 class MaybeDone(ServiceAway):
-    """The answer was lost of a call that must not be sent twice: it may have been done."""
+    """The response to a call that must not be sent twice was lost: it may have been done."""
 
     code = "maybe_done"
 
 
 class StoreAway(CalibrdError, ConnectionError):
-    """The object store that parts are sent straight to does not take them."""
+    """The object store does not accept the parts that are sent directly to it."""
 
     code = "store_away"
 
@@ -95,7 +95,7 @@ class FitFailed(CalibrdError):
 
 
 class FitWasCancelled(CalibrdError):
-    """Somebody cancelled the fit that was waited for."""
+    """Somebody cancelled the fit."""
 
     code = "fit_was_cancelled"
 
@@ -104,28 +104,28 @@ class FitWasCancelled(CalibrdError):
         self.fit = fit
 
 
-def going_on(fit: str) -> str:
-    """Return how to come back to a fit that is waited for no longer."""
+def resume_hint(fit: str) -> str:
+    """Return how to wait for a fit again, or to cancel it."""
     return f"client.wait({fit!r}) waits for it again, client.cancel({fit!r}) stops it"
 
 
 class WaitedTooLong(CalibrdError, TimeoutError):
-    """The time given to ``wait`` is over; the fit goes on."""
+    """The timeout of ``wait`` has passed; the fit continues."""
 
     code = "waited_too_long"
 
     def __init__(self, fit: str, seconds: float) -> None:
-        super().__init__(f"fit {fit} is not finished after {seconds:g} s; it goes on")
+        super().__init__(f"fit {fit} is not finished after {seconds:g} s; it continues")
         self.fit = fit
 
     @property
     def hint(self) -> str:
-        """How to come back to the fit."""
-        return going_on(self.fit)
+        """How to wait for the fit again, or to cancel it."""
+        return resume_hint(self.fit)
 
 
 class MapDamaged(CalibrdError):
-    """Bytes of a map that do not have the expected hash."""
+    """The bytes of a map do not have the expected hash."""
 
     code = "map_damaged"
 
@@ -137,7 +137,7 @@ class InputMismatch(CalibrdError):
 
 
 class Refused(CalibrdError):
-    """The service answered with a problem.
+    """The service responded with a problem.
 
     ``code`` is stable and for programs, ``detail`` for people, ``details`` holds the numbers and
     names of the problem, ``request_id`` finds it in the service's log.
@@ -160,8 +160,8 @@ class Refused(CalibrdError):
         self.details = dict(details or {})
 
     def __str__(self) -> str:
-        asked = f", request {self.request_id}" if self.request_id else ""
-        return self._with_hint(f"{self.detail} ({self.code}{asked})")
+        request = f", request {self.request_id}" if self.request_id else ""
+        return self._with_hint(f"{self.detail} ({self.code}{request})")
 
 
 class Invalid(Refused):
@@ -169,11 +169,11 @@ class Invalid(Refused):
 
 
 class Unauthenticated(Refused):
-    """No key, or one that is not (any longer) valid."""
+    """No key, or one that is not valid or no longer valid."""
 
 
 class Forbidden(Refused):
-    """A valid key without the scope."""
+    """A valid key that lacks the scope."""
 
 
 class NotFound(Refused):
@@ -185,15 +185,15 @@ class TooSlow(Refused):
 
 
 class Conflict(Refused):
-    """It contradicts what is there, or what is there has changed since it was last seen."""
+    """The request conflicts with the present state, which may have changed since it was read."""
 
 
-class ServerTrouble(Refused):
-    """The service met a trouble of its own."""
+class ServerError(Refused):
+    """The service failed."""
 
 
-class Unavailable(ServerTrouble):
-    """A part of the service is down, or it has too much to do; it can be tried again."""
+class Unavailable(ServerError):
+    """A part of the service is down or overloaded; try again later."""
 
 
 _BY_STATUS: dict[int, type[Refused]] = {
@@ -211,9 +211,9 @@ _BY_STATUS: dict[int, type[Refused]] = {
 
 
 def kind_of(status: int) -> type[Refused]:
-    """Return the class of problems that answer with this status.
+    """Return the error class of an HTTP status.
 
     >>> kind_of(413).__name__, kind_of(412).__name__, kind_of(507).__name__
-    ('Invalid', 'Conflict', 'ServerTrouble')
+    ('Invalid', 'Conflict', 'ServerError')
     """
-    return _BY_STATUS.get(status, ServerTrouble if status >= 500 else Invalid)
+    return _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)

@@ -1,6 +1,6 @@
-"""What the service answers, as plain records.
+"""Responses of the service as plain records.
 
-Fields that a newer service adds are left out; times are in UTC.
+Fields that a newer service adds are ignored; times are in UTC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Logits or probabilities with labels, as the service has them, in so many ``segments``."""
+    """Logits or probabilities with labels, stored by the service; ``segments`` is a count."""
 
     id: Id
     status: str
@@ -45,7 +45,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which of the versions of a fit to use, and why; None if none of them."""
+    """Which version of a fit to use, and why; None if none of them."""
 
     version: int | None
     reason: str
@@ -53,9 +53,9 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit job: queued, running, then succeeded, failed or cancelled.
+    """A fit: queued, running, then succeeded, failed or cancelled.
 
-    One of several methods that has succeeded comes with a ``recommendation``.
+    A succeeded fit of several methods has a ``recommendation``.
     """
 
     id: Id
@@ -81,7 +81,7 @@ class Fit:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it will not change any more."""
+        """Whether its status is final."""
         return self.status in FINAL
 
 
@@ -112,7 +112,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Calibrator:
-    """A named line of versions, and its aliases."""
+    """A named series of versions, with its aliases."""
 
     name: Name
     latest: int | None
@@ -124,7 +124,7 @@ class Calibrator:
 class Version:
     """A fitted map on the service: where it came from and how it was judged.
 
-    ``report`` is None if it was registered without one, or if it came out of a list: ask
+    ``report`` is None if it was registered without one, or if the version comes from a list: call
     ``client.report`` then.
     """
 
@@ -159,11 +159,11 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """What ``load`` and ``predict`` take: ``name@number``."""
+        """The reference ``name@number``, for ``load`` and ``predict``."""
         return f"{self.calibrator}@{self.number}"
 
     def summary(self) -> str:
-        """The version as text for terminals: where it came from, and its report."""
+        """Return the version as text for terminals: where it came from, and its report."""
         width = max(map(len, self._facts))
         lines = [f"{name.ljust(width)}  {fact}" for name, fact in self._facts.items()]
         parts = [self.reference, "\n".join(lines)]
@@ -179,7 +179,7 @@ class Version:
 
     @property
     def _facts(self) -> dict[str, str]:
-        """What is worth saying of it, as text; what is not known is left out."""
+        """The known facts as text."""
         rows = "" if self.rows is None else f" of {self.rows:,} rows"
         seed = "" if self.seed is None else f", seed {self.seed}"
         when = "" if self.created_at is None else f"{self.created_at:%Y-%m-%d %H:%M} UTC "
@@ -200,8 +200,8 @@ class Version:
 class Comparison:
     """Two versions measured on the same rows; the first is the report's ``before``.
 
-    ``dataset`` is None if these are the rows that both were judged on. Where ``no_verdict`` says
-    why, there is none: a version was fitted on these rows.
+    ``dataset`` is None if these are the rows that both were judged on. ``no_verdict`` says why
+    there is no verdict, as for a version that was fitted on these rows.
     """
 
     calibrator: Name
@@ -219,10 +219,10 @@ class Comparison:
         return f"Comparison({self.calibrator!r}, {first=}, {second=}, {rows=}, {verdict=})"
 
     def summary(self) -> str:
-        """The comparison as text for terminals: "before" is the first version."""
-        told = f"before: version {self.first}, after: version {self.second} of {self.calibrator}"
+        """Return the comparison as text for terminals: "before" is the first version."""
+        head = f"before: version {self.first}, after: version {self.second} of {self.calibrator}"
         why = [] if self.no_verdict is None else [f"no verdict: {self.no_verdict}"]
-        return "\n".join([told, self.report.summary(), *why])
+        return "\n".join([head, self.report.summary(), *why])
 
     def _repr_html_(self) -> str:
         facts = {"before": f"version {self.first}", "after": f"version {self.second}"}
@@ -235,7 +235,7 @@ class Comparison:
 class Method:
     """A method that the service can fit, with a JSON schema of its parameters.
 
-    One that ``needs_segments`` is fitted on rows that name their segments.
+    A method that ``needs_segments`` is fitted on rows with segments.
     """
 
     name: str
@@ -262,7 +262,7 @@ class Key:
 
 @dataclass(frozen=True)
 class NewKey:
-    """A new key; ``token`` is shown this once."""
+    """A new key; its ``token`` is shown only once."""
 
     key: Key
     token: str = field(repr=False)
@@ -279,7 +279,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Readiness:
-    """Which parts of the service work: ``ok``, or a word on what is wrong; true if all do."""
+    """The state of each part of the service: ``ok``, or what is wrong; true if all are ok."""
 
     status: str
     database: str
@@ -291,7 +291,7 @@ class Readiness:
 
 
 def read(kind: type[Record], document: dict[str, Any], **more: Any) -> Record:
-    """A record from the service's JSON.
+    """Make a record of the service's JSON.
 
     >>> read(Alias, {"name": "production", "version": 2, "revision": 1, "moved_at": None}).version
     2
@@ -307,7 +307,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """Return a value as its annotation says; TypeError or ValueError if it is none of its kind."""
+    """Return a value as its annotation says; raise TypeError or ValueError if it does not fit."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     if value is None:

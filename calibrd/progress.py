@@ -12,7 +12,7 @@ from calibrd.terminal import printable
 
 
 class ProgressBar:
-    """A bar of tqdm, or nothing if it is not shown."""
+    """A tqdm bar, or nothing if it is not shown."""
 
     def __init__(self, total: int | None, words: str, *, shown: bool, **options: Any) -> None:
         self._bar: Any = None
@@ -35,13 +35,13 @@ class ProgressBar:
             self._bar.close()
 
     def add(self, count: int) -> None:
-        """So much more is done."""
+        """Advance the bar by ``count``."""
         if self._bar is not None:
             with self._lock:
                 self._bar.update(count)
 
     def reach(self, done: int, **facts: Any) -> None:
-        """So much is done in all."""
+        """Advance the bar to ``done`` and show ``facts`` after it."""
         if self._bar is not None:
             with self._lock:
                 self._bar.update(max(0, done - self._bar.n))
@@ -49,7 +49,7 @@ class ProgressBar:
 
 
 class FitProgress(ProgressBar):
-    """The bar of a fit on the service: method, step, loss, and the time it still takes."""
+    """The bar of a fit on the service: method, step, loss and remaining time."""
 
     TICKS = 1000
 
@@ -59,23 +59,23 @@ class FitProgress(ProgressBar):
         self.show(fit)
 
     def show(self, fit: Fit) -> None:
-        """What is known of the fit now."""
-        told = fit.progress or {}
-        step, total = _count(told, "step", 0), _count(told, "total", 1)
+        """Show the present progress of the fit."""
+        progress = fit.progress or {}
+        step, total = _count(progress, "step", 0), _count(progress, "total", 1)
         share = step / max(1, total)
-        done = self.TICKS * (_count(told, "methods_done", 0) + share)
-        done = min(done / max(1, _count(told, "methods", 1)), self.TICKS)
-        facts = {} if told.get("method") is None else {"method": printable(told["method"])}
+        done = self.TICKS * (_count(progress, "methods_done", 0) + share)
+        done = min(done / max(1, _count(progress, "methods", 1)), self.TICKS)
+        facts = {} if progress.get("method") is None else {"method": printable(progress["method"])}
         if total > 1:
             facts["step"] = f"{step}/{total}"
-        if isinstance(told.get("loss"), float):
-            facts["loss"] = f"{told['loss']:.4f}"
+        if isinstance(progress.get("loss"), float):
+            facts["loss"] = f"{progress['loss']:.4f}"
         if fit.status == "queued":
-            facts["status"] = "waits for a worker"
+            facts["status"] = "waiting for a worker"
         self.reach(self.TICKS if fit.status == "succeeded" else round(done), **facts)
 
 
-def _count(told: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a number that the service tells; the default if it is no sensible one."""
-    value = told.get(name)
+def _count(progress: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a number of the service's progress; the default if it is missing or implausible."""
+    value = progress.get(name)
     return value if isinstance(value, int) and 0 <= value < 1 << 31 else default

@@ -1,4 +1,4 @@
-"""What the service answers about training runs, as plain records."""
+"""Responses of the service about training runs, as plain records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from calibrd.transport.names import Id, Name
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """What a validation pass says of the model; None where nothing was observed."""
+    """The metrics of a validation pass; None where nothing was observed."""
 
     rows: int
     accuracy: float | None
@@ -23,7 +23,7 @@ class RunMetrics:
 
 @dataclass(frozen=True)
 class Session:
-    """One life of a training job: its steps follow ``base_step``."""
+    """One start of a training job; its steps follow ``base_step``."""
 
     id: Id
     number: int
@@ -38,7 +38,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Run:
-    """A training run; ``sessions`` are only there if it was asked for by its name."""
+    """A training run; ``sessions`` is None in lists."""
 
     name: Name
     kind: str
@@ -56,9 +56,9 @@ class Run:
 
 @dataclass(frozen=True)
 class RunSession:
-    """A session to send statistics to: it goes on after ``step``, with ``state``.
+    """A session to send statistics to; it continues after ``step``, with ``state``.
 
-    ``state`` is None of a monitor.
+    ``state`` is None for a monitor.
     """
 
     run: Name
@@ -77,7 +77,7 @@ class RunSession:
 
 @dataclass(frozen=True)
 class StepDecision:
-    """How a step stands: ``state`` is that after it, if it is decided and not of a monitor."""
+    """The status of a step, and the ``state`` after it once decided; None for a monitor."""
 
     step: int
     session: Id
@@ -88,13 +88,13 @@ class StepDecision:
 
     @property
     def is_decided(self) -> bool:
-        """Whether all ranks have the same state now."""
+        """Whether the state after the step is final."""
         return self.status == "decided"
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a session is: its last decided step, or the step it began from."""
+    """The position of a session: its last decided step, or the step it began from."""
 
     run: Name
     session: Id
@@ -123,10 +123,10 @@ class RunBins(Bars):
 
 @dataclass(frozen=True)
 class RunStep:
-    """A decided step: who was there, what was measured, and the gammas after it.
+    """A decided step: its ranks, its metrics, and the gammas after it.
 
     ``switched`` are the bins whose gamma changed its sign; ``verified`` says whether the service
-    came to the same state as the trainer, None where it did not have to.
+    computed the same state as the trainer, None if there was nothing to verify.
     """
 
     step: int

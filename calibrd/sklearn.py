@@ -43,22 +43,23 @@ LEAST = np.finfo(np.float64).eps
 
 
 class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """Fits an estimator, and a calibration map on its outputs for rows it was not fitted on.
+    """An estimator, and a calibration map fitted on its outputs for rows it was not fitted on.
 
     The outputs come from ``cv`` stratified folds (a number, or a splitter that tests every row
-    once); then the estimator is fitted on all rows. An estimator in ``FrozenEstimator`` is left as
-    it is: give ``fit`` rows that it has not seen. ``calibrator`` is a method's name with its
+    once); then the estimator is fitted on all rows. An estimator in ``FrozenEstimator`` is not
+    refitted: give ``fit`` rows that it has not seen. ``calibrator`` is a method's name with its
     ``params``, or a recipe such as ``Smart(steps=100)``; ``seed`` shuffles the folds and is the
     method's seed.
 
-    Its ``decision_function`` is used if it has one, else ``predict_log_proba``, else
-    ``predict_proba``; probabilities below 2.2e-16 count as that, because a few logarithms far below
-    it (naive Bayes, trees, forests) would decide the fit alone. ``sample_weight`` goes to the
-    estimator; the map and the report count every row once.
+    The ``decision_function`` of the estimator is used if it has one, else ``predict_log_proba``,
+    else ``predict_proba``; probabilities are clipped at 2.2e-16 from below, because a few
+    logarithms far below it (naive Bayes, trees, forests) would decide the fit alone.
+    ``sample_weight`` goes to the estimator; the map and the report count every row once.
 
-    Fitted: ``estimator_``, ``map_`` (to be registered with ``client.register(name, model.map_,
-    model.report_)``), ``report_``, ``calibration_set_`` (the outputs and labels of the map's fit,
-    which a pickle of the model holds too), ``classes_``, ``response_`` (which output is used).
+    Fitted attributes: ``estimator_``, ``map_`` (register it with ``client.register(name,
+    model.map_, model.report_)``), ``report_``, ``calibration_set_`` (the outputs and labels that
+    the map was fitted on; a pickle of the model holds them too), ``classes_``, ``response_`` (which
+    output is used).
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
 
     @property
     def report_(self) -> Report:
-        """How the method does on rows it was not fitted on; calculated when first asked for."""
+        """The report of the method on rows it was not fitted on, calculated on first access."""
         check_is_fitted(self)
         if self._report is None:
             recipe, seed, frozen = self._judging  # the parameters may have changed since
@@ -114,28 +115,28 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         return self._report
 
     def predict_proba(self, X: Any) -> Array:
-        """Calibrated probabilities (n, k), in the order of ``classes_``."""
+        """Return calibrated probabilities (n, k), in the order of ``classes_``."""
         outputs = self._outputs(X)
         return self.map_.apply(outputs)
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Logarithms of the calibrated probabilities (n, k)."""
+        """Return the logarithms of the calibrated probabilities (n, k)."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 
     def decision_function(self, X: Any) -> Array:
-        """Calibrated logits (n, k); of two classes the log odds (n,) of the second."""
+        """Return calibrated logits (n, k); for two classes, the log odds (n,) of the second."""
         outputs = self._outputs(X)
         logits = self.map_.transform(outputs)
         return np.asarray(logits[:, 1] - logits[:, 0]) if logits.shape[1] == 2 else logits
 
     def predict(self, X: Any) -> Array:
-        """The class of the largest probability."""
+        """Return the class of the largest probability of each row."""
         likeliest = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[likeliest])
 
     def get_metadata_routing(self) -> Any:
-        """Where scikit-learn's metadata routing sends what ``fit`` is given."""
+        """Return how scikit-learn's metadata routing passes on the arguments of ``fit``."""
         mapping = MethodMapping().add(caller="fit", callee="fit")
         router = MetadataRouter(owner=self).add_self_request(self)
         return router.add(estimator=self.estimator, method_mapping=mapping)
@@ -170,7 +171,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             return {}
         if isinstance(self.estimator, FrozenEstimator):
             raise ValueError(
-                "sample_weight has no use: the estimator is frozen, the map unweighted"
+                "sample_weight cannot be used: the estimator is frozen and the map unweighted"
             )
         if get_config()["enable_metadata_routing"]:
             routed = process_routing(self, "fit", sample_weight=sample_weight)
@@ -203,12 +204,12 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         return self._rows(outputs)
 
     def _calibration_set(self, rows: Array, labels: Array) -> CalibrationSet:
-        strange = np.setdiff1d(labels, self.classes_)
-        if strange.size:
+        unknown = np.setdiff1d(labels, self.classes_)
+        if unknown.size:
             raise ValueError(
-                f"the frozen estimator does not know the class {strange.tolist()[0]!r}"
+                f"the frozen estimator does not know the class {unknown.tolist()[0]!r}"
             )
-        order = np.argsort(self.classes_)  # those of a frozen estimator may have any
+        order = np.argsort(self.classes_)  # a frozen estimator may have any order
         index = order[np.searchsorted(self.classes_, labels, sorter=order)]
         if self.response_ == "predict_proba":
             return CalibrationSet.from_probabilities(rows, index)
@@ -220,7 +221,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             return self._rows(getattr(self.estimator_, self.response_)(X))
 
     def _rows(self, outputs: Array) -> Array:
-        """Outputs as (n, k); those of two classes may come as one column."""
+        """Return outputs as (n, k); those of two classes may come as one column."""
         rows = np.asarray(outputs, dtype=np.float64)
         if self.response_ != "decision_function":
             least = LEAST if self.response_ == "predict_proba" else np.log(LEAST)
@@ -229,7 +230,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             rows = np.column_stack((np.zeros(len(rows)), rows))
         if rows.shape[1] != len(self.classes_):
             raise ValueError(
-                f"{self.response_} must give {len(self.classes_)} columns, one for each class, "
+                f"{self.response_} must return {len(self.classes_)} columns, one for each class, "
                 f"got {rows.shape[1]}; an SVC needs decision_function_shape='ovr'"
             )
         return rows

@@ -1,4 +1,4 @@
-"""Text of others on a terminal: what would move the cursor or reorder letters is escaped."""
+"""Untrusted text on a terminal: characters that move the cursor or reorder text are escaped."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _SUSPECT = re.compile(r"[^\x20-\x7e]")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    r"""Return a text without control characters, bidirectional overrides and the like.
+    r"""Return a text with control characters, bidirectional overrides and the like escaped.
 
-    They are written as Python writes them; with ``lines``, newlines and tabs stay.
+    They are escaped as in Python; with ``lines``, newlines and tabs stay.
 
     >>> print(printable("a\x1b[31mb\u202e"), printable("x\ny\r"))
     a\x1b[31mb\u202e x\ny\r
     """
-    kept = "\n\t" if lines else ""
-    return _SUSPECT.sub(lambda found: _escaped(found[0], kept), str(text))
+    allowed = "\n\t" if lines else ""
+    return _SUSPECT.sub(lambda found: _escaped(found[0], allowed), str(text))
 
 
 def json_safe(text: str) -> str:
@@ -35,8 +35,8 @@ def _is_shown(character: str) -> bool:
     return character.isprintable() or character in _SPACES
 
 
-def _escaped(character: str, kept: str) -> str:
-    if _is_shown(character) or character in kept:
+def _escaped(character: str, allowed: str) -> str:
+    if _is_shown(character) or character in allowed:
         return character
     return character.encode("unicode_escape", "surrogatepass").decode()
 

@@ -37,12 +37,12 @@ LABELS = ("labels", "label")
 
 
 class CalibratedModule(nn.Module):
-    """A model and its calibration map as one module, which gives calibrated probabilities.
+    """A model and its calibration map as one module that returns calibrated probabilities.
 
-    The map's numbers are part of the ``state_dict``, begin on the model's device and move with the
-    module, which can be exported by ``torch.export`` and ``torch.onnx``. The model gives logits as
-    a tensor, or as ``output.logits`` or ``output["logits"]``. With
-    ``outputs="probabilities"`` it gives those in the same ways, and the map was fitted on them.
+    The map's numbers are part of the ``state_dict``, start on the model's device and move with the
+    module, which can be exported by ``torch.export`` and ``torch.onnx``. The model returns logits
+    as a tensor, as ``output.logits`` or as ``output["logits"]``; with ``outputs="probabilities"``
+    it returns probabilities in the same ways, for a map that was fitted on them.
     """
 
     def __init__(
@@ -52,20 +52,20 @@ class CalibratedModule(nn.Module):
         module = MapModule(map)
         if module.kind != outputs:
             raise ValueError(
-                f"the map was fitted on {module.kind}, but the model is said to give {outputs}: "
-                "outputs='logits' or outputs='probabilities' says what it gives"
+                f"the map was fitted on {module.kind}, but the outputs of the model are {outputs}: "
+                "set outputs='logits' or outputs='probabilities'"
             )
         self.model = model
         self.map = module.to(_device_of(model))
         self._outputs = outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Calibrated probabilities (n, k)."""
+        """Return calibrated probabilities (n, k)."""
         found: Tensor = self.map(_tensor_of(self.model(*args, **kwargs), self._outputs))
         return found
 
     def logits(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Calibrated logits (n, k), whose softmax are the calibrated probabilities."""
+        """Return calibrated logits (n, k), whose softmax is the calibrated probabilities."""
         return self.map.logits(_tensor_of(self.model(*args, **kwargs), self._outputs))
 
 
@@ -76,12 +76,12 @@ def collect_logits(
     device: str | torch.device | None = None,
     progress: bool = True,
 ) -> tuple[Array, Array]:
-    """The logits (n, k) and labels (n,) of a model on the batches of a DataLoader.
+    """Return the logits (n, k) and labels (n,) of a model on the batches of a DataLoader.
 
-    A batch is a tuple whose last entry are the labels and whose others the model takes, or a dict
-    with ``labels`` (or ``label``) whose other entries the model takes by name. The model runs in
-    eval mode without gradients and is left as it was; batches are moved to ``device``, by default
-    the model's. Logits of fewer digits are widened to float32.
+    A batch is a tuple of the model's arguments and, last, the labels, or a dict with ``labels`` (or
+    ``label``) whose other entries are keyword arguments of the model. The model runs in eval mode
+    without gradients, and its mode is restored afterwards; batches are moved to ``device``, by
+    default the model's. Logits below float32 are widened to it.
     """
     target = _device_of(model) if device is None else torch.device(device)
     if device is not None:
@@ -100,21 +100,22 @@ def collect_logits(
             labels.append(torch.as_tensor(truth).cpu().numpy())
             bar.add(1)
     if not logits:
-        raise ValueError("the loader gave no batch")
+        raise ValueError("the loader must yield at least one batch")
     return np.concatenate(logits), np.concatenate(labels)
 
 
 def fingerprint(module: nn.Module) -> str:
-    """What binds a map to a module: a hash of the names, shapes, types and values of its state.
+    """Return the fingerprint of a module: a hash of its state's names, shapes, types and values.
 
-    The same on every device; another after any step of training.
+    It ties a map to the module. It is the same on every device and changes with every training
+    step.
     """
     found = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"a fingerprint is of tensors, but {name!r} of the state is a "
-                f"{type(value).__name__}: take calibrd.fingerprint of the model's file"
+                f"the state of a module must be tensors, but {name!r} is a "
+                f"{type(value).__name__}: use calibrd.fingerprint on the model's file"
             )
         plain = value.detach().cpu().contiguous()
         found.update(f"{name}\0{plain.dtype}\0{tuple(plain.shape)}\0".encode())
@@ -136,13 +137,13 @@ def _tensor_of(output: Any, name: str) -> Tensor:
     if isinstance(found, Tensor):
         return found
     raise TypeError(
-        f"the model must give {name} as a tensor, output.{name} or output[{name!r}], "
+        f"the model must return {name} as a tensor, output.{name} or output[{name!r}], "
         f"got {type(output).__name__}"
     )
 
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """What the model takes by place and by name, and the labels."""
+    """Return the positional and keyword arguments of the model, and the labels."""
     if isinstance(batch, Mapping):
         named = next((name for name in LABELS if name in batch), None)
         if named is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def requirements(project: Path, extras: list[str]) -> list[str]:
-    """The lines for pip."""
+    """Return the lines for pip."""
     asked = tomllib.loads(project.read_text())["project"]
     optional = asked["optional-dependencies"]
     return [*asked["dependencies"], *(one for extra in extras for one in optional[extra])]

@@ -1,4 +1,4 @@
-# A worker for one NVIDIA GPU; run one container for each (docs/scaling.md):
+# A worker for one NVIDIA GPU; run one container for each (docs/how-to/scale.md):
 #   docker build -f docker/worker-cuda.Dockerfile -t calibrd-worker-cuda:0.1.0 .
 #   docker run --gpus device=0 -e CALIBRD_DATABASE_URL=... -e CALIBRD_BLOBS_URL=... calibrd-worker-cuda:0.1.0
 # torch brings the CUDA libraries along; the machine needs the driver and NVIDIA's container toolkit.

@@ -16,6 +16,7 @@ SEED = 0
 
 
 def main() -> None:
+    """Fit the bundled sample, and take the pictures."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     from helpers.live_service import running
 
@@ -65,7 +66,7 @@ def _take(url: str) -> None:
 
 
 def _shown(page: Page) -> FloatRect:
-    """The top of a page, no higher than it is."""
+    """Take a picture of the top of a page."""
     box = page.locator("main").bounding_box()
     assert box is not None  # noqa: S101
     height = min(HEIGHT, box["y"] + box["height"] + MARGIN)

@@ -6,6 +6,7 @@ written: files whose tables are not current are named, and the exit status is 1.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from calibrators.metrics.catalogue import all_metrics
 from calibrators.registry import all_maps
 from calibrators.report.verdict import Verdict
 from calibrd.api import Calls
+from calibrd.cli import server
+from calibrd.cli.arguments import command_parser
 from service.app import create_app
 from service.datasets.formats import all_codecs
 from service.settings import PREFIX, Settings
@@ -50,7 +53,7 @@ def names(given: Iterable[str]) -> str:
 
 
 def methods() -> str:
-    """The methods, their parameters, whether they keep the predicted class, and their cost."""
+    """List the methods: parameters, whether they keep the predicted class, and cost."""
     rows = []
     for name, recipe in all_methods().items():
         map_kind = all_maps().get(name)
@@ -61,12 +64,12 @@ def methods() -> str:
 
 
 def verdicts() -> str:
-    """The verdicts of a report."""
+    """List the verdicts of a report."""
     return table(("verdict", "meaning"), ((f"`{one}`", one.meaning) for one in Verdict))
 
 
 def metrics() -> str:
-    """The metrics of a report."""
+    """List the metrics of a report."""
     rows = (
         (f"`{one.name}`", one.title, "no" if one.interval is None else "yes", one.meaning)
         for one in all_metrics().values()
@@ -75,7 +78,7 @@ def metrics() -> str:
 
 
 def losses() -> str:
-    """The training losses and their own parameters."""
+    """List the training losses and their own parameters."""
     of_all = Loss.hyper_parameters()
     rows = (
         (
@@ -89,13 +92,13 @@ def losses() -> str:
 
 
 def formats() -> str:
-    """The formats in which arrays travel."""
+    """List the formats in which arrays travel."""
     rows = ((one.format, names(one.media_types), one.holds) for one in all_codecs().values())
     return table(("format", "media types", "holds"), rows)
 
 
 def calls() -> str:
-    """The calls of the SDK's client, with the first lines of their docstrings."""
+    """List the calls of the SDK's client, with the first lines of their docstrings."""
     found = {
         name: str(one.__doc__).partition("\n")[0].replace("``", "`")
         for kind in reversed(Calls.__mro__)
@@ -105,8 +108,55 @@ def calls() -> str:
     return table(("call", ""), ((f"`{name}`", told) for name, told in sorted(found.items())))
 
 
+def commands() -> str:
+    """List the commands of the command line, and their own flags."""
+    common = _flags(command_parser())
+    rows = []
+    for name, summary, parser in _commands():
+        words = [str(one.metavar) for one in parser._actions if not one.option_strings]
+        flags = names(one for one in _flags(parser) if one not in common)
+        own = "those of the server" if name in server.COMMANDS else flags
+        rows.append((f"`{' '.join(['calibrd', name, *words])}`", summary, own))
+    return table(("command", "does", "flags"), rows)
+
+
+def command_options() -> str:
+    """List the arguments of each command, and last those of all."""
+    parser = command_parser()
+    common = _flags(parser)
+    parts = []
+    for name, _, one in _commands():
+        if name not in server.COMMANDS:
+            own = [action for action in one._actions if not {*action.option_strings} & {*common}]
+            parts.append(f"### `calibrd {name}`\n\n{_options(own)}")
+    shared = [action for action in parser._actions if action.option_strings]
+    parts.append(f"### Every command\n\n{_options(shared)}")
+    return "\n" + "\n".join(parts)
+
+
+def _commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
+    (verbs,) = [one for one in command_parser()._actions if isinstance(one.choices, dict)]
+    summaries = {one.dest: str(one.help) for one in verbs._get_subactions()}
+    return [(name, summaries[name], parser) for name, parser in verbs.choices.items()]
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [one.option_strings[0] for one in parser._actions if one.option_strings]
+
+
+def _options(actions: Iterable[argparse.Action]) -> str:
+    rows = []
+    for one in actions:
+        value = one.metavar or (
+            "|".join(map(str, one.choices)) if one.choices else one.dest.upper()
+        )
+        words = [", ".join(one.option_strings), "" if one.nargs == 0 else str(value)]
+        rows.append((f"`{' '.join(filter(None, words))}`", one.help))
+    return table(("argument", "meaning"), rows)
+
+
 def settings() -> str:
-    """The settings of the service."""
+    """List the settings of the service."""
     rows = []
     for name, one in Settings.model_fields.items():
         default = "empty" if one.default == "" else f"`{one.default}`"
@@ -115,7 +165,7 @@ def settings() -> str:
 
 
 def error_codes() -> str:
-    """The error codes."""
+    """List the error codes."""
     rows = (
         (f"`{code}`", row.status or "", row.meaning, row.hint) for code, row in ERROR_CODES.items()
     )
@@ -123,7 +173,7 @@ def error_codes() -> str:
 
 
 def routes() -> str:
-    """The routes of the API, from its OpenAPI document."""
+    """List the routes of the API, from its OpenAPI document."""
     with tempfile.TemporaryDirectory() as folder:
         paths = create_app(Settings(data_dir=Path(folder), workers=0)).openapi()["paths"]
     rows = (
@@ -136,7 +186,7 @@ def routes() -> str:
 
 
 def make_targets() -> str:
-    """The targets of the Makefile that ``make help`` lists."""
+    """List the targets of the Makefile that ``make help`` lists."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     rows = re.findall(r"^([a-z-]+):.*?## (.+)$", text, re.M)
     return table(("command", "what it does"), ((f"`make {name}`", told) for name, told in rows))
@@ -149,6 +199,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "losses": losses,
     "formats": formats,
     "calls": calls,
+    "commands": commands,
+    "command-options": command_options,
     "settings": settings,
     "error-codes": error_codes,
     "routes": routes,
@@ -164,7 +216,11 @@ def filled(text: str) -> str:
 def main(check: bool) -> int:
     """Write the tables, or name the files whose tables are not current."""
     stale = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ):
         text = path.read_text(encoding="utf-8")
         if (new := filled(text)) != text:
             stale.append(path.relative_to(ROOT))

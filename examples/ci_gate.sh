@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# What a CI job does after a retrain: fit the new model's map, ask on other rows whether it keeps
-# the limit, and only then let production mean it.
+# CI job after retraining: fit the new model's map, check on other rows that it is within
+# the limit, and only then promote it to production.
 #
 #   CALIBRD_URL=... CALIBRD_API_KEY=... bash examples/ci_gate.sh
 set -euo pipefail
 cd "$(dirname "$0")/data"
 name=${NAME:-fashion-ci}
 limit=${LIMIT:-0.04}
-model=sha256:$(sha256sum fashion_ce__cal.npz | cut -d' ' -f1) # in earnest, of the model's checkpoint
+model=sha256:$(sha256sum fashion_ce__cal.npz | cut -d' ' -f1) # in practice, of its checkpoint
 
 made=$(calibrd fit fashion_ce__cal.npz --name "$name" --method smart --model "$model" --json)
-# its number: an alias could mean another version by the time of the promotion
+# by number: an alias could point to another version by the time of the promotion
 version=$(python -c 'import json, sys; print(json.load(sys.stdin)["version"]["number"])' <<<"$made")
 
 verdict=0

@@ -1,4 +1,4 @@
-"""The whole way: upload, fit, read the report, promote, predict, and apply without the network.
+"""The whole workflow: upload, fit, read the report, promote, predict, and apply locally.
 
     make serve &                                            # or any calibrd service
     CALIBRD_URL=http://127.0.0.1:8000 python examples/first_fit.py
@@ -17,7 +17,7 @@ cal = np.load(DATA / "fashion_ce__cal.npz")
 test = np.load(DATA / "fashion_ce__test.npz")
 
 with calibrd.Client() as client:
-    # equal data is sent once: run it again and nothing is uploaded
+    # equal data is sent once: a second run uploads nothing
     dataset = client.upload(cal["logits"], cal["labels"])
     print(f"{dataset.rows:,} rows, {dataset.classes} classes are on the service\n")
 
@@ -25,21 +25,21 @@ with calibrd.Client() as client:
     print(version.summary())
     version.report.save("fashion_report.html")
 
-    # production moves to the new version; client.rollback("fashion") takes it back
+    # production moves to the new version; client.rollback("fashion") undoes it
     client.promote("fashion", version, reason="first fit")
     move = client.history("fashion")[0]
     print(f"\nproduction: {move.from_version} -> {move.to_version} ({move.reason})")
 
     # over HTTP
-    answered = client.predict("fashion@production", test["logits"][:3])
-    print("\nconfidence of three test images:", answered.max(axis=1).round(3))
+    remote = client.predict("fashion@production", test["logits"][:3])
+    print("\nconfidence of three test images:", remote.max(axis=1).round(3))
 
-    # in this process: checked, cached, and at work even while the service is away
+    # in this process: verified, cached, and usable even while the service is unreachable
     local = client.load("fashion@production")
-    here = local.apply(test["logits"])
-    print("largest difference between the two:", f"{np.abs(here[:3] - answered).max():.1e}")
+    probabilities = local.apply(test["logits"])
+    print("largest difference between the two:", f"{np.abs(probabilities[:3] - remote).max():.1e}")
 
-    # and on images that nobody fitted on
+    # and on images that were not used for fitting
     judged = client.evaluate("fashion@production", test["logits"], test["labels"])
     print(f"ECE on {judged.n:,} new images: {100 * judged.metrics['ece']:.2f} %, ", end="")
     print(f"a perfect model would measure {100 * judged.noise_floor.mean:.2f} %")

@@ -1,12 +1,12 @@
-"""A model server that calibrates in its own process, with the map that production means.
+"""A model server that calibrates in its own process, with the map of the alias production.
 
     pip install fastapi uvicorn
     CALIBRD_URL=http://127.0.0.1:8000 uvicorn --app-dir examples model_server:app --port 9000
 
     curl -s localhost:9000/classify --json '{"pixels": [0.1, 0.9, 0.3]}'
 
-The map follows its alias: promote another version, and within REFRESH seconds it answers here.
-While the calibration service is away, the server goes on with the map it has, and starts with it.
+The map follows its alias: promote another version, and within REFRESH seconds it is used here.
+While the calibration service is unreachable, the server keeps using, and starts with, its last map.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CLASSES = 10
 
 
 class Image(BaseModel):
-    """What is to be classified."""
+    """The image to classify."""
 
     pixels: list[float]
 
 
 def model(pixels: list[float]) -> np.ndarray:
-    """Stands for your network: logits (1, 10)."""
+    """Return logits (1, 10); a stand-in for your network."""
     weights = np.random.default_rng(len(pixels)).normal(size=(len(pixels), CLASSES))
     return np.array([pixels]) @ weights
 
@@ -51,7 +51,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/classify")
 def classify(image: Image) -> dict[str, object]:
-    """The likeliest class, its calibrated probability, and by which version."""
+    """Return the most likely class, its calibrated probability, and the version of the map."""
     calibration = app.state.calibration
     (probabilities,) = calibration.apply(model(image.pixels))
     best = int(probabilities.argmax())

@@ -3,7 +3,7 @@
     pip install 'calibrd[sklearn,train]'
     CALIBRD_URL=http://127.0.0.1:8000 python examples/sklearn_model.py
 
-Naive Bayes takes pixels for independent, so it is far too sure of itself.
+Naive Bayes assumes that pixels are independent, so it is far too confident.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ X_train, X_test, y_train, y_test = train_test_split(X, y, stratify=y, random_sta
 
 
 def naive_bayes():
-    """The model as anyone would write it."""
+    """Return an ordinary scikit-learn model."""
     return make_pipeline(StandardScaler(), GaussianNB())
 
 

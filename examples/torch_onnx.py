@@ -19,7 +19,7 @@ from calibrd.torch import CalibratedModule, collect_logits, fingerprint
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 torch.manual_seed(0)
 X, y = load_digits(return_X_y=True)
-# a tenth of the labels is wrong, as in real life: the network learns most of them by heart
+# a tenth of the labels is wrong, as in real life: the network memorises most of them
 noisy = np.where(np.random.default_rng(0).random(len(y)) < 0.1, (y + 3) % 10, y)
 rows = TensorDataset(torch.tensor(X / 16, dtype=torch.float32), torch.tensor(noisy))
 train, cal, test = random_split(rows, [797, 500, 500])
@@ -49,7 +49,7 @@ torch.onnx.export(
 )
 
 session = onnxruntime.InferenceSession("digits.onnx")
-(given,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+(outputs,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
 with torch.inference_mode():
-    apart = np.abs(given - calibrated(images).numpy()).max()
-print(f"digits.onnx gives calibrated probabilities, as torch does to {apart:.0e}")
+    difference = np.abs(outputs - calibrated(images).numpy()).max()
+print(f"digits.onnx gives calibrated probabilities, as torch does to {difference:.0e}")

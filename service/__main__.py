@@ -17,9 +17,9 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Run a command; what it writes is for its own user alone."""
+    """Run a command. Files that it creates are readable by its own user only."""
     os.umask(0o077)
-    # the imports take a second, in which Ctrl-C must already end the command without a word
+    # the imports take a second, and Ctrl-C must exit without a traceback meanwhile
     from service.cli.arguments import run
 
     return run(arguments, program)

@@ -1,4 +1,4 @@
-"""The one place where the parts of the service are joined; nothing runs at import."""
+"""Assemble the ASGI app from its parts; importing this module starts nothing."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ from service.serving.map_cache import Maps, Served
 from service.settings import Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
-from service.storage.notifications import FITS_DONE, NEWS, NotificationListener
+from service.storage.notifications import CHANGES, FITS_DONE, NotificationListener
 from service.web.components import static_files
 from service.web.components.layout import refuse_as_page
 from service.web.pages import page_routers
 from service.worker.startup import prepare_database
 from service.worker.supervisor import WorkerSupervisor
 
-LEAST_PAUSE = 0.05  # many moves at once are looked up once
+MIN_PAUSE = 0.05  # a burst of alias moves causes one refresh
 MAX_FORM_BYTES = 1 << 16
-MAX_SMALL_JSON_BYTES = 1 << 21  # without arrays and maps; statistics of a step have a megabyte
+MAX_SMALL_JSON_BYTES = 1 << 21  # bodies without arrays or maps; statistics take up to a megabyte
 MAX_PASTED_BYTES = 1 << 18  # a row of 30,000 classes
 TEXT_TYPES = tuple(
     name.encode() for one in all_codecs().values() if one.is_text for name in one.media_types
@@ -86,8 +86,8 @@ ROUTERS = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service as an ASGI app; its life begins and ends with the app's."""
-    parts = join(settings)
+    """Return the ASGI app of the service; its lifespan starts and stops the parts."""
+    parts = build_parts(settings)
     app = FastAPI(
         title="calibrd",
         version=metadata.version("calibrd"),
@@ -98,9 +98,9 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
         redoc_url=None,
         responses=openapi.ANY_ERROR,
-        # such redirects repeat the Host header, which anyone can choose
+        # slash redirects echo the Host header, which the client controls
         redirect_slashes=False,
-        # ours are in /metrics and the log
+        # /metrics and the log replace FastAPI's telemetry
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.parts = parts
@@ -133,8 +133,8 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def join(settings: Settings) -> Parts:
-    """The parts of a service with these settings."""
+def build_parts(settings: Settings) -> Parts:
+    """Build the parts of a service from its settings."""
     metrics = Metrics()
 
     def note_damage(key: str, error: Damaged) -> None:
@@ -206,28 +206,28 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _keep_fresh(parts: Parts) -> None:
-    """See what other processes changed, on a thread of its own that uploads cannot keep busy."""
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
+    """Pick up changes of other processes, on a dedicated thread that uploads cannot block."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
-    def heard() -> None:
-        loop.call_soon_threadsafe(news.set)
+    def wake_refresh() -> None:
+        loop.call_soon_threadsafe(changed.set)
 
-    def fit_ended() -> None:
+    def wake_watcher() -> None:
         loop.call_soon_threadsafe(parts.watcher.wake)
 
-    calls = {NEWS: heard, FITS_DONE: fit_ended}
-    listener = NotificationListener(parts.database.unhurried, calls)
+    calls = {CHANGES: wake_refresh, FITS_DONE: wake_watcher}
+    listener = NotificationListener(parts.database.unlimited, calls)
     with ThreadPoolExecutor(1, thread_name_prefix="refresh") as thread, listener:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), parts.settings.refresh_seconds)
-            news.clear()
+                await asyncio.wait_for(changed.wait(), parts.settings.refresh_seconds)
+            changed.clear()
             await loop.run_in_executor(thread, parts.refresh_if_possible)
-            await asyncio.sleep(LEAST_PAUSE)
+            await asyncio.sleep(MIN_PAUSE)
 
 
 def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
-    """The predict route, and those of /v2: they apply maps and do without the framework."""
+    """Return the predict route and those of /v2, which bypass FastAPI for speed."""
 
     def find(principal: Principal, name: str, ref: str) -> Served | None:
         served = parts.maps.find(principal, name, ref)
@@ -260,11 +260,11 @@ def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
 
 
 def _body_limit(settings: Settings) -> Callable[[Scope], int]:
-    """The most bytes that the body of a request may have."""
+    """Return a function that gives the size limit of a request's body, in bytes."""
 
     def limit(scope: Scope) -> int:
         path: str = scope["path"]
-        if is_page(path):  # they take small forms; what is large goes to the API
+        if is_page(path):  # pages take small forms; large bodies go to the API
             return MAX_PASTED_BYTES if path.endswith("/try") else MAX_FORM_BYTES
         if path.endswith(("/predict", "/infer")):
             return settings.max_predict_bytes

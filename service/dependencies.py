@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import structlog
 from fastapi import Depends, Request
 
 from service.access.keys import KeyRing
+from service.access.permissions import Principal
 from service.access.quota import Quota
 from service.access.sessions import Sessions
 from service.comparisons.service import Comparisons
@@ -26,6 +29,7 @@ from service.serving.map_cache import Maps
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
+from service.storage.records import Alias
 
 _log = structlog.get_logger("calibrd.service")
 
@@ -54,21 +58,33 @@ class Parts:
     probe: Probe
 
     def refresh(self) -> None:
-        """See which keys and aliases have changed."""
+        """Reload changed keys and aliases."""
         self.keys.refresh()
         self.maps.refresh()
 
     def refresh_if_possible(self) -> None:
-        """The same; while the database is away, go on with what is known until the next look."""
-        try:
-            self.refresh()
-        except Exception as error:  # noqa: BLE001 - what was committed is not undone by this
-            _log.warning("refresh_failed", error=type(error).__name__)
+        """Refresh; if the database is unavailable, keep the cached state until the next refresh."""
+        _if_possible(self.refresh)
+
+    def refresh_keys_if_possible(self) -> None:
+        """Refresh the keys alone, after one of them was changed."""
+        _if_possible(self.keys.refresh)
+
+    def follow_if_possible(self, caller: Principal, name: str, alias: Alias) -> None:
+        """Serve what an alias points at after a move; other aliases are not looked at."""
+        _if_possible(partial(self.maps.follow, caller, name, alias))
 
     def end_waiting(self) -> None:
-        """Answer all who wait for something, because the service ends."""
+        """Answer all waiting requests, because the service shuts down."""
         self.watcher.stop()
         self.run_watcher.stop()
+
+
+def _if_possible(refresh: Callable[[], None]) -> None:
+    try:
+        refresh()
+    except Exception as error:  # noqa: BLE001 - what was committed is not undone by this
+        _log.warning("refresh_failed", error=type(error).__name__)
 
 
 def _parts(request: Request) -> Parts:

@@ -1,28 +1,28 @@
-"""Everything the service refuses with, and cannot do.
+"""Errors of the service.
 
 ServiceError
 ├── Malformed          bytes that cannot be read as what they claim to be
 ├── Invalid            readable, but it breaks a rule
-├── Unauthenticated    no key, or one that is not (any longer) valid
+├── Unauthenticated    no key, or one that is invalid or revoked
 ├── Forbidden          a valid key without the scope
 ├── NotFound           there is no such thing, or not in this workspace
-├── Conflict           it contradicts what is there
-├── Stale              it has changed since the caller last saw it
+├── Conflict           it contradicts what is stored
+├── Stale              it has changed since the caller last read it
 ├── TooLarge           more bytes, rows or classes than allowed
 ├── TooSlow            the body did not arrive in time
-├── TooMany            one caller has more under way than its share; try again
-├── Unsupported        a format that is not read here
-├── NotAcceptable      an answer was asked for in a form it cannot have
+├── TooMany            one caller uses more than its share; try again
+├── Unsupported        a format that the service does not read
+├── NotAcceptable      the response is not available in the requested format
 ├── Unavailable        a part of the service is down; try again
 │   └── NoSpace        there is no room to write
 ├── Unusable           a stored map that gives no probabilities
-└── Damaged            stored bytes are gone, or are not those that were written
+└── Damaged            stored bytes are missing or differ from what was written
     ├── BlobMissing
     └── BlobCorrupt
 
 Each has a stable ``code`` for programs, a sentence for people, and plain ``details`` (numbers and
 names, never data, paths or secrets). The status of a code is in calibrators/error_codes.py; the
-classes are for those who catch them.
+classes exist for ``except`` clauses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LONGEST_MESSAGE = 2000
 
 
 class ServiceError(Exception):
-    """Base of all errors that a client is told about; long messages are cut."""
+    """Base of all errors that are reported to clients; long messages are truncated."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         message = message[:LONGEST_MESSAGE]
@@ -59,7 +59,7 @@ class Invalid(ServiceError):
 
 
 class Unauthenticated(ServiceError):
-    """No key, or one that is not (any longer) valid."""
+    """No key, or one that is invalid or revoked."""
 
 
 class Forbidden(ServiceError):
@@ -71,11 +71,11 @@ class NotFound(ServiceError):
 
 
 class Conflict(ServiceError):
-    """It contradicts what is there."""
+    """It contradicts what is stored."""
 
 
 class Stale(ServiceError):
-    """It has changed since the caller last saw it."""
+    """It has changed since the caller last read it."""
 
 
 class TooLarge(ServiceError):
@@ -87,15 +87,15 @@ class TooSlow(ServiceError):
 
 
 class TooMany(ServiceError):
-    """One caller has more requests, waits or bytes under way than its share; try again."""
+    """One caller has more requests, waits or bytes in flight than its share; try again."""
 
 
 class Unsupported(ServiceError):
-    """A format that is not read here."""
+    """A format that the service does not read."""
 
 
 class NotAcceptable(ServiceError):
-    """An answer was asked for in a form it cannot have."""
+    """The response is not available in the requested format."""
 
 
 class Unavailable(ServiceError):
@@ -103,7 +103,7 @@ class Unavailable(ServiceError):
 
 
 class NoSpace(Unavailable):
-    """There is no room to write; reading goes on."""
+    """There is no room to write; reads still work."""
 
 
 class Unusable(ServiceError):
@@ -111,12 +111,12 @@ class Unusable(ServiceError):
 
 
 class Damaged(ServiceError):
-    """Stored bytes are gone, or are not those that were written."""
+    """Stored bytes are missing or differ from what was written."""
 
 
 class BlobMissing(Damaged):
-    """A row names a blob that the store does not have."""
+    """A row names a blob that is not in the store."""
 
 
 class BlobCorrupt(Damaged):
-    """A blob's bytes are not those that its row names."""
+    """A blob's bytes do not have the SHA-256 that its row names."""

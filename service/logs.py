@@ -1,4 +1,4 @@
-"""Logs: one line per event on stderr, from structlog and the standard library alike, no secrets."""
+"""Logs: one line per event on stderr, for structlog and the standard library, without secrets."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MAX_TEXT = 8192
 MAX_ITEMS = 20
 MAX_DEPTH = 4
 
-# these bring handlers of their own, or would say more than they should
-_OTHERS = {
+# libraries that install handlers of their own or log too much
+_LIBRARY_LEVELS = {
     "uvicorn": logging.WARNING,
     "uvicorn.error": logging.WARNING,
     "alembic": logging.WARNING,
     "sqlalchemy": logging.WARNING,
     "httpx": logging.WARNING,
 }
-_OF_SEVERAL_LINES = ("exception", "stack")
+_MULTILINE_FIELDS = ("exception", "stack")
 _SENSITIVE = r"(?:authorization|cookie|passw(?:or)?d|secret|token|api_?key|credential)"
 _is_sensitive = re.compile(_SENSITIVE, re.IGNORECASE).search
 _SECRETS_IN_TEXT = (
@@ -45,25 +45,25 @@ _SECRETS_IN_TEXT = (
 
 
 def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
-    """Send every log of this process to stderr in one form; may be called again.
+    """Send every log of this process to stderr in one format; may be called again.
 
-    "auto" is text on a terminal and JSON elsewhere. Libraries are heard from "warning" on, unless
+    "auto" is text on a terminal and JSON elsewhere. Libraries log from "warning" on, unless
     ``level`` is "debug".
 
-    Start uvicorn with ``log_config=None, access_log=False``, or it puts its own handlers back.
+    Start uvicorn with ``log_config=None, access_log=False``, or it restores its own handlers.
     """
-    least = logging.getLevelNamesMapping()[level.upper()]
+    threshold = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(format))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(least)
-    for name, usual in _OTHERS.items():
-        other = logging.getLogger(name)
-        # some add a handler wherever they find none, so each of them gets ours
-        other.handlers[:] = [handler]
-        other.propagate = False
-        other.setLevel(least if least <= logging.DEBUG else max(least, usual))
+    root.setLevel(threshold)
+    for name, library_level in _LIBRARY_LEVELS.items():
+        library = logging.getLogger(name)
+        # some libraries add a handler where there is none, so each gets ours
+        library.handlers[:] = [handler]
+        library.propagate = False
+        library.setLevel(threshold if threshold <= logging.DEBUG else max(threshold, library_level))
     access = logging.getLogger("uvicorn.access")
     access.handlers[:] = []
     access.propagate = False
@@ -71,7 +71,7 @@ def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     structlog.configure(
         processors=[*_ORIGIN, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(least),
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
         cache_logger_on_first_use=False,
     )
 
@@ -106,14 +106,14 @@ def _formatter(format: Literal["auto", "json", "console"]) -> logging.Formatter:
 
 
 def without_data_and_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Replace data by its size and secrets by a mark; a processor for after tracebacks are text."""
-    return {name: _fit_to_log(name, value, MAX_DEPTH) for name, value in event.items()}
+    """Replace data by its size and secrets by a mark; runs after tracebacks are formatted."""
+    return {name: _loggable(name, value, MAX_DEPTH) for name, value in event.items()}
 
 
 def without_control_characters(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Escape what a terminal would obey or could not show; tracebacks keep their lines."""
+    """Escape control and unprintable characters; tracebacks keep their line breaks."""
     return {
-        name: _escaped(value, keep="\n" if name in _OF_SEVERAL_LINES else "")
+        name: _escaped(value, keep="\n" if name in _MULTILINE_FIELDS else "")
         if isinstance(value, str)
         else value
         for name, value in event.items()
@@ -129,7 +129,7 @@ def _escaped(text: str, keep: str) -> str:
     )
 
 
-def _fit_to_log(name: str, value: Any, depth: int) -> Any:
+def _loggable(name: str, value: Any, depth: int) -> Any:
     if _is_sensitive(name):
         return REDACTED
     match value:
@@ -138,23 +138,23 @@ def _fit_to_log(name: str, value: Any, depth: int) -> Any:
         case float():
             return value if math.isfinite(value) else str(value)
         case str():
-            return redact(_shortened(value))
+            return redact(_truncated(value))
         case bytes() | bytearray() | memoryview():
             return f"<{len(value)} bytes>"
         case np.ndarray():
             return f"<array of shape {value.shape}>"
         case Mapping() if depth and len(value) <= MAX_ITEMS:
-            return {str(key): _fit_to_log(str(key), item, depth - 1) for key, item in value.items()}
+            return {str(key): _loggable(str(key), item, depth - 1) for key, item in value.items()}
         case list() | tuple() | set() | frozenset() if depth and len(value) <= MAX_ITEMS:
-            return [_fit_to_log("", item, depth - 1) for item in value]
+            return [_loggable("", item, depth - 1) for item in value]
         case Mapping() | list() | tuple() | set() | frozenset():
             return f"<{len(value)} items>"
         case _:
-            return redact(_shortened(str(value)))
+            return redact(_truncated(str(value)))
 
 
 def redact(text: str) -> str:
-    """The text without keys, passwords and the like.
+    """Return the text without keys, passwords and other secrets.
 
     >>> redact("postgresql://calibrd:hunter2@db/calibrd")
     'postgresql://calibrd:[redacted]@db/calibrd'
@@ -164,9 +164,9 @@ def redact(text: str) -> str:
     return text
 
 
-def _shortened(text: str) -> str:
+def _truncated(text: str) -> str:
     if len(text) <= MAX_TEXT:
         return text
-    # the end of a traceback says more than its beginning
+    # the end of a traceback matters more than its beginning
     head, tail = text[: MAX_TEXT // 4], text[-MAX_TEXT * 3 // 4 :]
     return f"{head} <{len(text) - len(head) - len(tail)} characters left out> {tail}"

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI derives, the hand-written routes, and keys."""
+"""The OpenAPI document: FastAPI's own part, the hand-written routes, and keys."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "A key: c
 def complete_document(
     app: FastAPI, plain_paths: dict[str, Any], described: Sequence[BaseRoute]
 ) -> None:
-    """Let ``app.openapi()`` give the whole document.
+    """Make ``app.openapi()`` return the complete document.
 
-    ``plain_paths`` are described by hand; ``described`` are FastAPI routes that are not the app's
-    but describe plain ones of it.
+    ``plain_paths`` are described by hand; ``described`` are FastAPI routes that are not mounted
+    in the app but describe plain routes of it.
     """
 
     def document() -> dict[str, Any]:
@@ -42,29 +42,29 @@ def _document(
     app: FastAPI, plain_paths: dict[str, Any], described: Sequence[BaseRoute]
 ) -> dict[str, Any]:
     routes = [*app.routes, *described]
-    made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=routes)
-    made["paths"] |= deepcopy(plain_paths)
-    # no route of FastAPI's names them
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=routes)
+    document["paths"] |= deepcopy(plain_paths)
+    # no FastAPI route refers to these models
     _, extra = models_json_schema(
         [(ProblemOut, "serialization"), (FitIn, "validation")], ref_template=REFERENCE
     )
-    schemas = made["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     schemas |= extra["$defs"]
     for body in _bodies(Body):
         name = re.sub(r"\W", "_", body.__name__)
         if name in schemas:
-            with suppress(LookupError):  # a part of others, and shown there
+            with suppress(LookupError):  # nested in other bodies, whose examples show it
                 schemas[name]["examples"] = [body.example()]
-    made["components"]["securitySchemes"] = SECURITY
-    for path, item in made["paths"].items():
+    document["components"]["securitySchemes"] = SECURITY
+    for path, item in document["paths"].items():
         for method, operation in item.items():
             if method != "parameters" and path not in PUBLIC:
                 operation["security"] = [{"key": []}]
-    return made
+    return document
 
 
 def _bodies(kind: type[Body]) -> Iterator[type[Body]]:
-    """Return every body that was declared, those of pages among them."""
+    """Return every declared body, including those of pages."""
     for body in kind.__subclasses__():
         yield body
         yield from _bodies(body)

@@ -3,8 +3,8 @@
     python studies/adafocal.py [--data PATH] [--explore] [--quick]
 
 30,000 images train, 10,000 steer AdaFocal and fit TS and SMART, 10,000 are for choosing settings
-(--explore), and the 10,000 test images are for the table alone. Each finished run is kept in
---kept, so that an interrupted study goes on; delete the folder to begin anew. The tables and the
+(--explore), and the 10,000 test images are for the table only. Each finished run is stored in
+--kept, so that an interrupted study resumes; delete the folder to start over. The tables and the
 chart of docs/studies/adafocal.md are written into --out.
 """
 
@@ -24,27 +24,28 @@ from calibrators.charts import run_gammas, to_svg
 
 EPOCHS = 20
 SEEDS = (0, 1, 2)
-EXPLORED = ((1.0, 1), (1.0, 4), (10.0, 1), (5.0, 4), (30.0, 1))  # rate, updates an epoch
+EXPLORED = ((1.0, 1), (1.0, 4), (10.0, 1), (5.0, 4), (30.0, 1))  # rate, updates per epoch
 PUBLISHED, CHOSEN = EXPLORED[0], EXPLORED[-1]
-EXPLORED_SEED = 100  # none of the table's
-SHOWN_AFTER = (10, 15, 25, 30)  # epochs of the exploration, beside EPOCHS
-SECONDS = 4.5  # of one core, for one epoch
+EXPLORED_SEED = 100  # not a seed of the table
+SHOWN_AFTER = (10, 15, 25, 30)  # epochs of the exploration, in addition to EPOCHS
+SECONDS = 4.5  # per epoch on one core
 
 
 def planned(epochs: int, seeds: Sequence[int]) -> list[Plan]:
-    """The runs of the table."""
+    """Return the runs of the table."""
     fixed = [Plan(loss, seed, epochs) for loss in FIXED for seed in seeds]
     settings = (PUBLISHED, CHOSEN)
     return [*fixed, *(Plan("AdaFocal", seed, epochs, *one) for one in settings for seed in seeds)]
 
 
 def exploration(epochs: int) -> list[Plan]:
-    """The runs by which AdaFocal's rate and interval were chosen."""
+    """Return the runs by which AdaFocal's rate and interval were chosen."""
     adaptive = [Plan("AdaFocal", EXPLORED_SEED, epochs, *settings) for settings in EXPLORED]
     return [Plan("CE", EXPLORED_SEED, epochs), *adaptive]
 
 
 def arguments() -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="an .npz or a folder, as fashion_mnist.load says")
     parser.add_argument("--explore", action="store_true", help="compare AdaFocal's settings only")
@@ -56,6 +57,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Run the study and write its tables and chart."""
     options = arguments()
     epochs = 2 if options.quick else EPOCHS
     others = (1, 3) if options.quick else SHOWN_AFTER
@@ -66,7 +68,7 @@ def main() -> None:
     else:
         images = load(options.data)
         minutes = sum(plan.epochs for plan in plans) * SECONDS / 60 / options.processes
-        sys.stderr.write(f"{len(plans)} runs: about {minutes:.0f} minutes on quiet cores\n")
+        sys.stderr.write(f"{len(plans)} runs: about {minutes:.0f} minutes on idle cores\n")
     parts = divided(*images, options.explore)
     found = run_all(plans, run, parts, options.kept, options.processes)
     text = explored(found, epochs, others) if options.explore else table(found)

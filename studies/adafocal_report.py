@@ -1,4 +1,4 @@
-"""What the AdaFocal study shows: its tables, and the steps of which its chart is made."""
+"""Results of the AdaFocal study: its tables, and the steps of its chart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SVG = "adafocal_gammas.svg"
 
 
 def called(plan: Found) -> str:
-    """The name of a loss, with AdaFocal's settings."""
+    """Return the name of a loss, with AdaFocal's settings."""
     if plan["loss"] != "AdaFocal":
         return str(plan["loss"])
     rate, updates = plan["rate"], plan["updates"]
@@ -22,7 +22,7 @@ def called(plan: Found) -> str:
 
 
 def table(runs: list[Found]) -> str:
-    """Mean ± standard deviation over the seeds, a row for each loss, on the test images."""
+    """Return mean ± standard deviation over the seeds, a row per loss, on the test images."""
     maps = ("none", "TS", "SMART")
     columns = [("error", "none"), *((figure, m) for figure in ("ece", "ada_ece") for m in maps)]
     titles = {"error": "error", "ece": "ECE", "ada_ece": "AdaECE"}
@@ -38,7 +38,7 @@ def table(runs: list[Found]) -> str:
 
 
 def _by_loss(runs: list[Found]) -> dict[str, list[Found]]:
-    """The runs of each loss and its settings, one for each seed."""
+    """Return the runs of each loss and its settings, one for each seed."""
     found: dict[str, list[Found]] = {}
     for one in runs:
         found.setdefault(called(one["plan"]), []).append(one)
@@ -46,7 +46,7 @@ def _by_loss(runs: list[Found]) -> dict[str, list[Found]]:
 
 
 def _against_ce(runs: list[Found]) -> list[str]:
-    """How AdaFocal stands to CE before any map, and how its ECE and its bins moved."""
+    """Return lines that compare AdaFocal with CE before any map, with its ECE and bins."""
     found = _by_loss(runs)
     ce = {figure: _mean(found["CE"], figure) for figure in ("ece", "error")}
     return [
@@ -62,7 +62,7 @@ def _mean(runs: list[Found], figure: str) -> float:
 
 
 def _moved(runs: list[Found]) -> str:
-    """The range of the validation ECE in the second half, and of the switches of a run."""
+    """Return the range of the validation ECE in the second half, and of a run's switches."""
     late = [100 * one["ece"] for r in runs for one in r["course"][len(r["course"]) // 2 :]]
     counts = [sum(len(step["switched"]) for step in gamma_steps(r)) for r in runs]
     gammas = [gamma for r in runs for gamma in r["states"][-1]["gammas"]]
@@ -74,7 +74,7 @@ def _moved(runs: list[Found]) -> str:
 
 
 def explored(runs: list[Found], epochs: int, others: Sequence[int]) -> str:
-    """Settings of AdaFocal on the images kept for choosing, after some epochs, and ECE by epoch."""
+    """Return a table of AdaFocal's settings on the selection images, with ECE by epoch."""
     heads = ["rate", "updates an epoch", "error", "ECE", "AdaECE", "NLL"]
     heads += [f"ECE after {epoch}" for epoch in others]
     lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
@@ -90,7 +90,7 @@ def explored(runs: list[Found], epochs: int, others: Sequence[int]) -> str:
 
 
 def gamma_steps(run: Found) -> list[Found]:
-    """AdaFocal's states as the steps of a run, from which its charts are made."""
+    """Return AdaFocal's states as the steps of a run, for its charts."""
     states = [AdaFocalState.from_dict(one) for one in run["states"]]
     before = AdaFocalState.begin(states[0].settings)
     steps = []
@@ -98,7 +98,7 @@ def gamma_steps(run: Found) -> list[Found]:
         bins = {
             "edges": state.edges.tolist(),
             "accuracy": state.accuracy.tolist(),
-            "confidence": [None] * state.settings.bins,  # told by tooltips alone
+            "confidence": [None] * state.settings.bins,  # only for tooltips
         }
         steps.append(
             {

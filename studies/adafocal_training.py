@@ -27,7 +27,7 @@ MAPS: dict[str, Calibrator] = {"none": Identity(), "TS": TemperatureScaling(), "
 
 @dataclass(frozen=True)
 class Plan:
-    """A loss (AdaFocal with its rate and its updates an epoch), a seed and a length."""
+    """A loss (AdaFocal with its rate and its updates per epoch), a seed and a length."""
 
     loss: str
     seed: int
@@ -37,12 +37,12 @@ class Plan:
 
     @property
     def adapts(self) -> bool:
-        """Whether validation steers the loss."""
+        """Whether the loss adapts to validation data."""
         return self.loss not in FIXED
 
     @property
     def file(self) -> str:
-        """The name of the file in which the run is kept."""
+        """Name of the file of the run."""
         parts = [self.loss.replace(" ", "-"), f"seed{self.seed}", f"{self.epochs}epochs"]
         return "_".join([*parts, f"rate{self.rate:g}", f"updates{self.updates}"])
 
@@ -55,11 +55,11 @@ FIXED: dict[str, Loss] = {
 
 
 def run(plan: Plan, parts: dict[str, Images]) -> dict[str, Any]:
-    """Train, and measure on every part that was neither trained on nor steered by.
+    """Train, and measure on every part not used for training or adaptation.
 
-    ``parts`` are train, validation (steers AdaFocal and fits the maps), and those to measure on.
-    The answer is plain JSON: figures by part and map, AdaFocal's states, and the course by epoch:
-    on the part for choosing where that is given, else on validation.
+    ``parts`` are train, validation (for AdaFocal and the maps), and those to measure on.
+    The result is plain JSON: figures by part and map, AdaFocal's states, and the course by epoch:
+    on the selection part if there is one, else on validation.
     """
     start = time.perf_counter()
     torch.set_num_threads(1)
@@ -93,20 +93,20 @@ def _train(
         for piece in torch.randperm(len(labels)).tensor_split(plan.updates):
             train(model, steps, loss, inputs["train"], labels, piece.split(BATCH))
             if adafocal:
-                seen = counted(model, inputs["validation"], parts["validation"])
-                adafocal.state = adafocal.state.update(seen)
+                statistics = counted(model, inputs["validation"], parts["validation"])
+                adafocal.state = adafocal.state.update(statistics)
                 states.append(adafocal.state)
         course.append(asdict(counted(model, inputs[watched], parts[watched]).summary()))
     return course, states
 
 
 def counted(model: nn.Module, inputs: Tensor, part: Images) -> BinStatistics:
-    """The statistics of a pass over a part."""
+    """Return the statistics of a pass over a part."""
     return BinStatistics.from_logits(predict(model, inputs), part.labels)
 
 
 def measured(fit: CalibrationSet, test: CalibrationSet) -> dict[str, dict[str, float]]:
-    """Error, ECE, AdaECE and ECE's noise floor in percent, and NLL, under each map."""
+    """Return error, ECE, AdaECE and the ECE's noise floor in percent, and NLL, for each map."""
     found = {}
     for name, recipe in MAPS.items():
         scores = row_scores(recipe.fit(fit).apply_set(test), test.labels)

@@ -21,8 +21,8 @@ from calibrators.numerics.softmax import margins, softmax
 
 Floats = NDArray[np.float64]
 BINS = 10
-LEAST_ROWS = 20
-LEAST_TRUTHS = 10
+MIN_ROWS = 20
+MIN_TRUTHS = 10
 
 
 class Truth(NamedTuple):
@@ -57,7 +57,7 @@ class Truth(NamedTuple):
 
 
 def draw_rows(rng: np.random.Generator, n: int, k: int) -> Floats:
-    """Draw logits (n, k) of a model that is sure of some rows and not of others."""
+    """Draw logits (n, k) of a model that is confident on some rows only."""
     logits = rng.normal(size=(n, k))
     logits[np.arange(n), rng.integers(k, size=n)] += rng.gamma(2.0, 1.2, size=n)
     return logits
@@ -89,7 +89,7 @@ def coverage(n: int, truths: int, level: float, k: int = 5, seed: int = 0) -> Fl
         place = np.minimum((fitted.apply(test).max(axis=1) * BINS).astype(int), BINS - 1)
         rows = np.bincount(place, minlength=BINS)
         hits = np.bincount(place, covered, minlength=BINS)
-        enough = rows >= LEAST_ROWS
+        enough = rows >= MIN_ROWS
         found[number, enough] = hits[enough] / rows[enough]
     return found
 
@@ -105,7 +105,7 @@ def main() -> None:
     for n in (500, 2000, 10_000):
         found = coverage(n, options.truths, options.level)
         known = [column[~np.isnan(column)] for column in found.T]
-        means = [float(one.mean()) if one.size >= LEAST_TRUTHS else np.nan for one in known]
+        means = [float(one.mean()) if one.size >= MIN_TRUTHS else np.nan for one in known]
         cells = ["" if np.isnan(mean) else f"{mean:.2f}" for mean in means]
         lines.append([f"{n:,}", f"{np.nanmean(means):.3f}", *cells])
     sys.stdout.writelines(f"| {' | '.join(line)} |\n" for line in lines)

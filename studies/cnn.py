@@ -1,4 +1,4 @@
-"""The small network of the studies of training, and one epoch of it."""
+"""The small network of the training studies, and one epoch of training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Logits = NDArray[np.float32]
 
 
 def network() -> nn.Sequential:
-    """Two convolutions and two linear layers: 215,370 weights."""
+    """Return two convolutions and two linear layers: 215,370 weights."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=2, padding=2),
         nn.ReLU(),
@@ -31,7 +31,7 @@ def network() -> nn.Sequential:
 
 
 def optimiser(model: nn.Module) -> torch.optim.Optimizer:
-    """Adam, as every study takes it."""
+    """Return the Adam optimiser of all studies."""
     return torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
 
 
@@ -43,7 +43,7 @@ def train(
     labels: Tensor,
     order: Iterable[Tensor],
 ) -> None:
-    """One step for each batch of ``order``; the loss is given the embeddings and places as well."""
+    """Take one step per batch of ``order``; the loss also gets the embeddings and the index."""
     for rows in order:
         steps.zero_grad(set_to_none=True)
         embeddings = model[:-1](inputs[rows])
@@ -52,7 +52,7 @@ def train(
 
 
 def predict(model: nn.Module, inputs: Tensor) -> Logits:
-    """The logits of many images."""
+    """Return the logits of many images."""
     with torch.inference_mode():
         logits: Logits = torch.cat([model(block) for block in inputs.split(1000)]).numpy()
     return logits

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # the package dataset-fashion-mnist
 ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 
-# of the unpacked files, because Debian's are packed anew
+# hashes of the unpacked files, because Debian repacks them
 SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -34,17 +34,17 @@ class Images:
     labels: NDArray[np.int64]
 
     def take(self, rows: NDArray[np.intp]) -> Images:
-        """These rows."""
+        """Return some of the rows."""
         return Images(self.pixels[rows], self.labels[rows])
 
     def tensor(self) -> torch.Tensor:
-        """Pixels as a network takes them: (n, 1, 28, 28), of mean 0 and deviation 1 over all."""
+        """Return pixels as network input: (n, 1, 28, 28), of mean 0 and deviation 1 over all."""
         values = torch.from_numpy(self.pixels).float().div_(255)
         return values.sub_(MEAN).div_(DEVIATION).unsqueeze(1)
 
 
 def load(path: Path | None = None) -> tuple[Images, Images]:
-    """The 60,000 images to train with and the 10,000 to test with.
+    """Return the 60,000 training and the 10,000 test images.
 
     ``path`` is an .npz with x_train, y_train, x_test and y_test, or a folder with the four packed
     IDX files. Without it Debian's package is read, and where that is not installed a folder in
@@ -68,7 +68,7 @@ def load(path: Path | None = None) -> tuple[Images, Images]:
 
 
 def divided(train: Images, test: Images, explore: bool) -> dict[str, Images]:
-    """The parts of a study; half of the 60,000 train. ``explore`` has no test images."""
+    """Return the parts of a study; half of the 60,000 train. ``explore`` has no test images."""
     order = np.random.RandomState(0).permutation(len(train.labels))
     sixth = len(order) // 6
     parts = {
@@ -81,7 +81,7 @@ def divided(train: Images, test: Images, explore: bool) -> dict[str, Images]:
 
 
 def synthetic(rows: int, seed: int) -> Images:
-    """Ten classes that a network can half learn, for trying the study in seconds."""
+    """Return ten classes that are partly learnable, for trying the study in seconds."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(10, size=rows)
     centres = np.random.default_rng(0).uniform(0, 255, (10, 28, 28))
@@ -90,26 +90,26 @@ def synthetic(rows: int, seed: int) -> Images:
 
 
 def downloaded(address: str = ADDRESS, folder: Path | None = None) -> Path:
-    """The cache folder, with every file in it; what came is checked before it is kept."""
+    """Return the cache folder with all files; downloads are verified before they are stored."""
     folder = folder or platformdirs.user_cache_path("calibrd") / "fashion-mnist"
     folder.mkdir(parents=True, exist_ok=True)
     for name, expected in SHA256.items():
         file = folder / f"{name}.gz"
         if file.exists():
             continue
-        answer = httpx.get(f"{address}/{name}.gz", timeout=60, follow_redirects=True)
-        answer.raise_for_status()
-        found = hashlib.sha256(gzip.decompress(answer.content)).hexdigest()
-        if found != expected:
-            raise ValueError(f"{answer.url} must have the SHA-256 {expected}, got {found}")
+        response = httpx.get(f"{address}/{name}.gz", timeout=60, follow_redirects=True)
+        response.raise_for_status()
+        actual = hashlib.sha256(gzip.decompress(response.content)).hexdigest()
+        if actual != expected:
+            raise ValueError(f"{response.url} must have the SHA-256 {expected}, got {actual}")
         partial = file.with_suffix(".part")
-        partial.write_bytes(answer.content)
+        partial.write_bytes(response.content)
         partial.replace(file)
     return folder
 
 
 def _idx(path: Path) -> NDArray[np.uint8]:
-    """An array of bytes in the IDX format: 0, 0, 8, the number of axes, their sizes, the data."""
+    """Read bytes in the IDX format: 0, 0, 8, the number of axes, their sizes, the data."""
     data = gzip.decompress(path.read_bytes())
     axes = data[3]
     if data[:3] != b"\0\0\x08":

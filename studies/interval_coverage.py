@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the truth, beside the row bootstrap they replaced.
+"""Coverage of the 95 % intervals, compared with the row bootstrap that they replaced.
 
     python studies/interval_coverage.py
 
@@ -37,11 +37,11 @@ RANKING = ("refinement_auroc", "aurc")
 
 
 class Key(NamedTuple):
-    """A cell of the table: whose interval (after, or its change), of what, and made how."""
+    """A cell of the table: side of the interval (after, or change), metric and procedure."""
 
     side: str
     metric: str
-    made: str
+    procedure: str
 
 
 def judged(n: int, random: np.random.Generator) -> tuple[Floats, Floats, NDArray[np.intp]]:
@@ -63,8 +63,8 @@ def true_values() -> dict[str, dict[str, float]]:
     }
 
 
-def held(n: int, expected: dict[str, dict[str, float]], seeds: Iterable[int]) -> Counter[Key]:
-    """Count the intervals that hold the truth."""
+def covered(n: int, expected: dict[str, dict[str, float]], seeds: Iterable[int]) -> Counter[Key]:
+    """Count the intervals that contain the truth."""
     set_threads(1)
     counts: Counter[Key] = Counter()
     for seed in seeds:
@@ -77,14 +77,14 @@ def held(n: int, expected: dict[str, dict[str, float]], seeds: Iterable[int]) ->
             ("change", report.change, old_change),
         ):
             for name, value in expected[side].items():
-                found = ours[name]
-                counts[Key(side, name, "now")] += found.low <= value <= found.high
+                interval = ours[name]
+                counts[Key(side, name, "now")] += interval.low <= value <= interval.high
                 if name in frozen:
                     _, low, high = frozen[name]
                     counts[Key(side, name, "rows")] += low <= value <= high
-        found = report.gate_interval("ece")
+        interval = report.gate_interval("ece")
         counts[Key("after", "gate_interval(ece)", "now")] += (
-            found.low <= expected["after"]["ece"] <= found.high
+            interval.low <= expected["after"]["ece"] <= interval.high
         )
     return counts
 
@@ -99,17 +99,18 @@ def table(found: dict[int, Counter[Key]], sets: dict[int, int]) -> str:
     for side, metric in names:
         cells = []
         for n, counts in found.items():
-            made = [
+            shares = [
                 f"{100 * counts[Key(side, metric, how)] / sets[n]:.1f}"
                 for how in ("now", "rows")
                 if how == "now" or metric in row_bootstrap.NAMES
             ]
-            cells.append(" / ".join(made))
+            cells.append(" / ".join(shares))
         lines.append(f"| {side}, `{metric}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
+    """Run the study and write its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="of the usual sets")
     parser.add_argument("--processes", type=int, default=2)
@@ -121,7 +122,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as pool:
         for n, many in sets.items():
             parts = [range(first, many, 10) for first in range(10)]
-            found[n] = sum(pool.map(partial(held, n, expected), parts), Counter[Key]())
+            found[n] = sum(pool.map(partial(covered, n, expected), parts), Counter[Key]())
             sys.stdout.write(table(found, sets) + "\n")
             sys.stdout.flush()
     put_between(options.out, "coverage", table(found, sets))

@@ -1,4 +1,4 @@
-"""Runs of a study, kept in a folder so that an interrupted study goes on, and their table."""
+"""Runs of a study, stored in a folder so that an interrupted study resumes, and their table."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Found = dict[str, Any]
 def run_all(
     plans: Sequence[Any], run: Callable[..., Found], parts: Any, folder: Path, processes: int
 ) -> list[Found]:
-    """What ``run(plan, parts)`` found for each plan, in order: read where it is kept, else run now.
+    """Return the results of ``run(plan, parts)`` in order, stored ones without running again.
 
-    A plan is a frozen dataclass of plain values with the name of its ``file``; what is found is
+    A plan is a frozen dataclass of plain values with the name of its ``file``; a result is
     plain JSON with its ``seconds``, to which the plan is added.
     """
     folder.mkdir(parents=True, exist_ok=True)
     places = {plan: folder / f"{plan.file}.json" for plan in plans}
-    missing = [plan for plan in plans if not _is_kept(places[plan], plan)]
+    missing = [plan for plan in plans if not _is_stored(places[plan], plan)]
     for done, (plan, found) in enumerate(_finished(missing, run, parts, processes), start=1):
         place = places[plan]
         place.with_suffix(".part").write_text(json.dumps({"plan": asdict(plan), **found}))
@@ -38,7 +38,7 @@ def run_all(
 def _finished(
     plans: Sequence[Any], run: Callable[..., Found], parts: Any, processes: int
 ) -> Iterator[tuple[Any, Found]]:
-    """Each run as soon as it has ended."""
+    """Yield each run as soon as it has finished."""
     if processes == 1:
         yield from ((plan, run(plan, parts)) for plan in plans)
         return
@@ -51,25 +51,25 @@ def _finished(
                 failed.append(future)
             else:
                 yield futures[future], future.result()
-        for future in failed:  # once the others are kept
+        for future in failed:  # after the others are stored
             future.result()
 
 
-def _is_kept(place: Path, plan: Any) -> bool:
+def _is_stored(place: Path, plan: Any) -> bool:
     if not place.exists():
         return False
-    kept = json.loads(place.read_text())["plan"]
-    return bool(kept == json.loads(json.dumps(asdict(plan))))
+    stored = json.loads(place.read_text())["plan"]
+    return bool(stored == json.loads(json.dumps(asdict(plan))))
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard deviation, of one value the value alone."""
+    """Return mean ± standard deviation; a single value alone."""
     mean = f"{np.mean(values):.{digits}f}"
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
 
 
 def put_between(path: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``, or append it."""
+    """Replace the text between ``<!-- name -->`` and ``<!-- end of name -->``, or append it."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     old = path.read_text() if path.exists() else ""
     if begin not in old:

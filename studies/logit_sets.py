@@ -2,7 +2,7 @@
 
 Splits s = 0..4 are ``np.random.RandomState(s).permutation(n)``, the first half fits and the second
 tests; a set ``name__test`` fits on ``name__cal`` instead, and ``name_noise`` on all of ``name``,
-once. Sets ending in ``_noise`` or holding ``__shift_`` are shifted: they are shown, but are no part
+once. Sets ending in ``_noise`` or with ``__shift_`` are shifted: they are shown, but are not part
 of a mean.
 """
 
@@ -20,23 +20,23 @@ SPLITS = range(5)
 
 
 def set_names(folder: Path) -> list[str]:
-    """The test sets of a folder."""
+    """Return the names of the test sets in a folder."""
     names = sorted(path.stem for path in folder.glob("*.npz"))
     return [name for name in names if not name.endswith("__cal")]
 
 
 def is_shifted(name: str) -> bool:
-    """Whether a set's rows come from another distribution than those it is fitted on."""
+    """Return whether a set's rows and those it is fitted on differ in distribution."""
     return name.endswith("_noise") or "__shift_" in name
 
 
 def split_numbers(folder: Path, name: str) -> range:
-    """The splits a set has: one if it is fitted on another file."""
+    """Return the numbers of a set's splits: one if it is fitted on another file."""
     return SPLITS if _fit_file(folder, name) is None else range(1)
 
 
 def split(folder: Path, name: str, number: int) -> tuple[CalibrationSet, CalibrationSet]:
-    """The (fit, test) rows of one split."""
+    """Return the (fit, test) rows of one split."""
     data = _load(folder / f"{name}.npz")
     fit_file = _fit_file(folder, name)
     if fit_file is not None:
@@ -47,7 +47,7 @@ def split(folder: Path, name: str, number: int) -> tuple[CalibrationSet, Calibra
 
 
 def splits(folder: Path, name: str) -> Iterator[tuple[CalibrationSet, CalibrationSet]]:
-    """All (fit, test) pairs of a set."""
+    """Return all (fit, test) pairs of a set."""
     return (split(folder, name, number) for number in split_numbers(folder, name))
 
 

@@ -2,10 +2,10 @@
 
     python studies/losses.py [--data PATH] [--explore] [--quick]
 
-30,000 images train (balanced, or a long tail of them), 10,000 fit TS and SMART and steer the
+30,000 images train (balanced, or a long tail of them), 10,000 fit TS and SMART and are for the
 losses that adapt, 10,000 are for choosing settings (--explore), and the 10,000 test images are
-for the tables alone. Each finished run is kept in --kept, so that an interrupted study goes on;
-delete the folder to begin anew. The tables and charts of docs/studies/losses.md are written into
+for the tables only. Each finished run is stored in --kept, so that an interrupted study resumes;
+delete the folder to start over. The tables and charts of docs/studies/losses.md are written into
 --out.
 """
 
@@ -29,7 +29,7 @@ from calibrators.losses import all_losses
 EPOCHS = {BALANCED: 20, TAIL: 40}
 SEEDS = (0, 1, 2)
 MAIN = ("cross_entropy", "focal", "adafocal", "seca", "selective_risk", "refcal")
-# where a loss is not taken with its defaults alone; the long tail has the last
+# settings of losses that are run with other than their defaults; the long tail uses the last
 SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "adafocal": ({"rate": 30.0},),  # chosen in docs/studies/adafocal.md
     "selective_risk": ({}, {"score": "neg_entropy", "smoothing": 0.02}),  # chosen by --explore
@@ -51,12 +51,12 @@ EXPLORED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("selective_risk", {"weight_gradient": True, "warm_up": 1175}),  # five epochs
     ("selective_risk", {"weight_gradient": True, "warm_up": 3525, "smoothing": 0.02}),  # fifteen
 )
-EXPLORED_SEED = 100  # none of the tables'
-SECONDS = 4.0  # of one core, for an epoch of 30,000 images
+EXPLORED_SEED = 100  # not a seed of the tables
+SECONDS = 4.0  # per epoch of 30,000 images on one core
 
 
 def planned(epochs: dict[str, int], seeds: Sequence[int]) -> list[Plan]:
-    """The runs of the tables, the main losses first."""
+    """Return the runs of the tables, the main losses first."""
     names = [*MAIN, *(name for name in sorted(all_losses()) if name not in MAIN)]
     settings = [(name, params) for name in names for params in SETTINGS.get(name, ({},))]
     balanced = [_plan(*one, BALANCED, seed, epochs) for one in settings for seed in seeds]
@@ -69,12 +69,12 @@ def _plan(name: str, params: dict[str, Any], task: str, seed: int, epochs: dict[
 
 
 def exploration(epochs: int) -> list[Plan]:
-    """The runs by which the settings of the selective-risk loss were chosen."""
+    """Return the runs by which the settings of the selective-risk loss were chosen."""
     return [_plan(*one, BALANCED, EXPLORED_SEED, {BALANCED: epochs}) for one in EXPLORED]
 
 
 def minutes(plans: Sequence[Plan], processes: int) -> float:
-    """How long these runs take on quiet cores.
+    """Estimate the minutes of these runs on idle cores.
 
     A long tail has a quarter of the images to train, and as many to validate after each epoch.
     """
@@ -83,6 +83,7 @@ def minutes(plans: Sequence[Plan], processes: int) -> float:
 
 
 def arguments() -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="an .npz or a folder, as fashion_mnist.load says")
     parser.add_argument("--explore", action="store_true", help="compare settings only")
@@ -94,13 +95,14 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Run the study and write its tables and charts."""
     options = arguments()
     epochs = dict.fromkeys(EPOCHS, 1) if options.quick else EPOCHS
     seeds = SEEDS[:1] if options.quick else SEEDS
     plans = exploration(epochs[BALANCED]) if options.explore else planned(epochs, seeds)
     images = (synthetic(900, 1), synthetic(200, 2)) if options.quick else load(options.data)
     sys.stderr.write(
-        f"{len(plans)} runs: about {minutes(plans, options.processes):.0f} minutes on quiet cores; "
+        f"{len(plans)} runs: about {minutes(plans, options.processes):.0f} minutes on idle cores; "
         f"those in {options.kept} are not run again\n"
     )
     parts = divided(*images, options.explore) | {"digits": digits(), "noise": noise()}

@@ -1,4 +1,4 @@
-"""What the study of losses shows: its tables and reliability diagrams."""
+"""Results of the study of losses: its tables and reliability diagrams."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COLUMNS = {
 
 
 def called(plan: Found) -> str:
-    """The name of a loss, with the parameters that are not its defaults."""
+    """Return the name of a loss, with the parameters that are not its defaults."""
     params = ", ".join(f"{name} {value}" for name, value in plan["params"])
     return f"{plan['loss']} ({params})" if params else str(plan["loss"])
 
 
 def tables(runs: Sequence[Found]) -> str:
-    """A table for each map: mean ± standard deviation over the seeds, a row for each loss."""
+    """Return a table for each map: mean ± standard deviation over the seeds, a row per loss."""
     return "\n".join(f"**{title}**\n\n{_table(runs, name)}" for name, title in MAPS.items())
 
 
@@ -58,7 +58,7 @@ def _table(runs: Sequence[Found], name: str) -> str:
 
 
 def by_loss(runs: Sequence[Found]) -> dict[str, list[Found]]:
-    """The runs of each loss and its settings, one for each seed."""
+    """Return the runs of each loss and its settings, one for each seed."""
     found: dict[str, list[Found]] = {}
     for one in runs:
         found.setdefault(called(one["plan"]), []).append(one)
@@ -66,12 +66,12 @@ def by_loss(runs: Sequence[Found]) -> dict[str, list[Found]]:
 
 
 def mean(runs: Sequence[Found], figure: str, name: str = "none") -> float:
-    """The mean of a figure over the seeds."""
+    """Return the mean of a figure over the seeds."""
     return float(np.mean([one["figures"][name][figure] for one in runs]))
 
 
 def against_ce(runs: Sequence[Found]) -> str:
-    """Each loss against cross-entropy before any map, the least ECE first."""
+    """Return lines that compare each loss with cross-entropy before any map, by ECE."""
     found = by_loss(runs)
     ce = found.pop("cross_entropy")
     ranked = sorted(found.items(), key=lambda one: mean(one[1], "ece"))
@@ -85,7 +85,7 @@ def against_ce(runs: Sequence[Found]) -> str:
 
 
 def by_epoch(runs: Sequence[Found]) -> str:
-    """The validation ECE on the way, mean over the seeds."""
+    """Return a table of the validation ECE by epoch, mean over the seeds."""
     epochs = len(runs[0]["course"])
     shown = sorted({max(1, round(epochs * share / 4)) for share in (0, 1, 2, 3, 4)})
     heads = " | ".join(f"epoch {one}" for one in shown)
@@ -98,7 +98,7 @@ def by_epoch(runs: Sequence[Found]) -> str:
 
 
 def explored(runs: Sequence[Found]) -> str:
-    """Settings on the images kept for choosing, and the validation error on the way."""
+    """Return a table of settings on the selection images, with the early validation error."""
     heads = ["error", "ECE", "AdaECE", "NLL", "AURC", "T", "ECE after TS", "error after 5 epochs"]
     lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for one in runs:
@@ -112,7 +112,7 @@ def explored(runs: Sequence[Found]) -> str:
 
 
 def reliability_chart(runs: Sequence[Found]) -> dict[str, Any]:
-    """The reliability diagram of each loss before any map, of its first seed."""
+    """Return the reliability diagram of each loss before any map, of its first seed."""
     panels = []
     for loss, found in by_loss(runs).items():
         first = found[0]

@@ -1,4 +1,4 @@
-"""One run of the study of losses: the small network trained with one loss, and all it is worth."""
+"""One run of the study of losses: the small network trained with one loss, and its figures."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Plan:
 
     @property
     def file(self) -> str:
-        """The name of the file in which the run is kept."""
+        """Name of the file of the run."""
         params = [f"{name}-{value}" for name, value in self.params]
         parts = [self.task.replace(" ", "-"), self.loss, *params, f"seed{self.seed}"]
         return "_".join([*parts, f"{self.epochs}epochs"])
 
 
 def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
-    """Train, and measure on every part that was neither trained on nor steered by.
+    """Train, and measure on every part not used for training or adaptation.
 
-    ``parts`` are train, validation (fits the maps, steers AdaFocal and CalFocal), test or
-    selection, and outsiders to be told from that (``digits``, ``noise``).
+    ``parts`` are train, validation (for the maps, AdaFocal and CalFocal), test or
+    selection, and out-of-distribution images (``digits``, ``noise``).
     """
     start = time.perf_counter()
     torch.set_num_threads(1)
@@ -71,19 +71,19 @@ def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
 
 
 def sizes(loss: str, samples: int) -> dict[str, int]:
-    """What a loss with a memory must know beforehand."""
+    """Return the sizes that a loss with a memory must know beforehand."""
     known = {"correctness_ranking": {"samples": samples}, "online_label_smoothing": {"classes": 10}}
     return known.get(loss, {})
 
 
 def long_tailed(images: Images) -> Images:
-    """The same images with fewer and fewer of each class: the last has a hundredth of the first."""
+    """Return fewer and fewer images of each class: the last has a hundredth of the first."""
     rows = [np.flatnonzero(images.labels == label) for label in range(10)]
     most = min(len(one) for one in rows)
-    kept = [
+    chosen = [
         one[: max(1, round(most * IMBALANCE ** (-label / 9)))] for label, one in enumerate(rows)
     ]
-    return images.take(np.concatenate(kept))
+    return images.take(np.concatenate(chosen))
 
 
 def _train(
@@ -95,10 +95,10 @@ def _train(
     for _ in range(plan.epochs):
         train(model, steps, loss, inputs, labels, torch.randperm(len(labels)).split(BATCH))
         loss.next_epoch()
-        seen = BinStatistics.from_logits(predict(model, held_out), validation.labels)
+        statistics = BinStatistics.from_logits(predict(model, held_out), validation.labels)
         if isinstance(loss, AdaFocalLoss):
-            loss.state = loss.state.update(seen)
-        summary = seen.summary()
+            loss.state = loss.state.update(statistics)
+        summary = statistics.summary()
         course.append({"error": 1 - summary.accuracy, "ece": summary.ece, "nll": summary.nll})
     return course
 
@@ -106,7 +106,7 @@ def _train(
 def measured(
     logits: Mapping[str, Logits], fit_labels: Any, inside: str, labels: Any
 ) -> dict[str, Any]:
-    """Figures (percent, but for NLL) and reliability bins under each map, and TS's temperature."""
+    """Return figures (percent, except NLL) and bins for each map, and TS's temperature."""
     fit = CalibrationSet(logits["validation"], fit_labels)
     fitted = {name: recipe.fit(fit) for name, recipe in MAPS.items()}
     scaling: Any = fitted["TS"]

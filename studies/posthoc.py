@@ -3,8 +3,8 @@
     python studies/posthoc.py FOLDER [--only main] [--methods auto,smart,temperature --out FOLDER]
 
 FOLDER holds .npz files with ``logits`` and ``labels``; logit_sets.py says how they are split. Each
-finished fit is kept in --kept, so that an interrupted study goes on; delete the folder to begin
-anew. The tables and the chart of docs/studies/posthoc.md are written into --out.
+finished fit is stored in --kept, so that an interrupted study resumes; delete the folder to start
+over. The tables and the chart of docs/studies/posthoc.md are written into --out.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ Recipe = tuple[str, dict[str, Any]]
 
 
 def main_recipes() -> list[Recipe]:
-    """Every method by its defaults."""
+    """Return every method with its defaults."""
     return [(name, {}) for name in sorted(all_methods()) if name not in NO_CANDIDATE]
 
 
 def smart_variants() -> list[Recipe]:
-    """SMART with other objectives and other indicators than its own."""
+    """Return SMART with other objectives and indicators than its defaults."""
     objectives = [("smart", {"objective": name}) for name in OBJECTIVES]
     return [*objectives, *(("smart", {"indicator": name}) for name in INDICATORS)]
 
 
 def planned(folder: Path, names: Sequence[str], recipes: Sequence[Recipe]) -> Iterator[Plan]:
-    """Each recipe on each split of each set."""
+    """Yield each recipe on each split of each set."""
     for name in names:
         for number in split_numbers(folder, name):
             for method, params in recipes:
@@ -74,6 +74,7 @@ def planned(folder: Path, names: Sequence[str], recipes: Sequence[Recipe]) -> It
 
 
 def planned_with_few_rows(folder: Path, names: Sequence[str]) -> Iterator[Plan]:
+    """Yield the fits on the first few rows of each split."""
     for name in names:
         for number in split_numbers(folder, name)[:SPLITS_WITH_FEW_ROWS]:
             for rows in ROWS:
@@ -82,6 +83,7 @@ def planned_with_few_rows(folder: Path, names: Sequence[str]) -> Iterator[Plan]:
 
 
 def arguments() -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--processes", type=int, default=2, help="fits at a time, a core each")
@@ -100,6 +102,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Run the study and write its tables and chart."""
     options = arguments()
     names = set_names(options.folder)
     same = [name for name in names if not is_shifted(name)]

@@ -1,4 +1,4 @@
-"""How few rows each method can do with: ECE above its noise floor by the number of fit rows."""
+"""Fits on few rows: ECE above its noise floor by the number of fit rows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from posthoc_report import called, grouped, mean
 from calibrators.charts.theme import finished
 
 CHART = "posthoc_few_rows.svg"
-LEAST_SHOWN = 0.05
+MIN_SHOWN = 0.05
 
 
 def _whole(found: Sequence[Found]) -> list[Found]:
-    """The fits on sets that have all the rows asked for at every size."""
+    """Return the fits on sets that have all the planned rows at every size."""
     short = {one["plan"]["data"] for one in found if one["rows"] < one["plan"]["rows"]}
     return [one for one in found if one["plan"]["data"] not in short]
 
 
 def _curves(found: Sequence[Found], name: str) -> dict[str, dict[int, float]]:
-    """Of each method the mean over sets of the mean over splits, by the number of rows."""
+    """Return per method the mean over sets of the mean over splits, by the number of rows."""
     curves: dict[str, dict[int, float]] = {}
     for method, ones in grouped(found, called).items():
         for rows, at in grouped(ones, lambda plan: str(plan["rows"])).items():
@@ -30,7 +30,7 @@ def _curves(found: Sequence[Found], name: str) -> dict[str, dict[int, float]]:
 
 
 def few_rows_table(found: Sequence[Found]) -> str:
-    """A row for each method, a column for each number of rows: error above the floor, and NLL."""
+    """Return error above the floor, and NLL: a row per method, a column per number of rows."""
     whole = _whole(found)
     sets = len({one["plan"]["data"] for one in whole})
     above, likelihood = (_curves(whole, name) for name in ("above", "nll"))
@@ -50,12 +50,12 @@ def few_rows_table(found: Sequence[Found]) -> str:
 
 
 def few_rows_chart(found: Sequence[Found]) -> dict[str, Any]:
-    """Error above the floor by the number of rows, a line for each method.
+    """Draw the error above the floor by the number of rows, a line for each method.
 
-    The axis is logarithmic: what is below LEAST_SHOWN, or negative, is drawn there.
+    The axis is logarithmic: what is below MIN_SHOWN, or negative, is drawn there.
     """
     values = [
-        {"method": method, "rows": rows, "above": max(value, LEAST_SHOWN)}
+        {"method": method, "rows": rows, "above": max(value, MIN_SHOWN)}
         for method, curve in _curves(_whole(found), "above").items()
         for rows, value in curve.items()
     ]

@@ -30,7 +30,7 @@ NOT_FITTED = ("k", "kind", "floor", "rounding", "ratio", "kept")
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe on one split of one set; ``rows`` > 0 takes the first so many of the fit rows."""
+    """A recipe on one split of one set; ``rows`` > 0 limits the fit to the first rows."""
 
     data: str
     split: int
@@ -40,12 +40,13 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """The recipe in words, the same for all sets and splits."""
-        said = [f"{name}={value}" for name, value in self.params]
-        return " ".join([self.method, *said])
+        """The recipe as text, the same for all sets and splits."""
+        params = [f"{name}={value}" for name, value in self.params]
+        return " ".join([self.method, *params])
 
     @property
     def file(self) -> str:
+        """Name of the file of the fit."""
         rows = f"-{self.rows}" if self.rows else ""
         return f"{self.data}-{self.split}-{self.title}{rows}".replace(" ", "-").replace("/", "-")
 
@@ -71,7 +72,7 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def measured(fitted: CalibrationMap, test: CalibrationSet) -> dict[str, float]:
-    """Every figure of the tables on the test rows."""
+    """Return every figure of the tables on the test rows."""
     p = fitted.apply_set(test)
     rows = row_scores(p, test.labels)
     own = float((test.logits.argmax(axis=1) == test.labels).mean())
@@ -89,14 +90,14 @@ def measured(fitted: CalibrationMap, test: CalibrationSet) -> dict[str, float]:
 def against(
     fitted: CalibrationMap, scaled: CalibrationMap, test: CalibrationSet
 ) -> dict[str, float]:
-    """ECE-15 minus that of TS in percent, with its 95 % interval over resampled rows."""
+    """Return ECE-15 minus that of TS in percent, with its 95 % interval over resampled rows."""
     before, after = (row_scores(one.apply_set(test), test.labels) for one in (scaled, fitted))
     interval = paired_intervals(before, after, draws=DRAWS)["ece"]
     return {name: 100 * value for name, value in asdict(interval).items() if name != "level"}
 
 
 def parameters(fitted: CalibrationMap) -> int:
-    """How many numbers a map holds."""
+    """Count the numbers in a map."""
     values = (getattr(fitted, one.name) for one in fields(fitted) if one.name not in NOT_FITTED)
     return sum(np.size(one) for one in values if isinstance(one, np.ndarray | float | int))
 

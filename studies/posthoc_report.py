@@ -1,4 +1,4 @@
-"""What the study of post-hoc methods shows: its tables."""
+"""Tables of the study of post-hoc methods."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ COLUMNS: dict[str, tuple[str, int]] = {
 
 
 def called(plan: Found) -> str:
-    """A method's name, with the parameters that are not its defaults."""
+    """Return a method's name, with the parameters that are not its defaults."""
     params = ", ".join(f"{name}={value}" for name, value in plan["params"])
     return f"{plan['method']} ({params})" if params else str(plan["method"])
 
 
 def figure(one: Found, name: str) -> float:
-    """A figure of one fit; "above" is ECE minus floor."""
+    """Return a figure of one fit; "above" is ECE minus floor."""
     return float(one["ece"] - one["floor"] if name == "above" else one[name])
 
 
 def grouped(found: Sequence[Found], key: Callable[[Found], str]) -> dict[str, list[Found]]:
-    """Fits by what ``key`` says of their plan, in the order they come."""
+    """Return fits grouped by a ``key`` of their plan, in order."""
     groups: dict[str, list[Found]] = {}
     for one in found:
         groups.setdefault(key(one["plan"]), []).append(one)
@@ -47,22 +47,23 @@ def grouped(found: Sequence[Found], key: Callable[[Found], str]) -> dict[str, li
 
 
 def set_means(found: Sequence[Found], name: str) -> dict[str, float]:
-    """A figure's mean over the splits of each set."""
+    """Return a figure's mean over the splits of each set."""
     sets = grouped(found, lambda plan: str(plan["data"]))
     return {data: float(np.mean([figure(o, name) for o in ones])) for data, ones in sets.items()}
 
 
 def same_distribution(found: Sequence[Found]) -> list[Found]:
+    """Return the fits on sets that are not shifted."""
     return [one for one in found if not is_shifted(one["plan"]["data"])]
 
 
 def mean(found: Sequence[Found], name: str) -> float:
-    """A figure's mean over sets of its mean over splits."""
+    """Return a figure's mean over sets of its mean over splits."""
     return float(np.mean(list(set_means(found, name).values())))
 
 
 def ranks(methods: dict[str, list[Found]]) -> dict[str, tuple[float, float, float]]:
-    """Mean rank by ECE above the floor over the sets, with the 95 % interval of resampled sets."""
+    """Return mean ranks by ECE above the floor, with 95 % intervals of resampled sets."""
     values = np.array([list(set_means(found, "above").values()) for found in methods.values()])
     places = np.array([_ranks(column) for column in values.T]).T
     drawn = np.random.default_rng(0).integers(places.shape[1], size=(DRAWS, places.shape[1]))
@@ -73,14 +74,14 @@ def ranks(methods: dict[str, list[Found]]) -> dict[str, tuple[float, float, floa
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs, as auto and its winner often do."""
+    """Return ranks from 1; equal values, such as auto and its winner, share their mean."""
     below = (values < values[:, np.newaxis]).sum(axis=1)
     not_above = (values <= values[:, np.newaxis]).sum(axis=1)
     return (below + 1 + not_above) / 2
 
 
 def main_table(found: Sequence[Found]) -> str:
-    """Means over the same-distribution sets, the least ECE above its floor first."""
+    """Return means over the same-distribution sets, the least ECE above its floor first."""
     methods = grouped(same_distribution(found), called)
     placed = ranks(methods)
     heads = [*(title for title, _ in COLUMNS.values()), "parameters", "keeps class"]
@@ -90,15 +91,15 @@ def main_table(found: Sequence[Found]) -> str:
         cells = [f"{mean(methods[name], key):.{n}f}" for key, (_, n) in COLUMNS.items()]
         sizes = [one["parameters"] for one in methods[name]]
         cells.append(f"{min(sizes)} to {max(sizes)}" if len(set(sizes)) > 1 else str(sizes[0]))
-        kept = keeps_class(methods[name][0]["plan"]["method"])
-        cells.append({True: "yes", False: "no", None: "as its winner"}[kept])
+        keeps = keeps_class(methods[name][0]["plan"]["method"])
+        cells.append({True: "yes", False: "no", None: "as its winner"}[keeps])
         cells.append("{:.1f} [{:.1f}, {:.1f}]".format(*placed[name]))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def by_set_table(found: Sequence[Found]) -> str:
-    """ECE above its floor of each method on each set, the shifted ones last."""
+    """Return the ECE above its floor of each method on each set, the shifted ones last."""
     methods = grouped(found, called)
     order = sorted(methods, key=lambda name: mean(same_distribution(methods[name]), "above"))
     sets = sorted({one["plan"]["data"] for one in found}, key=lambda name: (is_shifted(name), name))
@@ -110,7 +111,7 @@ def by_set_table(found: Sequence[Found]) -> str:
 
 
 def change(ones: Sequence[Found]) -> tuple[float, float, float]:
-    """ECE minus that of TS, 95 % interval: over splits, or over rows if there is one split."""
+    """Return ECE minus that of TS, with a 95 % interval over splits, or rows if there is one."""
     if len(ones) == 1:
         only = ones[0]["change"]
         return only["value"], only["low"], only["high"]
@@ -120,7 +121,7 @@ def change(ones: Sequence[Found]) -> tuple[float, float, float]:
 
 
 def auto_table(found: Sequence[Found]) -> str:
-    """auto on every set against TS, what it chose, and how it stands against every method."""
+    """Return auto against TS on every set, with its choices, and against every method."""
     methods = grouped(found, called)
     mine = grouped(methods["auto"], lambda plan: str(plan["data"]))
     lines = ["| set | ECE-15 | floor | above ± se | auto - TS [95 %] | auto chose |"]
@@ -153,7 +154,7 @@ def auto_table(found: Sequence[Found]) -> str:
 
 
 def paper_table(found: Sequence[Found]) -> str:
-    """ECE-15, mean ± standard error, and fit seconds of what the SMART paper's Table 1 compares."""
+    """Return ECE-15, mean ± standard error, and fit seconds for Table 1 of the SMART paper."""
     methods = grouped(found, called)
     lines = [f"| set | {' | '.join(IN_THE_PAPER)} |", "|---|" + "---:|" * len(IN_THE_PAPER)]
     for data in grouped(found, lambda plan: str(plan["data"])):
@@ -175,7 +176,7 @@ def paper_table(found: Sequence[Found]) -> str:
 
 
 def variants_table(found: Sequence[Found], parameter: str) -> str:
-    """SMART with each value of one parameter: means over sets, and ranks among these values."""
+    """Return SMART with each value of one parameter: means over sets, and ranks."""
     chosen = [one for one in found if one["plan"]["params"][0][0] == parameter]
     variants = grouped(chosen, lambda plan: str(plan["params"][0][1]))
     placed = ranks(variants)
@@ -190,7 +191,7 @@ def variants_table(found: Sequence[Found], parameter: str) -> str:
 
 
 def class_change_table(found: Sequence[Found]) -> str:
-    """auto as it is and with methods that may change the class: means, and what was chosen."""
+    """Return auto with and without methods that may change the class: means and choices."""
     lines = ["| recipe | ECE-15 | above | NLL | Brier | accuracy change | seconds | chosen |"]
     lines.append("|---|---:|---:|---:|---:|---:|---:|---|")
     for name, ones in grouped(found, called).items():

@@ -1,8 +1,8 @@
-"""SMART as it is fitted now against the 300 steps over all rows that it replaced, on real logits.
+"""The present fit of SMART against the 300 steps over all rows that it replaced, on real logits.
 
     PYTHONPATH=. python studies/smart_change.py FOLDER
 
-Both are fitted on the same rows, all or the first so many of a split's fit half, and judged on its
+Both are fitted on the same rows, all or the first of a split's fit half, and judged on its
 test half. Differences are new minus old, a mean for each set; the interval is Student's over sets.
 The table of docs/studies/smart.md is written into --out.
 """
@@ -35,7 +35,7 @@ FIGURES = {"above": ("ECE-15 minus floor, %", 3), "brier": ("Brier, x 100", 3), 
 
 @dataclass(frozen=True)
 class Plan:
-    """Both fits on a split of a set; ``rows`` > 0 takes the first so many of the fit rows."""
+    """Both fits on a split of a set; ``rows`` > 0 limits the fits to the first rows."""
 
     data: str
     split: int
@@ -43,6 +43,7 @@ class Plan:
 
     @property
     def file(self) -> str:
+        """Name of the file of the fits."""
         return f"{self.data}-{self.split}-{self.rows}"
 
 
@@ -101,6 +102,7 @@ def _by_set(found: Sequence[Found], when: str, name: str) -> Iterator[float]:
 
 
 def main() -> None:
+    """Run the study and write its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--processes", type=int, default=2, help="fits at a time, a core each")

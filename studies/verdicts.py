@@ -1,9 +1,9 @@
-"""How often verdicts mislead: simulated models of which the truth is known.
+"""Error rates of verdicts on simulated models whose truth is known.
 
     make study-verdicts
 
 Three questions. Is a calibrated model called improved or worse? Is a map that ruins ranking or
-accuracy called improved? And does a map that does good get its due? Labels are drawn from the
+accuracy called improved? And is a map that helps called improved? Labels are drawn from the
 softmax of normal logits, so the truth is known; writes the table of docs/studies/verdicts.md.
 """
 
@@ -74,7 +74,7 @@ def two_bins(case: Case, random: np.random.Generator) -> Verdict | None:
 
 
 def permuted(case: Case, random: np.random.Generator) -> Verdict | None:
-    """Give the calibrated confidences to other rows: right on average, worthless for each."""
+    """Permute the calibrated confidences: right on average, worthless for each row."""
     logits, labels = truth(case.n, case.k, random)
     confidence = random.permutation(softmax(logits).max(axis=1))
     after = with_confidence(softmax(logits), confidence)
@@ -90,7 +90,7 @@ def constant(case: Case, random: np.random.Generator) -> Verdict | None:
 
 
 def class_lost(case: Case, random: np.random.Generator) -> Verdict | None:
-    """Predict the second class for half of the rows, with the confidence that this deserves."""
+    """Predict the second class for half of the rows, with an appropriate confidence."""
     logits, labels = truth(case.n, case.k, random)
     chances, rows = softmax(logits), np.arange(case.n)
     first, second = np.argsort(-logits, axis=1)[:, :2].T
@@ -155,10 +155,10 @@ CASES = [
 def verdicts(case: Case, seeds: Iterable[int]) -> Counter[str]:
     """Count the verdicts on sets of a case, one for each seed."""
     set_threads(1)
-    play = QUESTIONS[case.question][case.name]
+    simulate = QUESTIONS[case.question][case.name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
-        return Counter(str(play(case, np.random.default_rng([seed, case.n]))) for seed in seeds)
+        return Counter(str(simulate(case, np.random.default_rng([seed, case.n]))) for seed in seeds)
 
 
 def line(case: Case, found: Counter[str]) -> str:
@@ -176,6 +176,7 @@ HEAD = (
 
 
 def main() -> None:
+    """Run the study and write its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", type=int, default=SETS, help="simulated sets of each line")
     parser.add_argument("--processes", type=int, default=2)

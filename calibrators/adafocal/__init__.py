@@ -6,7 +6,7 @@
 (15,)
 """
 
-from calibrators.adafocal.reduce import RowTerms, observed
+from calibrators.adafocal.reduce import RowTerms, row_terms
 from calibrators.adafocal.state import AdaFocalState, Rule, Settings
 from calibrators.adafocal.statistics import BinStatistics, Summary
 
@@ -17,5 +17,5 @@ __all__ = [
     "Rule",
     "Settings",
     "Summary",
-    "observed",
+    "row_terms",
 ]

@@ -1,4 +1,4 @@
-"""What bin statistics need of a row of logits: three numbers."""
+"""Reduction of a row of logits to the three numbers that bin statistics need."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Bools = NDArray[np.bool_]
 
 
 class RowTerms(NamedTuple):
-    """Of every row: log-odds of the predicted class, whether it is right, -log p of the label."""
+    """Per row: log-odds of the predicted class, whether it is right, -log p of the label."""
 
     odds: Floats
     correct: Bools
     nll: Floats
 
 
-def observed(logits: ArrayLike, labels: ArrayLike) -> RowTerms:
-    """The three numbers of logits (n, k), or (n,) of class 1, and labels (n,).
+def row_terms(logits: ArrayLike, labels: ArrayLike) -> RowTerms:
+    """Return the three numbers per row of logits (n, k), or (n,) of class 1, and labels (n,).
 
-    The odds come from the logits themselves, not from a probability that has reached 1.
+    The odds are computed from the logits, not from a probability that may have reached 1.
 
-    >>> observed([[90.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [0, 0]).odds.round(3).tolist()
+    >>> row_terms([[90.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [0, 0]).odds.round(3).tolist()
     [89.307, 0.307]
     """
     data = CalibrationSet(logits, labels)
-    found = RowTerms(np.empty(data.n), np.empty(data.n, dtype=np.bool_), np.empty(data.n))
+    terms = RowTerms(np.empty(data.n), np.empty(data.n, dtype=np.bool_), np.empty(data.n))
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
         part = slice(start, stop)
@@ -39,12 +39,12 @@ def observed(logits: ArrayLike, labels: ArrayLike) -> RowTerms:
         row, top = np.arange(len(truth)), scores.argmax(axis=1)
         largest, true = scores[row, top], scores[row, truth]
         scores[row, top] = -np.inf
-        second = scores.max(axis=1).clip(min=-1e300)  # of impossible classes alone, not -inf
+        second = scores.max(axis=1).clip(min=-1e300)  # -inf if all others are -inf
         with np.errstate(divide="ignore"):
             rest = np.log(np.exp(scores - second[:, np.newaxis]).sum(axis=1))
         odds = largest - second - rest
-        found.odds[part], found.correct[part] = odds, top == truth
-        found.nll[part] = largest - true + np.logaddexp(0.0, -odds)
+        terms.odds[part], terms.correct[part] = odds, top == truth
+        terms.nll[part] = largest - true + np.logaddexp(0.0, -odds)
 
     map_blocks(work, *data.logits.shape)
-    return found
+    return terms

@@ -17,16 +17,16 @@ from calibrators.fitting.parameters import check_fields
 Rule = Literal["adafocal", "calfocal", "calfocal_per_sample"]
 Floats = NDArray[np.float64]
 
-# the exponent of an update: beyond it gammas would leave the range of numbers at once
-MOST_EXPONENT = 700.0
+# exponents of updates are clipped to this: exp overflows beyond it
+MAX_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How gammas follow the gap between confidence C and accuracy A of their bin.
+    """Parameters of the update of the gammas by the gap between confidence C and accuracy A.
 
     ``adafocal``: gamma times ``exp(rate (C - A))``, and its sign switches (focal, inverse-focal)
-    where it comes nearer to 0 than ``switch_at``. ``calfocal``, its ancestor without memory:
+    where its size falls below ``switch_at``. ``calfocal``, its ancestor without memory:
     gamma = ``exp(rate (C - A))``, or with p in place of C for every sample
     (``calfocal_per_sample``).
     """
@@ -49,7 +49,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class AdaFocalState:
-    """Edges (bins + 1) and gammas (bins) after so many updates; it never changes, it is replaced.
+    """Edges (bins + 1) and gammas (bins) after ``step`` updates. Immutable.
 
     References: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, Algorithm 1.
 
@@ -86,21 +86,21 @@ class AdaFocalState:
 
     @classmethod
     def initial(cls, bins: int = 15, **settings: Any) -> AdaFocalState:
-        """Before the first update: bins of equal width, every gamma 1, nothing known."""
+        """Return the state before the first update: bins of equal width, every gamma 1."""
         return cls.begin(Settings(bins=bins, **settings))
 
     @classmethod
     def begin(cls, settings: Settings) -> AdaFocalState:
-        """Before the first update of these settings."""
+        """Return the state before the first update, with these settings."""
         bins = settings.bins
         edges = np.arange(bins + 1) / bins
-        # an accuracy equal to the bin's middle says that nothing is off there
+        # an accuracy equal to the middle of its bin means no miscalibration
         return cls(settings, 0, edges, np.ones(bins), (edges[:-1] + edges[1:]) / 2)
 
     def update(self, statistics: BinStatistics) -> AdaFocalState:
-        """The state after a validation pass: new bins of equal mass, gammas one step on.
+        """Return the state after a validation pass: new bins of equal mass, updated gammas.
 
-        A bin without a row, as there are where rows are fewer than bins, keeps its gamma.
+        Empty bins, which occur when there are fewer rows than bins, keep their gamma.
         """
         table = statistics.equal_mass(self.settings.bins)
         gammas = [
@@ -116,11 +116,11 @@ class AdaFocalState:
         )
 
     def switches(self, before: AdaFocalState) -> list[int]:
-        """The bins whose gamma has another sign than before."""
+        """Return the bins whose gamma changed its sign since ``before``."""
         return np.flatnonzero((self.gammas < 0) != (before.gammas < 0)).tolist()
 
     def is_near(self, other: AdaFocalState, tolerance: float = 1e-9) -> bool:
-        """Whether both are the same but for rounding: machines differ in the last bit of exp."""
+        """Return whether both are equal up to rounding: exp differs in the last bit by machine."""
         return (
             self.settings == other.settings
             and self.step == other.step
@@ -136,13 +136,13 @@ class AdaFocalState:
     __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON; numbers keep every bit."""
+        """Return the state as plain JSON, without loss of precision."""
         arrays = {name: getattr(self, name).tolist() for name in ("edges", "gammas", "accuracy")}
         return {"settings": asdict(self.settings), "step": self.step, **arrays}
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> AdaFocalState:
-        """The state that ``to_dict`` wrote; DataError or ParameterError if it is none."""
+        """Return the state that ``to_dict`` wrote; raise DataError or ParameterError if invalid."""
         try:
             settings = Settings(**document["settings"])
             arrays = [document[name] for name in ("edges", "gammas", "accuracy")]
@@ -150,12 +150,12 @@ class AdaFocalState:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, DataError | ParameterError):
                 raise
-            raise DataError("bad_state", f"this is no state: {error}") from error
+            raise DataError("bad_state", f"not a state: {error}") from error
 
 
 def _next(settings: Settings, gamma: float, gap: float) -> float:
-    """Gamma after an update with ``gap`` = C - A of its bin."""
-    exponent = max(-MOST_EXPONENT, min(MOST_EXPONENT, settings.rate * gap))
+    """Return gamma after an update with ``gap`` = C - A of its bin."""
+    exponent = max(-MAX_EXPONENT, min(MAX_EXPONENT, settings.rate * gap))
     if settings.rule != "adafocal":
         return min(settings.gamma_max, math.exp(exponent))
     if gamma >= 0:

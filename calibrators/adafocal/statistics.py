@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrators.adafocal.reduce import Bools, Floats, observed
+from calibrators.adafocal.reduce import Bools, Floats, row_terms
 from calibrators.arrays import as_hits, reject_rows
 from calibrators.errors import DataError
 from calibrators.metrics import BinTable
@@ -28,7 +28,7 @@ from calibrators.metrics.bins import (
 Integers = NDArray[np.int64]
 Keys = NDArray[np.uint32]
 
-# log-odds in steps of 2^-20 from -12 to 40; rows that are nearer to each other are tied
+# log-odds in steps of 2^-20 from -12 to 40; rows within the same step are tied
 STEP = 2.0**-20
 PLACES = int((ODDS[-1] - ODDS[0]) / STEP)
 EXACT_ROWS = 1 << 17
@@ -36,13 +36,13 @@ WIDTHS = 15
 SUMS = 3 * WIDTHS + 2
 CONFIDENCE_UNIT = 2.0**-30
 NLL_UNIT = 2.0**-24
-MOST_ROWS = 2**32
-MOST_NLL = 2.0**14
-MOST_NUMBER = 2**63 - 1
+MAX_ROWS = 2**32
+MAX_NLL = 2.0**14
+MAX_NUMBER = 2**63 - 1
 
 COUNT, CORRECT, CONFIDENCE = range(3)
 
-# bytes: numbers' bytes sorted by their place, then deflated
+# format: the bytes of the numbers, transposed into planes, then deflated
 MAGIC = b"CBS1"
 ROWS, CELLED = b"R", b"C"
 HEAD = len(ROWS) + 8 * SUMS
@@ -51,40 +51,40 @@ LONGEST = HEAD + max(4 * EXACT_ROWS, 16 * CELLS)
 
 @dataclass(frozen=True, eq=False)
 class ExactRows:
-    """Every row by itself: a key of its log-odds, twice the place on the scale, plus 1 if right."""
+    """Individual rows as keys: twice the position of the log-odds on the scale, plus 1 if right."""
 
     keys: Keys
 
     def __post_init__(self) -> None:
         keys = self.keys
         if keys.ndim != 1 or keys.dtype != np.uint32 or (keys[1:] < keys[:-1]).any():
-            raise DataError("bad_statistics", "rows are rising keys of uint32")
+            raise DataError("bad_statistics", "rows must be ascending keys of uint32")
         if keys.size and keys[-1] >= 2 * PLACES:
             raise DataError("bad_statistics", "a row of these statistics lies outside the scale")
         keys.flags.writeable = False
 
     @classmethod
     def of(cls, odds: Floats, correct: NDArray[np.bool_]) -> ExactRows:
-        """Take log-odds, infinite ones too, and whether the rows were right."""
+        """Make rows from log-odds, which may be infinite, and whether each row was right."""
         place = np.clip((odds - ODDS[0]) / STEP, 0, PLACES - 1).astype(np.uint32)
         return cls(np.sort(2 * place + correct))
 
     @property
     def count(self) -> int:
-        """Return how many rows there are."""
+        """Number of rows."""
         return int(self.keys.size)
 
     @property
     def hits(self) -> int:
-        """Return how many of them were right."""
+        """Number of rows that were right."""
         return int(np.count_nonzero(self.keys & 1))
 
     def raw(self) -> NDArray[Any]:
-        """Return what is written: the steps from key to key."""
+        """Return the numbers to be written: the differences between successive keys."""
         return np.diff(self.keys, prepend=np.uint32(0))
 
     def tied_rows(self) -> TiedRows:
-        """Return rows with the same place on the scale."""
+        """Return the rows grouped by position on the scale."""
         place, first, count = np.unique(self.keys >> 1, return_index=True, return_counts=True)
         right = np.add.reduceat((self.keys & 1).astype(np.float64), first)
         lower = ODDS[0] + place * STEP
@@ -92,7 +92,7 @@ class ExactRows:
         return TiedRows(lower, lower + STEP, confidence, count.astype(np.float64), right)
 
     def counted(self) -> CountedRows:
-        """Return the same, counted in cells."""
+        """Return the rows counted in cells."""
         cell = cell_of(ODDS[0] + ((self.keys >> 1) + 0.5) * STEP)
         table = [np.bincount(part, minlength=CELLS) for part in (cell, cell[(self.keys & 1) == 1])]
         return CountedRows(np.array(table, dtype=np.int64))
@@ -107,23 +107,23 @@ class CountedRows:
     def __post_init__(self) -> None:
         table = self.table
         if table.shape != (2, CELLS) or table.dtype != np.int64:
-            raise DataError("bad_statistics", f"cells are (2, {CELLS}) numbers of int64")
+            raise DataError("bad_statistics", f"cells must be (2, {CELLS}) numbers of int64")
         if (table < 0).any() or (table[CORRECT] > table[COUNT]).any():
             raise DataError("bad_statistics", "these statistics contradict themselves")
         table.flags.writeable = False
 
     @property
     def count(self) -> int:
-        """Return how many rows there are."""
+        """Number of rows."""
         return sum(self.table[COUNT].tolist())
 
     @property
     def hits(self) -> int:
-        """Return how many of them were right."""
+        """Number of rows that were right."""
         return sum(self.table[CORRECT].tolist())
 
     def raw(self) -> NDArray[Any]:
-        """Return what is written: the numbers themselves."""
+        """Return the numbers to be written: the counts themselves."""
         return self.table.ravel()
 
     def tied_rows(self) -> TiedRows:
@@ -143,7 +143,7 @@ Spread = ExactRows | CountedRows
 
 @dataclass(frozen=True)
 class Summary:
-    """What a validation pass says of a model; ``nll`` is None where it was not observed."""
+    """Metrics of a validation pass; ``nll`` is None where it was not observed."""
 
     rows: int
     accuracy: float
@@ -155,15 +155,15 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class BinStatistics:
-    """How confident and how right a model was: bins of equal mass and of equal width, NLL.
+    """Confidence and accuracy of a validation pass in bins of equal mass and equal width, and NLL.
 
-    ``spread`` says how rows lie on the scale of log-odds ``log(c / (1 - c))`` of the confidence c,
-    the probability of the predicted class (a scale of c itself fails near 1). Up to 131,072 rows
-    are kept one by one, to 2^-20, so that bins of equal mass are those of the rows; more are
-    counted in 32,768 cells, in which mean confidences are right to 7e-5. ``sums`` are of 15 equally
-    wide bins, as the ECE takes them (rows, hits, confidence in units of 2^-30), the rows whose NLL
-    is known, and the sum of it (each at most 2^14) in units of 2^-24. All are integers: merged in
-    any order, on any number of machines, they are the same bits.
+    ``spread`` is the distribution of the rows over the log-odds ``log(c / (1 - c))`` of the
+    confidence c, the probability of the predicted class (a scale of c itself fails near 1). Up to
+    131,072 rows are kept individually, to 2^-20, so that bins of equal mass are exact; more are
+    counted in 32,768 cells, whose mean confidences are right to 7e-5. ``sums`` are those of the 15
+    equally wide bins of the ECE (rows, hits, confidence in units of 2^-30), the number of rows
+    whose NLL is known, and the sum of their NLL (each at most 2^14) in units of 2^-24. All are
+    integers: merged in any order, on any number of machines, they are the same bits.
 
     >>> first = BinStatistics.from_confidences([0.9, 0.6], [True, False])
     >>> second = BinStatistics.from_logits([[2.0, 0.0, -1.0]], [0])
@@ -179,63 +179,60 @@ class BinStatistics:
 
     def __post_init__(self) -> None:
         if self.sums.shape != (SUMS,) or self.sums.dtype != np.int64:
-            raise DataError("bad_statistics", f"sums are {SUMS} numbers of int64")
+            raise DataError("bad_statistics", f"sums must be {SUMS} numbers of int64")
         self.sums.flags.writeable = False
         rows = self.rows
         sound = (
             (self.sums >= 0).all()
             and isinstance(self.spread, ExactRows) == (rows <= EXACT_ROWS)
-            and rows <= MOST_ROWS
+            and rows <= MAX_ROWS
             and _is_sound(self._widths(), rows, self.spread.hits)
             and self.sums[-2] <= rows
-            and self.nll_sum * NLL_UNIT <= self.sums[-2] * MOST_NLL
+            and self.nll_sum * NLL_UNIT <= self.sums[-2] * MAX_NLL
         )
         if not sound:
             raise DataError("bad_statistics", "these statistics contradict themselves")
 
     @classmethod
     def empty(cls) -> BinStatistics:
-        """Return statistics of no rows: what sums begin with."""
+        """Return statistics of no rows, the neutral element of addition."""
         return cls(ExactRows(np.zeros(0, dtype=np.uint32)), np.zeros(SUMS, dtype=np.int64))
 
     @classmethod
     def from_confidences(cls, confidence: ArrayLike, correct: ArrayLike) -> BinStatistics:
-        """Take the probability of the predicted class and whether it was right; no NLL."""
+        """Build statistics from confidences and correctness flags, without NLL."""
         scores = np.asarray(confidence, dtype=np.float64)
         hits = as_hits(correct, "confidence", scores)
         outside = ~((scores >= 0) & (scores <= 1))
         reject_rows(outside, "not_a_probability", "confidence must lie in [0, 1]")
         with np.errstate(divide="ignore"):
             odds = np.log(scores) - np.log1p(-scores)
-        return cls._tallied(odds, scores, hits, None)
+        return cls._count(odds, scores, hits, None)
 
     @classmethod
     def from_logits(cls, logits: ArrayLike, labels: ArrayLike) -> BinStatistics:
-        """Take logits (n, k), or (n,) of class 1, and labels (n,)."""
-        return cls.from_log_odds(*observed(logits, labels))
+        """Make statistics from logits (n, k), or (n,) of class 1, and labels (n,)."""
+        return cls.from_log_odds(*row_terms(logits, labels))
 
     @classmethod
     def from_log_odds(
         cls, odds: ArrayLike, correct: ArrayLike, nll: ArrayLike | None = None
     ) -> BinStatistics:
-        """Take the predicted class's log-odds, whether it was right, and -log p of the label.
-
-        This is what is left to do once a device has reduced its logits to three numbers a row.
-        """
-        given = np.asarray(odds, dtype=np.float64)
-        hits = as_hits(correct, "odds", given)
-        surprise = None if nll is None else np.asarray(nll, dtype=np.float64)
-        if surprise is not None and surprise.shape != given.shape:
+        """Make statistics from the fields of ``RowTerms``, such as a device has computed them."""
+        log_odds = np.asarray(odds, dtype=np.float64)
+        hits = as_hits(correct, "odds", log_odds)
+        losses = None if nll is None else np.asarray(nll, dtype=np.float64)
+        if losses is not None and losses.shape != log_odds.shape:
             raise DataError(
-                "bad_shape", f"nll must have the shape of odds {given.shape}, got {surprise.shape}"
+                "bad_shape", f"nll must have the shape of odds {log_odds.shape}, got {losses.shape}"
             )
-        reject_rows(np.isnan(given), "nan", "odds must not be NaN")
-        if surprise is not None:
-            reject_rows(~(surprise >= 0), "bad_nll", "nll must be at least 0")
-        return cls._tallied(given, np.exp(-np.logaddexp(0.0, -given)), hits, surprise)
+        reject_rows(np.isnan(log_odds), "nan", "odds must not be NaN")
+        if losses is not None:
+            reject_rows(~(losses >= 0), "bad_nll", "nll must be at least 0")
+        return cls._count(log_odds, np.exp(-np.logaddexp(0.0, -log_odds)), hits, losses)
 
     @classmethod
-    def _tallied(
+    def _count(
         cls, odds: Floats, scores: Floats, correct: Bools, nll: Floats | None
     ) -> BinStatistics:
         sums = np.zeros(SUMS, dtype=np.int64)
@@ -246,17 +243,17 @@ class BinStatistics:
         np.add.at(widths[CONFIDENCE], place, np.rint(scores / CONFIDENCE_UNIT).astype(np.int64))
         if nll is not None:
             sums[-2] = scores.size
-            sums[-1] = np.rint(np.minimum(nll, MOST_NLL) / NLL_UNIT).astype(np.int64).sum()
-        return cls(_spread(ExactRows.of(odds, correct)), sums)
+            sums[-1] = np.rint(np.minimum(nll, MAX_NLL) / NLL_UNIT).astype(np.int64).sum()
+        return cls(_limit_rows(ExactRows.of(odds, correct)), sums)
 
     def __add__(self, other: BinStatistics) -> BinStatistics:
         if not isinstance(other, BinStatistics):
             return NotImplemented
-        if self.rows + other.rows > MOST_ROWS:
-            raise DataError("too_many_rows", f"statistics hold at most {MOST_ROWS} rows")
-        if self.nll_sum + other.nll_sum > MOST_NUMBER:
-            raise DataError("too_many_rows", f"the sum of nll is at most {MOST_NUMBER} * 2^-24")
-        return BinStatistics(_merged(self.spread, other.spread), self.sums + other.sums)
+        if self.rows + other.rows > MAX_ROWS:
+            raise DataError("too_many_rows", f"statistics hold at most {MAX_ROWS} rows")
+        if self.nll_sum + other.nll_sum > MAX_NUMBER:
+            raise DataError("too_many_rows", f"the sum of nll is at most {MAX_NUMBER} * 2^-24")
+        return BinStatistics(_merge(self.spread, other.spread), self.sums + other.sums)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BinStatistics) and self.fingerprint() == other.fingerprint()
@@ -265,27 +262,27 @@ class BinStatistics:
 
     @property
     def rows(self) -> int:
-        """Return how many rows were observed."""
+        """Number of rows observed."""
         return self.spread.count
 
     @property
     def nll_sum(self) -> int:
-        """Return the sum of -log p of the labels, in units of 2^-24."""
+        """Sum of -log p of the labels, in units of 2^-24."""
         return int(self.sums[-1])
 
     def equal_mass(self, bins: int = WIDTHS) -> BinTable:
-        """Return bins of equal mass, as ``calibrators.metrics.equal_mass`` takes them.
+        """Return bins of equal mass with the convention of ``calibrators.metrics.equal_mass``.
 
-        Bin i ends after floor(i n / M) rows, so that with fewer rows than bins some are empty;
-        what is tied, or in a cell, on an edge is shared in proportion. The first edge is 0, the
-        last 1.
+        Bin i ends after floor(i n / M) rows, so some are empty if there are fewer rows than bins.
+        Tied rows, or those of a cell, that lie on an edge are shared in proportion. The first edge
+        is 0, the last 1.
         """
-        self._some_rows()
+        self._check_not_empty()
         return self.spread.tied_rows().equal_mass(bins)
 
     def equal_width(self) -> BinTable:
         """Return the 15 equally wide bins of the ECE."""
-        self._some_rows()
+        self._check_not_empty()
         count, correct, confidence = self._widths().astype(np.float64)
         edges = width_edges(WIDTHS)
         return BinTable(count, confidence * CONFIDENCE_UNIT, correct, edges[:-1], edges[1:], count)
@@ -304,13 +301,13 @@ class BinStatistics:
         )
 
     def to_bytes(self) -> bytes:
-        """Return compact bytes: one to two a row, or some ten thousand for cells."""
+        """Return compact bytes: one or two per row, or some ten thousand for cells."""
         return MAGIC + zlib.compress(plain_bytes(self.spread, self.sums), 6)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BinStatistics:
-        """Return the statistics that ``to_bytes`` wrote; raise DataError if they are not whole."""
-        plain = _inflated(data)
+        """Return the statistics that ``to_bytes`` wrote; raise DataError if they are damaged."""
+        plain = _inflate(data)
         sums = _numbers(plain[1:HEAD], "<i8").astype(np.int64)
         if plain[:1] == CELLED:
             table = _numbers(plain[HEAD:], "<i8").astype(np.int64).reshape(2, CELLS)
@@ -321,30 +318,30 @@ class BinStatistics:
         return cls(ExactRows(keys.astype(np.uint32)), sums)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of what they say, however it was compressed."""
+        """Return the SHA-256 of the uncompressed content."""
         return hashlib.sha256(plain_bytes(self.spread, self.sums)).hexdigest()
 
     def _widths(self) -> Integers:
         return self.sums[:-2].reshape(3, WIDTHS)
 
-    def _some_rows(self) -> None:
+    def _check_not_empty(self) -> None:
         if not self.rows:
             raise DataError("empty", "no row was observed yet")
 
 
-def _spread(rows: ExactRows) -> Spread:
-    """Keep rows one by one as long as they are few: that depends on their number alone."""
+def _limit_rows(rows: ExactRows) -> Spread:
+    """Return up to EXACT_ROWS rows as they are, and more of them counted in cells."""
     return rows if rows.count <= EXACT_ROWS else rows.counted()
 
 
-def _merged(one: Spread, other: Spread) -> Spread:
+def _merge(one: Spread, other: Spread) -> Spread:
     if isinstance(one, ExactRows) and isinstance(other, ExactRows):
-        return _spread(ExactRows(np.sort(np.concatenate([one.keys, other.keys]))))
+        return _limit_rows(ExactRows(np.sort(np.concatenate([one.keys, other.keys]))))
     return CountedRows(one.counted().table + other.counted().table)
 
 
 def _is_sound(widths: Integers, rows: int, hits: int) -> bool:
-    """Whether the 15 bins can be of so many rows, and confidence lies in its bin, but for units."""
+    """Return whether the 15 bins agree with the totals, and each mean confidence with its bin."""
     count, correct, confidence = widths
     edges = width_edges(WIDTHS) / CONFIDENCE_UNIT
     return bool(
@@ -357,13 +354,13 @@ def _is_sound(widths: Integers, rows: int, hits: int) -> bool:
 
 
 def plain_bytes(spread: Spread, sums: Integers) -> bytes:
-    """Return what is deflated: a letter for the spread's kind, the sums, the spread."""
+    """Return the bytes before compression: a letter for the kind of the spread, sums, spread."""
     kind = ROWS if isinstance(spread, ExactRows) else CELLED
     return kind + planes(sums) + planes(spread.raw())
 
 
 def planes(numbers: NDArray[Any]) -> bytes:
-    """Write the lowest byte of every number, then the next: equal bytes come together."""
+    """Return the lowest byte of every number, then the next, so that equal bytes are adjacent."""
     size = numbers.dtype.itemsize
     little = numbers.astype(numbers.dtype.newbyteorder("<"))
     return little.view(np.uint8).reshape(-1, size).T.tobytes()
@@ -371,23 +368,23 @@ def planes(numbers: NDArray[Any]) -> bytes:
 
 def _numbers(planes: bytes, kind: str) -> NDArray[Any]:
     size = np.dtype(kind).itemsize
-    turned = np.frombuffer(planes, dtype=np.uint8).reshape(size, -1).T
-    return np.ascontiguousarray(turned).view(kind)[:, 0]
+    transposed = np.frombuffer(planes, dtype=np.uint8).reshape(size, -1).T
+    return np.ascontiguousarray(transposed).view(kind)[:, 0]
 
 
-def _inflated(data: bytes) -> bytes:
-    """Return the plain bytes of statistics, of a length that fits their kind."""
+def _inflate(data: bytes) -> bytes:
+    """Return the uncompressed bytes of statistics; raise DataError if their length is wrong."""
     try:
         if data[: len(MAGIC)] != MAGIC:
-            raise ValueError("they do not begin with CBS1")
+            raise ValueError("bad magic bytes")
         inflater = zlib.decompressobj()
-        found = inflater.decompress(data[len(MAGIC) :], LONGEST + 1)
-        kind, rest = found[:1], len(found) - HEAD
+        plain = inflater.decompress(data[len(MAGIC) :], LONGEST + 1)
+        kind, rest = plain[:1], len(plain) - HEAD
         fits = rest == 16 * CELLS if kind == CELLED else rest % 4 == 0 and rest <= 4 * EXACT_ROWS
         if rest < 0 or not fits or not inflater.eof or inflater.unused_data:
-            raise ValueError("they have the wrong length")
+            raise ValueError("wrong length")
         if kind not in (ROWS, CELLED):
-            raise ValueError("they hold neither rows nor cells")
+            raise ValueError("unknown kind, neither rows nor cells")
     except (ValueError, zlib.error) as error:
-        raise DataError("bad_statistics", f"these are no statistics: {error}") from error
-    return found
+        raise DataError("bad_statistics", f"not bin statistics: {error}") from error
+    return plain

@@ -1,4 +1,4 @@
-"""Charts by margin: reliability in thirds of the margin, and the temperature a map gives it."""
+"""Charts by margin: reliability in thirds of the margin, and temperature by margin."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ WIDTH = 560
 
 
 def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
-    """Reliability of the rows with low, middle and high margins (Figure 15 of the SMART paper).
+    """Draw the reliability of low, middle and high margins (Figure 15 of the SMART paper).
 
-    Points are equal-mass bins; the axes of a panel begin where its points do. Where one temperature
-    serves all, the thirds can err in different directions and the whole look better than its parts.
+    Points are equal-mass bins; the axes of a panel begin near its lowest point. If one temperature
+    serves all rows, thirds can err in different directions and the whole look better than they do.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = margin_panels(evaluate([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], draws=10))
@@ -53,9 +53,9 @@ def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
 
 
 def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
-    """The temperature a map gives to each margin, over the density of the data's margins.
+    """Draw the temperature of a map by margin, above the density of the margins.
 
-    Works for maps of temperature type; ``logits`` (n, k) are what such a map is applied to
+    For maps of temperature type; ``logits`` (n, k) are the input of the map
     (probabilities, if it was fitted on those). A band spans the temperatures of the middle 80 % of
     the rows at a margin: it has no width where the margin alone decides.
 
@@ -71,7 +71,7 @@ def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
 
 
 def temperatures(report: Report) -> Spec:
-    """The same from the cells that a report keeps.
+    """Draw the temperature by margin from the cells of a report.
 
     >>> from calibrators.data import CalibrationSet
     >>> from calibrators.fitting.evaluation import fit_and_judge
@@ -142,7 +142,7 @@ def _third(third: MarginThird, band: Sequence[BandCell]) -> Spec:
 
 
 def _lowest(value: float) -> float:
-    """Where the axes of a panel begin, so that points close to 1 are told apart."""
+    """Return where the axes of a panel begin, so that points close to 1 remain distinct."""
     return next((start for start in (0.99, 0.98, 0.95, 0.9, 0.8, 0.5) if start <= value), 0.0)
 
 

@@ -12,7 +12,7 @@ from calibrators.charts.scales import Scale, number, text_width
 from calibrators.charts.theme import INK, Spec
 
 Datum = Mapping[str, Any]
-# what XML 1.0 has no form for
+# characters that XML 1.0 does not allow
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 LARGEST = 1e100
 MARK_NAMES = {"point": "symbol", "bar": "rect", "tick": "rule"}
@@ -49,7 +49,7 @@ class MarkPosition(NamedTuple):
 
 
 def value_in(channel: Spec | None, row: Datum) -> Any:
-    """Return what a row has in a channel; None if that is nothing that can be drawn."""
+    """Return the value of a row in a channel; None if it cannot be drawn."""
     if channel is None:
         return None
     value = channel["datum"] if "datum" in channel else row.get(channel.get("field", ""))
@@ -57,8 +57,8 @@ def value_in(channel: Spec | None, row: Datum) -> Any:
 
 
 def _is_drawable(value: float) -> bool:
-    """Return whether pixels can be calculated from a number without an overflow."""
-    return abs(value) < LARGEST  # which NaN is not, either
+    """Return whether a number can be converted to pixels without overflow."""
+    return abs(value) < LARGEST  # False for NaN
 
 
 def drawn(place: MarkPosition) -> str:
@@ -193,5 +193,5 @@ def pixels(value: float) -> str:
 
 
 def xml(text: object) -> str:
-    """Return a text as it stands in XML; characters that XML lacks are replaced."""
+    """Return a text escaped for XML; characters that XML does not allow are replaced."""
     return escape(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", str(text)))

@@ -15,7 +15,7 @@ LONGEST_LINE = 100
 
 
 def before_after(report: Report) -> Spec:
-    """What a report shows by itself: verdict, ECE with interval and noise floor, reliability.
+    """Draw the overview of a report: verdict, ECE with interval and noise floor, reliability.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = before_after(evaluate([[0.9, 0.1], [0.6, 0.4]], [0, 1], draws=10))
@@ -48,16 +48,16 @@ def _title(report: Report) -> Spec:
 def _errors(report: Report, width: int) -> Spec:
     values = []
     for name, side in report.sides.items():
-        found = side.intervals["ece"]
+        ece = side.intervals["ece"]
         values.append(
             {
                 "side": name,
-                "ece": found.value,
-                "low": found.low,
-                "high": found.high,
+                "ece": ece.value,
+                "low": ece.low,
+                "high": ece.high,
                 "floor": side.noise_floor.mean,
                 "floor_high": side.noise_floor.quantile95,
-                "text": percent(found.value),
+                "text": percent(ece.value),
             }
         )
     axis = {

@@ -36,11 +36,11 @@ def reliability(
     sides: Sequence[str] = ("before", "after"),
     titles: Mapping[str, str] | None = None,
 ) -> Spec:
-    """Accuracy of each bin against its confidence, before and after side by side.
+    """Draw the accuracy of each bin against its confidence, before and after side by side.
 
     A coloured bar runs from the mean confidence to the accuracy of a bin; whiskers are the interval
-    of the accuracy; bars below count the rows. Empty bins are not drawn. ``titles`` are other names
-    of the sides.
+    of the accuracy; bars below count the rows. Empty bins are not drawn. ``titles`` rename
+    the sides.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = reliability(evaluate([[0.9, 0.1], [0.6, 0.4]], [0, 1], draws=10))
@@ -60,7 +60,7 @@ def panels(
     sides: Sequence[str] = ("before", "after"),
     titles: Mapping[str, str] | None = None,
 ) -> list[Spec]:
-    """One diagram with its counts for each of the sides a report has."""
+    """Draw one diagram with its counts for each side of a report."""
     names = {"after": "reliability"} if report.before is None else {}
     names |= titles or {}
     return [
@@ -71,7 +71,7 @@ def panels(
 
 
 def bin_values(bins: tuple[Bin, ...]) -> list[Spec]:
-    """The rows of a table that hold samples, with what a tooltip says."""
+    """Return the data of the bins that are not empty, with their tooltips."""
     return [
         {
             "lower": one.lower,
@@ -91,7 +91,7 @@ def bin_values(bins: tuple[Bin, ...]) -> list[Spec]:
 
 
 def tooltip() -> list[Spec]:
-    """What a bin says when pointed at."""
+    """Return the fields of a bin's tooltip."""
     numbers = {
         "confidence": "mean confidence",
         "accuracy": "accuracy",
@@ -124,7 +124,7 @@ def diagram(
     size: int = SIZE,
     band: Sequence[BandCell] = (),
 ) -> Spec:
-    """One diagram with its counts, from what ``bin_values`` gives; ``band`` is shaded."""
+    """Draw one diagram with its counts from the data of ``bin_values``; ``band`` is shaded."""
     below = (size, COUNTS * size // SIZE)
     return {
         "title": {"text": title, "subtitle": subtitle},
@@ -138,7 +138,7 @@ def diagram(
 
 
 def band_layers(band: Sequence[BandCell], margin: str, x: Spec, y: Spec) -> list[Spec]:
-    """The credible band of the rows of a third of the margins, or of "all"; none if it is empty."""
+    """Return the layers of the credible band in a third of the margins, or in "all" of them."""
     values = [vars(cell) for cell in band if cell.margin == margin]
     if len(values) < 2:
         return []

@@ -13,8 +13,8 @@ from calibrators.errors import ExportError
 def to_svg(spec: Spec) -> str:
     """Return a chart as SVG text.
 
-    The charts of reports are drawn here. Those of training runs calculate their data in Vega and
-    need vl-convert.
+    Charts of reports are drawn in plain Python. Those of training runs compute their data in Vega
+    and need vl-convert.
     """
     if can_draw(spec):
         return svg.draw(spec)
@@ -23,7 +23,7 @@ def to_svg(spec: Spec) -> str:
 
 
 def to_png(spec: Spec, scale: float = 2) -> bytes:
-    """Return a chart as a PNG, ``scale`` pixels for each of its own; needs vl-convert."""
+    """Return a chart as PNG, enlarged by ``scale``; needs vl-convert."""
     drawn: bytes = _converter("PNG").svg_to_png(to_svg(spec), scale=scale)
     return drawn
 

@@ -6,22 +6,22 @@ from collections.abc import Mapping
 
 from calibrators.charts.theme import ACCENT, INK, MUTED, OVERCONFIDENT, Spec
 
-MOST_BINS = 60
-MOST_POINTS = 4500  # of a chart: beyond them whole steps are left out, the last never
-MOST_STEPS = 600
-FEW = 12  # steps up to which each is drawn as a point
+MAX_BINS = 60
+MAX_POINTS = 4500  # per chart: beyond that, steps are left out, but never the last
+MAX_STEPS = 600
+FEW = 12  # up to this many steps, each is drawn as a point
 ALERT = "#c0473b"
-# as light as one another, so that all are seen on white and on black
+# of equal lightness, so that all are visible on white and on black
 BIN_COLOURS = ["#7d62c8", "#4f7fd6", "#2f97ab", "#4d9a5b", "#a28a2b", "#d0753a", "#cc4f6c"]
 FLAGS = {"partial step": ("diamond", OVERCONFIDENT), "unverified step": ("cross", ALERT)}
 NONE: Mapping[str, tuple[str, str]] = {}
 MARKS = {"to inverse-focal": ("triangle-down", INK), "to focal": ("triangle-up", INK), **FLAGS}
 POINT: Spec = {"type": "point", "size": 30, "fill": "transparent", "strokeWidth": 1.5}
-SEEN: Spec = {"condition": {"test": f"datum.total > {FEW}", "value": 0}, "value": 1}
+POINT_OPACITY: Spec = {"condition": {"test": f"datum.total > {FEW}", "value": 0}, "value": 1}
 
 
 def lines_of_bins(y: Spec) -> Spec:
-    """A line for each bin, and points on it to be pointed at."""
+    """Draw a line for each bin, with points for the tooltips."""
     common = {"x": step(), "y": y, "stroke": _colour_of_bin()}
     picked = {"type": "point", "fields": ["bin"], "on": "pointerover", "clear": "pointerout"}
     line = {
@@ -37,17 +37,17 @@ def lines_of_bins(y: Spec) -> Spec:
         "mark": POINT,
         "encoding": {
             **common,
-            "strokeOpacity": SEEN,
+            "strokeOpacity": POINT_OPACITY,
             "opacity": of_picked(0.9, 0.1),
-            "tooltip": _told_of_bin(with_gamma=y["field"] == "gamma"),
+            "tooltip": _bin_tooltip(with_gamma=y["field"] == "gamma"),
         },
     }
     return {"transform": _rows_of_bins(with_gamma=y["field"] == "gamma"), "layer": [line, points]}
 
 
 def _rows_of_bins(*, with_gamma: bool) -> list[Spec]:
-    """Steps as one row for each bin."""
-    size = f"min(datum.size, {MOST_BINS})"
+    """Return the transform of steps into one row per bin."""
+    size = f"min(datum.size, {MAX_BINS})"
     columns = {
         "bin": "sequence(datum.size)",
         "C": "datum.bins.confidence",
@@ -60,10 +60,10 @@ def _rows_of_bins(*, with_gamma: bool) -> list[Spec]:
     return [
         {"filter": "isObject(datum.bins)" + (" && isArray(datum.gammas)" if with_gamma else "")},
         {"calculate": "length(datum.bins.accuracy)", "as": "size"},
-        *_thinned(f"ceil(datum.total * {size} / {MOST_POINTS})"),
+        *_thinned(f"ceil(datum.total * {size} / {MAX_POINTS})"),
         *({"calculate": one, "as": name} for name, one in columns.items()),
         {"flatten": list(columns)},
-        {"filter": f"isValid(datum.A) && datum.bin % ceil(datum.size / {MOST_BINS}) == 0"},
+        {"filter": f"isValid(datum.A) && datum.bin % ceil(datum.size / {MAX_BINS}) == 0"},
         {"calculate": "datum.C - datum.A", "as": "gap"},
     ]
 
@@ -87,8 +87,8 @@ def _colour_of_bin() -> Spec:
     }
 
 
-def _told_of_bin(*, with_gamma: bool) -> list[Spec]:
-    told = [
+def _bin_tooltip(*, with_gamma: bool) -> list[Spec]:
+    fields = [
         shown("step"),
         shown("bin"),
         shown("lower", ".4f", "confidence from"),
@@ -97,13 +97,13 @@ def _told_of_bin(*, with_gamma: bool) -> list[Spec]:
         shown("A", ".4f"),
         shown("gap", "+.4f", "C \N{MINUS SIGN} A"),
     ]
-    return [*told, shown("gamma", ".4f")] if with_gamma else told
+    return [*fields, shown("gamma", ".4f")] if with_gamma else fields
 
 
 def lines_of_metrics(fields: Mapping[str, str], axis: str, form: str, *, zero: bool) -> Spec:
-    """Lines of metrics by the names they are shown under; ``form`` is that of the tooltip."""
+    """Draw lines of metrics by display name; ``form`` is the number format of the tooltip."""
     transform = [
-        *_thinned(f"ceil(datum.total / {MOST_STEPS})"),
+        *_thinned(f"ceil(datum.total / {MAX_STEPS})"),
         *({"calculate": f"datum.metrics.{one}", "as": name} for name, one in fields.items()),
         {"fold": list(fields), "as": ["metric", "value"]},
         {"filter": "isValid(datum.value)"},
@@ -126,21 +126,21 @@ def lines_of_metrics(fields: Mapping[str, str], axis: str, form: str, *, zero: b
         "scale": {"domain": list(fields), "range": [[1, 0], [5, 3]][: len(fields)]},
         "legend": colour["legend"],
     }
-    told = [shown("step"), *(shown(name, form) for name in fields)]
+    tooltip = [shown("step"), *(shown(name, form) for name in fields)]
     common = {"x": step(), "y": y, "stroke": colour}
     line = {
         "mark": {"type": "line", "strokeWidth": 2},
-        "encoding": {**common, "strokeDash": dashes},  # where one lies on the other
+        "encoding": {**common, "strokeDash": dashes},  # in case one hides the other
     }
     points = {
         "mark": POINT,
-        "encoding": {**common, "strokeOpacity": SEEN, "tooltip": told},
+        "encoding": {**common, "strokeOpacity": POINT_OPACITY, "tooltip": tooltip},
     }
     return {"transform": transform, "layer": [line, points]}
 
 
 def _thinned(every: str) -> list[Spec]:
-    """Every n-th step, and the last."""
+    """Return the transform that keeps every n-th step and the last."""
     counted = [
         {"op": "count", "as": "total"},
         {"op": "max", "field": "step", "as": "last"},
@@ -152,7 +152,7 @@ def _thinned(every: str) -> list[Spec]:
 
 
 def flags(explained: Mapping[str, tuple[str, str]] = NONE) -> Spec:
-    """Steps that are partial or unverified, on the axis; a legend explains the given marks."""
+    """Draw marks on the axis for partial and unverified steps, with a legend of ``explained``."""
     return {
         "transform": [
             {"filter": "datum.partial || datum.verified === false"},
@@ -175,7 +175,7 @@ def flags(explained: Mapping[str, tuple[str, str]] = NONE) -> Spec:
 
 
 def sessions() -> Spec:
-    """A line where another session goes on."""
+    """Draw a line where a new session begins."""
     return {
         "transform": [
             {
@@ -190,7 +190,7 @@ def sessions() -> Spec:
 
 
 def zero_line() -> Spec:
-    """Where nothing is off."""
+    """Draw the line of perfect calibration."""
     return {
         "data": {"values": [{}]},
         "mark": {"type": "rule", "aria": False, "color": MUTED, "strokeDash": [4, 4]},
@@ -199,7 +199,7 @@ def zero_line() -> Spec:
 
 
 def step() -> Spec:
-    """The axis of time."""
+    """Return the encoding of the step axis."""
     return {
         "field": "step",
         "type": "quantitative",
@@ -209,7 +209,7 @@ def step() -> Spec:
 
 
 def marked(marks: Mapping[str, tuple[str, str]], *, has_legend: bool = True) -> Spec:
-    """Shape and colour of the field ``mark``."""
+    """Return the encoding of the field ``mark`` by shape and colour."""
     field = {"field": "mark", "type": "nominal", "legend": {"columns": 2} if has_legend else None}
     shapes, colours = ([one[place] for one in marks.values()] for place in (0, 1))
     return {
@@ -219,15 +219,15 @@ def marked(marks: Mapping[str, tuple[str, str]], *, has_legend: bool = True) -> 
 
 
 def of_picked(value: float, otherwise: float) -> Spec:
-    """A value for the bin that is pointed at, or for all."""
+    """Return a value for the bin under the pointer, and another for the rest."""
     return {"condition": {"param": "picked", "value": value}, "value": otherwise}
 
 
 def shown(field: str, form: str = ",d", title: str | None = None) -> Spec:
-    """A number in a tooltip."""
+    """Return a number field of a tooltip."""
     return {"field": field, "type": "quantitative", "format": form, "title": title or field}
 
 
 def word(field: str) -> Spec:
-    """A word in a tooltip."""
+    """Return a text field of a tooltip."""
     return {"field": field, "type": "nominal", "title": field}

@@ -1,8 +1,7 @@
 """Charts of a training run: gammas, C - A and the metrics of its steps over time.
 
-All take the steps of a run's history, oldest first, as plain dicts. What is drawn is worked out by
-the chart itself from the data set ``steps``, so that a page which replaces that data set draws the
-same chart live.
+All take the steps of a run's history, oldest first, as plain dicts. The chart itself derives what
+is drawn from the data set ``steps``, so a page that replaces this data set updates the chart live.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ STACKED = {"bottom": {"direction": "vertical", "anchor": "start"}}
 
 
 def run_charts(steps: Iterable[Step]) -> dict[str, Spec]:
-    """All charts of a run by name; ``gammas`` is left out where no step of it has any.
+    """Return all charts of a run by name, without ``gammas`` if no step has any.
 
     >>> list(run_charts([]))
     ['gammas', 'gaps', 'errors', 'nll', 'accuracy']
     """
-    given = list(steps)
-    made = {
-        "gammas": run_gammas(given),
-        "gaps": run_gaps(given),
-        "errors": run_errors(given),
-        "nll": run_nll(given),
-        "accuracy": run_accuracy(given),
+    history = list(steps)
+    charts = {
+        "gammas": run_gammas(history),
+        "gaps": run_gaps(history),
+        "errors": run_errors(history),
+        "nll": run_nll(history),
+        "accuracy": run_accuracy(history),
     }
-    if given and all(one["gammas"] is None for one in given):
-        del made["gammas"]
-    return made
+    if history and all(one["gammas"] is None for one in history):
+        del charts["gammas"]
+    return charts
 
 
 def run_gammas(steps: Iterable[Step]) -> Spec:
-    """The gamma of every bin over time, with the switches between focal and inverse-focal.
+    """Draw the gamma of every bin over time, with the switches between focal and inverse-focal.
 
     >>> chart = run_gammas([])
     >>> chart["data"]["name"], chart["title"]["text"]
@@ -92,7 +91,7 @@ def run_gammas(steps: Iterable[Step]) -> Spec:
 
 
 def run_gaps(steps: Iterable[Step]) -> Spec:
-    """Confidence minus accuracy, C - A, of every bin over time (Figure 5 of the AdaFocal paper).
+    """Draw confidence minus accuracy of every bin over time (Figure 5 of the AdaFocal paper).
 
     >>> run_gaps([])["title"]["text"]
     'C − A by bin'
@@ -110,7 +109,7 @@ def run_gaps(steps: Iterable[Step]) -> Spec:
 
 
 def run_errors(steps: Iterable[Step]) -> Spec:
-    """ECE and AdaECE over time.
+    """Draw ECE and AdaECE over time.
 
     >>> run_errors([])["title"]["text"]
     'calibration error'
@@ -124,7 +123,7 @@ def run_errors(steps: Iterable[Step]) -> Spec:
 
 
 def run_nll(steps: Iterable[Step]) -> Spec:
-    """The negative log-likelihood over time; steps without one are left out.
+    """Draw the negative log-likelihood over time; steps without one are left out.
 
     >>> run_nll([])["title"]["text"]
     'negative log-likelihood'
@@ -134,7 +133,7 @@ def run_nll(steps: Iterable[Step]) -> Spec:
 
 
 def run_accuracy(steps: Iterable[Step]) -> Spec:
-    """Accuracy and mean confidence over time.
+    """Draw accuracy and mean confidence over time.
 
     >>> run_accuracy([])["title"]["text"]
     'accuracy and confidence'
@@ -142,13 +141,13 @@ def run_accuracy(steps: Iterable[Step]) -> Spec:
     fields = {"accuracy": "accuracy", "mean confidence": "confidence"}
     title = {
         "text": "accuracy and confidence",
-        "subtitle": "a calibrated model has both alike",
+        "subtitle": "equal for a calibrated model",
     }
     return _metric(steps, title, fields, ".1~%", ".2%", zero=False)
 
 
 def _chart(steps: Iterable[Step], title: Spec, layers: list[Spec], height: int) -> Spec:
-    said = f"{title['text']} over the steps of a training run; {title['subtitle']}"
+    description = f"{title['text']} over the steps of a training run; {title['subtitle']}"
     return finished(
         {
             "title": title,
@@ -158,7 +157,7 @@ def _chart(steps: Iterable[Step], title: Spec, layers: list[Spec], height: int) 
             "layer": layers,
             "config": {**CONFIG, "legend": {**CONFIG["legend"], "layout": STACKED}},
         },
-        said,
+        description,
     )
 
 

@@ -12,8 +12,8 @@ from calibrators.charts.theme import Spec
 PIXELS_PER_TICK = 40
 DEFAULT_NICE = 10
 LARGEST_PLAIN = 1e7
-MOST_DIGITS = 6
-# widths of Arial in thousandths of the font size; all other characters are taken as MEAN_WIDTH
+MAX_DIGITS = 6
+# widths of Arial in thousandths of the font size; all other characters count as MEAN_WIDTH
 MEAN_WIDTH = 556
 ROOM = 1.12  # for systems without Arial, whose fonts may be wider
 WIDTHS = {
@@ -40,12 +40,12 @@ class Linear:
     end: float
 
     def __call__(self, value: Any) -> float:
-        """Return the pixel of a value, at most one length of the axis outside of it."""
+        """Return the pixel of a value, clipped to one axis length beyond either end."""
         share = (float(value) - self.low) / (self.high - self.low)
         return self.start + min(max(share, -1.0), 2.0) * (self.end - self.start)
 
     def ticks(self, axis: Spec) -> list[float]:
-        """Return the values of an axis at which it has ticks."""
+        """Return the tick values of an axis."""
         count = axis.get("tickCount") or math.ceil(abs(self.end - self.start) / PIXELS_PER_TICK)
         return ticks(self.low, self.high, count)
 
@@ -120,7 +120,7 @@ def _multiple(times: int, step: float) -> float:
 
 
 def number(value: float, form: str | None = None) -> str:
-    """Return a number in one of the formats that charts name; None is as short as it can be.
+    """Return a number in a format of a chart; None means as short as possible.
 
     >>> number(1234.0, ",d"), number(0.015, ".1%"), number(2.50)
     ('1,234', '1.5%', '2.5')
@@ -135,11 +135,11 @@ def tick_labels(values: Sequence[float], form: str | None) -> list[str]:
     step = values[1] - values[0] if len(values) > 1 else 0.0
     if form is None and step > 0 and max(map(abs, values)) < LARGEST_PLAIN:
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
-        form = f".{digits}f" if digits <= MOST_DIGITS else None
+        form = f".{digits}f" if digits <= MAX_DIGITS else None
     return [number(one, form) for one in values]
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """Return about how many pixels a text takes."""
+    """Return the approximate width of a text in pixels."""
     widths = sum(WIDTHS.get(one, MEAN_WIDTH) for one in text)
     return widths / 1000 * size * (1.08 if bold else 1.0) * ROOM

@@ -1,4 +1,4 @@
-"""Which Vega-Lite charts are drawn here: those that use nothing but what ``svg`` knows."""
+"""The subset of Vega-Lite that ``svg`` can draw."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHANNELS = {
 
 
 def can_draw(spec: Spec) -> bool:
-    """Return whether a chart keeps to the subset; all others are drawn by Vega."""
+    """Return whether a chart is within the subset; all others are drawn by Vega."""
     return spec.get("config") == CONFIG and _is_known(spec, WHOLE | PANEL)
 
 
@@ -64,5 +64,5 @@ def _is_channel(name: str, channel: Any) -> bool:
     return _within(channel.get("scale", {}), SCALE) and _within(axis, AXIS)
 
 
-def _within(given: Any, names: set[str]) -> bool:
-    return isinstance(given, dict) and {*given} <= names
+def _within(spec: Any, names: set[str]) -> bool:
+    return isinstance(spec, dict) and {*spec} <= names

@@ -1,7 +1,7 @@
 """Draw the charts of reports as SVG, in plain Python: a subset of Vega-Lite.
 
 The subset is what the charts of reports are made of: concatenated panels of layers, with linear and
-nominal positions, nominal colours, titles and one legend; ``subset`` tells which charts keep to it.
+nominal positions, nominal colours, titles and one legend; ``subset`` checks whether a chart fits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEGEND_GAP = 18
 
 @dataclass
 class SvgBlock:
-    """A part of a chart, drawn around its origin, and how far it reaches to each side."""
+    """A part of a chart, drawn around its origin, with its extent to each side."""
 
     left: float = 0.0
     top: float = 0.0
@@ -67,7 +67,7 @@ def draw(spec: Spec) -> str:
 
 
 def _block(spec: Spec, rows: list[Datum]) -> SvgBlock:
-    """Return a panel, or panels beside or below each other, with the title above."""
+    """Return a panel, or several in a row or column, with the title above."""
     rows = spec["data"]["values"] if "data" in spec else rows
     if "hconcat" in spec or "vconcat" in spec:
         across = "hconcat" in spec
@@ -153,8 +153,8 @@ def _add_x_axis(block: SvgBlock, x: Scale, axis: Spec | None, width: float, heig
     if axis.get("labels", True):
         below += GAP + LABEL
         labels = tick_labels(at, axis.get("format"))
-        kept = list(zip(at, labels, strict=True))[:: _every(labels, at, x)]
-        shown = [(x(one), below, label) for one, label in kept]
+        labelled = list(zip(at, labels, strict=True))[:: _every(labels, at, x)]
+        shown = [(x(one), below, label) for one, label in labelled]
         block.parts.append(_texts("axis-label", shown, LABEL, AXIS["labelColor"], "middle"))
         ends = [where + text_width(label, LABEL) / 2 for where, _, label in shown]
         block.right = max([block.right, *ends])
@@ -166,7 +166,7 @@ def _add_x_axis(block: SvgBlock, x: Scale, axis: Spec | None, width: float, heig
 
 
 def _every(labels: list[str], at: list[float], x: Linear) -> int:
-    """Return 1 if all labels have room beside each other, 2 for every second one, and so on."""
+    """Return 1 if all labels fit, 2 if every second one does, and so on."""
     if len(at) < 2:
         return 1
     room = abs(x(at[1]) - x(at[0]))
@@ -214,8 +214,8 @@ def _texts(
     return f'<g class="role-{role}" {look}>{"".join(texts)}</g>'
 
 
-def _lines(given: Any) -> list[str]:
-    return [] if given is None else given if isinstance(given, list) else [given]
+def _lines(text: Any) -> list[str]:
+    return [] if text is None else text if isinstance(text, list) else [text]
 
 
 def _add_title(block: SvgBlock, title: Spec | None) -> None:
@@ -260,7 +260,7 @@ def _add_legend(block: SvgBlock, spec: Spec) -> None:
 
 
 def _colours(spec: Spec) -> Iterator[tuple[str, tuple[str, bool, float]]]:
-    """Yield what the colours of a chart are called, with colour, shape and opacity."""
+    """Yield the legend entries of a chart: name, and colour, shape and opacity."""
     by = spec.get("encoding", {}).get("color")
     if by is not None and by.get("legend", True) is not None:
         look = spec["mark"]["type"] == "point", spec["mark"].get("opacity", 1)

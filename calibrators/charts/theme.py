@@ -1,4 +1,4 @@
-"""The look that all charts share, and the pieces they are made of."""
+"""Shared theme of all charts, and common building blocks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CONFIG: Spec = {
 
 
 def finished(spec: Spec, description: str) -> Spec:
-    """A whole chart: with its schema, its look and a description for screen readers.
+    """Return a complete chart: with schema, theme and a description for screen readers.
 
     ``$schema`` names the version of the language and is never fetched.
     """
@@ -69,7 +69,7 @@ def finished(spec: Spec, description: str) -> Spec:
 
 
 def share(field: str, title: str | None, lowest: float = 0.0) -> Spec:
-    """The encoding of a share: from ``lowest`` to 1 whatever the data, in steps one can read."""
+    """Return the encoding of a share, on an axis from ``lowest`` to 1 whatever the data."""
     digits = 1 if lowest == 0 else 2 if lowest < 0.95 else 3
     axis: Spec = {"title": title, "tickCount": 5, "format": f".{digits}f"}
     return {
@@ -81,7 +81,7 @@ def share(field: str, title: str | None, lowest: float = 0.0) -> Spec:
 
 
 def diagonal(lowest: float = 0.0) -> Spec:
-    """The line on which accuracy equals confidence."""
+    """Return the line on which accuracy equals confidence."""
     ends = [{"confidence": one, "accuracy": one} for one in (lowest, 1.0)]
     return {
         "data": {"values": ends},
@@ -94,7 +94,7 @@ def diagonal(lowest: float = 0.0) -> Spec:
 
 
 def counts(size: tuple[int, int], x: Spec, field: str, tooltip: list[Spec]) -> Spec:
-    """Bars from ``lower`` to ``upper`` that count rows, to stand below a diagram."""
+    """Return bars from ``lower`` to ``upper`` that count rows, to be put below a diagram."""
     axis = {"title": "rows", "tickCount": 3, "format": ",d"}
     return {
         "width": size[0],
@@ -111,7 +111,7 @@ def counts(size: tuple[int, int], x: Spec, field: str, tooltip: list[Spec]) -> S
 
 
 def percent(value: float) -> str:
-    """A share in percent.
+    """Return a share in percent.
 
     >>> percent(0.0452)
     '4.52 %'

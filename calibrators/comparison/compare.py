@@ -1,4 +1,4 @@
-"""Compare two fits on rows that both were judged on: neither judged fit had seen them."""
+"""Compare two fits on rows that both were judged on and neither had seen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from calibrators.report import text
 from calibrators.report.by_segment import by_segment
 from calibrators.report.measurement import Measurement, by_margin, measure
 from calibrators.report.report import Report, widened
-from calibrators.report.verdict import LEAST_ROWS, decide
+from calibrators.report.verdict import MIN_ROWS, decide
 
 LEVEL = 0.95
 OPTIONS: dict[str, Any] = {"bins": 15, "draws": 1000, "level": LEVEL, "seed": 0}
@@ -28,7 +28,7 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
     """Return the report of the second fit against the first, on the rows common to both.
 
     The first is the report's "before". Metrics that need the probabilities of all classes are left
-    out. DataError if fewer than 100 rows are common.
+    out. Raise DataError if fewer than 100 rows are common.
     """
     old, new = common_rows(first, second)
     found = compared_intervals(old.after, new.after, **OPTIONS)
@@ -51,15 +51,15 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
 
 
 def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, JudgedRows]:
-    """Return the rows common to both; DataError if they are too few to compare anything."""
+    """Return the rows common to both; raise DataError if they are too few to compare."""
     common = in_common(first, second)
     if common is None:
         raise DataError("other_data", "the two were judged on rows of different data sets")
     rows = common[0].n
-    if rows < LEAST_ROWS:
+    if rows < MIN_ROWS:
         raise DataError(
             "too_few_common_rows",
-            f"the two have {rows} judged rows in common, and at least {LEAST_ROWS} are needed: "
+            f"the two have {rows} judged rows in common, and at least {MIN_ROWS} are needed: "
             "name a dataset that neither was fitted on",
         )
     return common

@@ -6,7 +6,7 @@
     header    JSON: data, fitted_on, classes, folds, judged, rows, segments (names or null)
     arrays    little-endian, one after the other, in the order of COLUMNS
 
-A row takes 34 bytes, 38 with segments; at most MOST_ROWS are kept.
+A row takes 34 bytes, 38 with segments; at most MAX_ROWS are kept.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from calibrators.data import CalibrationSet, Kind
 from calibrators.errors import ArchiveError
 from calibrators.metrics import RowScores, TopLabel, row_scores
 from calibrators.numerics.softmax import margins, softmax
-from calibrators.segments import MOST_SEGMENTS, Segments, is_name
+from calibrators.segments import MAX_SEGMENTS, Segments, is_name
 
 MAGIC = b"calibrj"
 FORMAT = 2
 PREFIX = struct.Struct("<8s32sI")
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 LONGEST_HEADER = 1 << 20
 SHA256 = re.compile("[0-9a-f]{64}")
-LARGEST_NLL = 88.0  # metrics.nll counts no row for more
+LARGEST_NLL = 88.0  # metrics.nll caps every row at this
 COLUMNS = {
     "index": "<u4",
     "margin": "<f4",
@@ -67,8 +67,8 @@ class JudgedRows:
 
     ``data`` is the fingerprint of the data set the rows belong to, ``index`` (n,) their places in
     it, ascending; ``fitted_on`` is that of the data set the map is fitted on, the same one unless
-    a separate set judged it. ``judged`` is how many rows there were before they were thinned out to
-    MOST_ROWS, and ``folds`` of how many fits the rows were judged by.
+    a separate set judged it. ``judged`` is the number of rows before they were thinned out to
+    MAX_ROWS, and ``folds`` the number of fits that judged the rows.
     """
 
     data: str
@@ -98,7 +98,7 @@ class JudgedRows:
         folds: int = 1,
     ) -> JudgedRows:
         """Score the rows ``index`` of ``data``, with calibrated probabilities (len(index), k)."""
-        kept = thinned(index, MOST_ROWS)
+        kept = thinned(index, MAX_ROWS)
         rows = data.take(index[kept])
         return cls(
             fingerprint(data),
@@ -145,7 +145,7 @@ class JudgedRows:
 
     @classmethod
     def load(cls, content: bytes) -> JudgedRows:
-        """Return the rows in these bytes; an ArchiveError says what is wrong with them."""
+        """Return the rows in these bytes; raise ArchiveError with the reason if invalid."""
         header, payload = _open(content)
         names = header["segments"]
         columns: dict[str, Floats] = {}
@@ -173,15 +173,15 @@ class JudgedRows:
         )
 
     def _columns(self) -> dict[str, Floats]:
-        found: dict[str, Floats] = {"index": self.index, "margin": self.margin}
+        columns: dict[str, Floats] = {"index": self.index, "margin": self.margin}
         for side in ("before", "after"):
             scores: RowScores = getattr(self, side)
-            found[f"confidence_{side}"] = scores.top.confidence
-            found[f"correct_{side}"] = scores.top.correct
-            found[f"nll_{side}"], found[f"brier_{side}"] = scores.nll, scores.brier
+            columns[f"confidence_{side}"] = scores.top.confidence
+            columns[f"correct_{side}"] = scores.top.correct
+            columns[f"nll_{side}"], columns[f"brier_{side}"] = scores.nll, scores.brier
         if self.segments is not None:
-            found["segment"] = self.segments.codes
-        return found
+            columns["segment"] = self.segments.codes
+        return columns
 
 
 def fingerprint(data: CalibrationSet) -> str:
@@ -207,9 +207,9 @@ def fingerprint_of(
 
 
 def thinned(index: NDArray[np.intp], most: int) -> NDArray[np.intp]:
-    """Return the places of at most ``most`` rows, chosen by a hash of their index.
+    """Return the positions of at most ``most`` rows, chosen by a hash of their index.
 
-    Rows that are in two sets of judged rows are kept in both, or in neither as far as possible.
+    Rows in two sets of judged rows are kept in both or in neither, as far as possible.
 
     >>> thinned(np.array([3, 5, 9]), 5).tolist()
     [0, 1, 2]
@@ -249,7 +249,7 @@ def _kinds(names: list[str] | None) -> dict[str, str]:
 
 
 def _open(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return header and arrays of bytes whose hash and lengths are right."""
+    """Return header and array bytes after checking hash and lengths."""
     if len(content) < PREFIX.size or content[: len(MAGIC)] != MAGIC:
         raise ArchiveError("not_judged_rows", "not judged rows of calibrd (bad magic bytes)")
     magic, digest, length = PREFIX.unpack_from(content)
@@ -274,17 +274,17 @@ def _width(names: list[str] | None) -> int:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Return the header, if it is one: a right hash proves nothing about who made the bytes."""
+    """Return the header, None if it is invalid: a correct hash does not prove who wrote it."""
     try:
         header = json.loads(text)
         names = header["segments"]
         good = (
             set(header) == {*HEADER, "segments"}
             and all(type(header[name]) is kind for name, kind in HEADER.items())
-            and 1 <= header["rows"] <= MOST_ROWS
+            and 1 <= header["rows"] <= MAX_ROWS
             and header["rows"] <= header["judged"] < 2**32
             and 2 <= header["classes"] < 2**31
-            and 1 <= header["folds"] <= MOST_ROWS
+            and 1 <= header["folds"] <= MAX_ROWS
             and all(SHA256.fullmatch(header[name]) for name in ("data", "fitted_on"))
             and (names is None or _are_names(names))
         )
@@ -296,14 +296,14 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 def _are_names(names: Any) -> bool:
     return (
         isinstance(names, list)
-        and 1 <= len(names) <= MOST_SEGMENTS
+        and 1 <= len(names) <= MAX_SEGMENTS
         and all(isinstance(one, str) and is_name(one) for one in names)
         and names == sorted(set(names))
     )
 
 
 def _check(columns: dict[str, Floats], names: list[str] | None) -> None:
-    """Raise unless every value is one that a score can have."""
+    """Raise unless every value is a possible score."""
     ranges = {"confidence": (0.0, 1.0), "nll": (0.0, LARGEST_NLL), "brier": (0.0, 2.001)}
     for name, values in columns.items():
         if name == "index":

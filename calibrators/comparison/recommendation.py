@@ -13,7 +13,7 @@ from calibrators.report.verdict import RANKING, Verdict
 
 REFUSED = (Verdict.WORSE, Verdict.INSUFFICIENT_DATA)
 LOSSES = {"accuracy": "loses accuracy", RANKING: "loses ranking"}
-# by what a map of each method holds; methods that are not named here come after these
+# by the size of a method's map; methods not listed come last
 SIMPLEST_FIRST = (
     "identity",
     "temperature",
@@ -46,19 +46,19 @@ class Candidate(NamedTuple):
 
 
 class Recommendation(NamedTuple):
-    """Which of the candidates, by its place, and why; None if none of them is to be used."""
+    """Position of the recommended candidate, None if there is none, and the reason."""
 
     place: int | None
     reason: str
 
 
 def recommend(candidates: Sequence[Candidate]) -> Recommendation:
-    """Return the fit of the lowest NLL that loses nothing, or a simpler one that ties with it.
+    """Return the fit with the lowest NLL that loses nothing, or a simpler one that ties with it.
 
-    Fits that were judged worse or on too few rows, and those that lose accuracy or ranking, are
-    left out. Two fits tie if the 95 % interval of the difference of their NLL, on rows that judged
-    both, holds 0: then the simpler method is recommended (SIMPLEST_FIRST). Fits whose judged rows
-    are not known tie with none.
+    Fits that were judged worse or on too few rows, or that lose accuracy or ranking, are
+    left out. Two fits tie if the 95 % interval of the difference of their NLL, on rows common to
+    both, contains 0: then the simpler method is recommended (SIMPLEST_FIRST). Fits without known
+    judged rows never tie.
     """
     left_out = {
         place: why for place, one in enumerate(candidates) if (why := _objection(one.report))
@@ -75,7 +75,7 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
 
 
 def _objection(report: Report) -> str:
-    """Return why a fit is left out, or nothing."""
+    """Return why a fit is left out, empty if it is not."""
     if report.verdict is None:
         return "has no verdict"
     if report.verdict in REFUSED:
@@ -84,8 +84,8 @@ def _objection(report: Report) -> str:
 
 
 def _nll(candidate: Candidate) -> float:
-    found = candidate.report.metrics["nll"]
-    return float("inf") if found is None else found
+    nll = candidate.report.metrics["nll"]
+    return float("inf") if nll is None else nll
 
 
 def _ties(best: Candidate, other: Candidate) -> bool:

@@ -1,1 +1,1 @@
-"""Maps in formats of other runtimes."""
+"""Export of maps to formats of other runtimes."""

@@ -1,7 +1,7 @@
-"""Maps as ONNX models, handed out only after onnxruntime gave the same probabilities.
+"""Export of maps as ONNX models, verified with onnxruntime.
 
-A map knows its own graph (``onnx_logits``). The model takes float32 ``logits`` (n, k), or
-``probabilities`` if the map was fitted on those, and gives ``calibrated`` (n, k).
+A map writes its own graph (``onnx_logits``). The model takes float32 ``logits`` (n, k), or
+``probabilities`` if the map was fitted on those, and returns ``calibrated`` (n, k).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from calibrators.base import CalibrationMap
 from calibrators.errors import ExportError, MapError
 from calibrators.numerics.parallel import row_blocks
-from calibrators.rounding import LEAST_SHARE
+from calibrators.rounding import MIN_SHARE
 
 OPSET = 18
 FLOAT, DOUBLE = 1, 11
@@ -27,24 +27,24 @@ TRIAL_VALUES = 1 << 20
 
 
 class Builder(Protocol):
-    """What a map writes itself into: operations of ONNX, one call for each."""
+    """Interface through which a map writes its ONNX graph, one call per operation."""
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """A constant's name."""
+        """Add a constant; return its name."""
 
     def add(self, operation: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """An operation; gives the name of its (first) output."""
+        """Add an operation; return the name of its (first) output."""
 
 
 class Graph:
-    """ONNX nodes and constants as they are written down."""
+    """Builder that collects ONNX nodes and constants."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """A constant's name."""
+        """Add a constant; return its name."""
         import onnx
 
         name = f"constant_{len(self.constants)}"
@@ -52,7 +52,7 @@ class Graph:
         return name
 
     def add(self, operation: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """An operation; gives the name of its (first) output."""
+        """Add an operation; return the name of its (first) output."""
         import onnx
 
         outputs = [output or f"{operation.lower()}_{len(self.nodes)}"]
@@ -63,7 +63,7 @@ class Graph:
 
 
 def export(fitted: CalibrationMap) -> bytes:
-    """ONNX bytes of a map, proved against ``fitted.apply`` on random and extreme rows to 1e-6.
+    """Return a map as ONNX bytes, verified against ``fitted.apply`` on many rows to 1e-6.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> len(export(TemperatureMap(k=3, temperature=1.5))) > 100
@@ -97,7 +97,7 @@ def export(fitted: CalibrationMap) -> bytes:
 
 
 def _write_softmax(graph: Builder, logits: str, k: int) -> None:
-    """The model's output, in doubles on the way if there are many classes."""
+    """Add the softmax to the graph, computed in doubles if there are many classes."""
     if k < MANY_CLASSES:
         graph.add("Softmax", logits, output="calibrated", axis=1)
         return
@@ -106,22 +106,22 @@ def _write_softmax(graph: Builder, logits: str, k: int) -> None:
 
 
 def calibrated_logits(fitted: CalibrationMap, graph: Builder, start: str) -> str:
-    """Write a map from its input, logits or probabilities, to calibrated logits."""
+    """Add a map from its input, logits or probabilities, to calibrated logits."""
     if fitted.kind == "probabilities":
         start = graph.add("Log", _filled(fitted, graph, start))
     return fitted.onnx_logits(graph, start)
 
 
-def _filled(fitted: CalibrationMap, graph: Builder, given: str) -> str:
-    """Write ``Zeros.filled``, in doubles until the end."""
+def _filled(fitted: CalibrationMap, graph: Builder, values: str) -> str:
+    """Add ``Zeros.filled``, computed in doubles."""
     zeros, axis = fitted.zeros, graph.constant([1], np.int64)
 
     def constant(value: float) -> str:
         return graph.constant(value, np.float64)
 
     tiny = float(np.finfo(np.float32).tiny)
-    is_zero = graph.add("Less", given, graph.constant(tiny))
-    wide = graph.add("Cast", given, to=DOUBLE)
+    is_zero = graph.add("Less", values, graph.constant(tiny))
+    wide = graph.add("Cast", values, to=DOUBLE)
     below = graph.add("Where", is_zero, constant(-1.0), graph.add("Neg", wide))
     half = graph.add("Mul", graph.add("ReduceMax", below, axis, keepdims=1), constant(-0.5))
     count = graph.add("ReduceSum", graph.add("Cast", is_zero, to=DOUBLE), axis, keepdims=1)
@@ -140,7 +140,7 @@ def _filled(fitted: CalibrationMap, graph: Builder, given: str) -> str:
 
 
 def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) -> tuple[str, str]:
-    """Write what rounded values, and the zeros of each row, stand for in ``Zeros.restored``."""
+    """Add what rounded values, and the zeros of each row, stand for in ``Zeros.restored``."""
     zeros, axis = fitted.zeros, graph.constant([1], np.int64)
     noise, half_step = zeros.rounding**2 / 12, zeros.rounding / 2
 
@@ -165,7 +165,7 @@ def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) ->
     known = graph.add("Mul", count, graph.add("Sub", variance, constant(noise)))
     missing = graph.add("Div", missing, graph.add("Add", known, constant(fitted.k * noise)))
     mean = graph.add("Mul", missing, variance)
-    mean = clip(graph.add("Add", mean, constant(zeros.floor)), LEAST_SHARE * zeros.floor)
+    mean = clip(graph.add("Add", mean, constant(zeros.floor)), MIN_SHARE * zeros.floor)
     shift = clip(times(missing, noise), -half_step)
     moved = graph.add("Max", graph.add("Add", likely, shift), half)
     is_off = graph.add("Greater", graph.add("Abs", left(wide)), constant(half_step))
@@ -175,18 +175,18 @@ def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) ->
 
 
 def prove(fitted: CalibrationMap, data: bytes) -> None:
-    """Raise an ExportError unless onnxruntime gives what the map gives."""
+    """Raise an ExportError unless onnxruntime yields the probabilities of the map."""
     run = _session(data)
     rows, worst = trial_rows(fitted), 0.0
     for part in row_blocks(*rows.shape):
-        given = run({fitted.kind: rows[part]})
+        actual = run({fitted.kind: rows[part]})
         try:
             expected = fitted.apply_logits(fitted.read(rows[part])[0])
         except MapError as error:
             raise ExportError(
                 "not_equal", f"the map cannot be compared with its export: {error}"
             ) from error
-        worst = float(np.maximum(worst, np.abs(given.astype(np.float64) - expected).max()))
+        worst = float(np.maximum(worst, np.abs(actual.astype(np.float64) - expected).max()))
     if not worst <= TOLERANCE:
         raise ExportError(
             "not_equal", f"onnxruntime differs from the map by {worst:.2g}, more than {TOLERANCE}"
@@ -194,17 +194,17 @@ def prove(fitted: CalibrationMap, data: bytes) -> None:
 
 
 def _session(data: bytes) -> Callable[[dict[str, Any]], NDArray[Any]]:
-    """Return a function that runs a model; what onnxruntime raises becomes an ExportError."""
+    """Return a function that runs a model; errors of onnxruntime become an ExportError."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.enable_cpu_mem_arena = False  # it would keep the largest tensors to the end
-    options.intra_op_num_threads = 1  # to start threads takes longer than the trial
+    options.enable_cpu_mem_arena = False  # it would hold on to the largest tensors
+    options.intra_op_num_threads = 1  # starting threads takes longer than the trial
 
     def run(inputs: dict[str, Any]) -> NDArray[Any]:
         with _refused_by_runtime():
-            found: NDArray[Any] = session.run(["calibrated"], inputs)[0]
-        return found
+            output: NDArray[Any] = session.run(["calibrated"], inputs)[0]
+        return output
 
     with _refused_by_runtime():
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
@@ -217,14 +217,14 @@ def _refused_by_runtime() -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    except Exception as error:  # onnxruntime's errors have no common class of their own
+    except Exception as error:  # onnxruntime's errors have no common base class
         raise ExportError("not_equal", f"onnxruntime does not run the export: {error}") from error
 
 
 def trial_rows(fitted: CalibrationMap) -> NDArray[np.float32]:
-    """Return random rows at 10 scales, ties, margins of 1e4 and -inf, in the kind the map takes.
+    """Return random rows at 10 scales, ties, margins of 1e4 and -inf, of the map's kind.
 
-    16 rows of each scale, fewer of many classes: the memory does not grow with them.
+    16 rows per scale, fewer if there are many classes: memory does not grow with them.
     """
     rng = np.random.default_rng(0)
     powers = 10.0 ** np.arange(-3, 7)

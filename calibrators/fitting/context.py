@@ -1,4 +1,4 @@
-"""What a running fit knows of its caller: the device, whom to tell, when to stop."""
+"""Context of a running fit: device, progress, cancellation and warnings."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from calibrators.errors import CalibrationWarning, FitCancelled, FitError
 
 
 class ProgressCallback(Protocol):
-    """Called as a fit goes on: the step just done, of how many, and the loss if there is one."""
+    """Callback of a fit: the step just done, of how many, and the loss if there is one."""
 
-    def __call__(self, step: int, total: int, loss: float | None) -> None: ...
+    def __call__(self, step: int, total: int, loss: float | None) -> None:
+        """Receive the progress of a fit."""
 
 
 class FitContext:
-    """What a running fit knows of its caller: the device, whom to tell, when to stop.
+    """Context of a running fit: device, progress, cancellation and warnings.
 
-    ``seconds`` is where a fit notes how long its parts took; they are no part of the map, which is
-    the same for the same data.
+    ``seconds`` is where a fit records how long its parts took; they are not part of the map, which
+    is the same for the same data.
     """
 
     def __init__(
@@ -42,36 +43,36 @@ class FitContext:
         self._cancel = cancel
 
     def step(self, step: int, total: int, loss: float | None = None) -> None:
-        """Report a finished step; raises FitCancelled if the caller wants no more."""
+        """Report a finished step; raise FitCancelled if the caller has cancelled."""
         self.cancelled()
         if self._progress is not None:
             self._progress(step, total, loss)
 
     def cancelled(self) -> None:
-        """Raise FitCancelled if the caller wants no more."""
+        """Raise FitCancelled if the caller has cancelled."""
         if self._cancel is not None and self._cancel():
             raise FitCancelled
 
     def inner(self, deadline: float = math.inf) -> FitContext:
-        """For a fit inside this one: can be cancelled, keeps its own warnings, is silent.
+        """Return a context for a fit within this one: no progress, warnings of its own.
 
-        From ``deadline`` on, in seconds of ``time.monotonic``, it is cancelled as well.
+        It is cancelled with this one, or at ``deadline`` in seconds of ``time.monotonic``.
         """
 
         def stop() -> bool:
-            asked = self._cancel is not None and self._cancel()
-            return asked or time.monotonic() >= deadline
+            is_cancelled = self._cancel is not None and self._cancel()
+            return is_cancelled or time.monotonic() >= deadline
 
         return FitContext(self.device, None, stop)
 
     def without_progress(self) -> FitContext:
-        """For a part of this fit that has steps of its own: the same warnings, no progress."""
+        """Return a context for a part of this fit: the same warnings, no progress."""
         part = self.inner()
         part.warned, part.seconds = self.warned, self.seconds
         return part
 
     def part(self, start: int, end: int, whole: int) -> FitContext:
-        """For a fit inside this one: the same warnings, its progress from ``start`` to ``end``."""
+        """Return a context with the same warnings and a progress from ``start`` to ``end``."""
 
         def advance(step: int, total: int, loss: float | None) -> None:
             self.step(start + (end - start) * step // max(1, total), whole, loss)
@@ -81,15 +82,15 @@ class FitContext:
         return part
 
     def warn(self, category: type[CalibrationWarning], message: str) -> None:
-        """Keep a warning for the map's ``fit_info``; ``Calibrator.fit`` issues it at its end."""
+        """Record a warning for the map's ``fit_info``; ``Calibrator.fit`` issues it at its end."""
         self.warned.append((category, message))
 
     def issue_warnings(self, stacklevel: int = 2) -> None:
-        """Issue the warnings kept so far as Python's."""
+        """Issue the recorded warnings as Python warnings."""
         for category, message in self.warned:
             warnings.warn(message, category, stacklevel=stacklevel + 1)
 
     @property
     def warnings(self) -> list[dict[str, str]]:
-        """The warnings so far as plain JSON."""
+        """The recorded warnings as plain JSON."""
         return [{"code": category.code, "message": message} for category, message in self.warned]

@@ -1,4 +1,4 @@
-"""Where torch computes: the one place that imports it to look."""
+"""Devices of torch, checked with a readable error."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def array_device(name: str) -> str | None:
-    """Return where arrays of a fit live: None for numpy on the CPU, else the torch device."""
+    """Return None for a fit with numpy on the CPU, else the name of the torch device."""
     return None if name == "cpu" else str(torch_device(name))
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the torch device called "cpu", "cuda" or "cuda:1"; raise a FitError without it."""
+    """Return the torch device "cpu", "cuda" or "cuda:1"; raise a FitError if there is none."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -30,13 +30,13 @@ def torch_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise FitError(
             "device_unavailable",
-            f"device must be one this machine has ({', '.join(available_devices())}), got {name!r}",
+            f"device must be one of this machine ({', '.join(available_devices())}), got {name!r}",
         ) from error
     return device
 
 
 def available_devices() -> list[str]:
-    """Return the devices torch can compute on here."""
+    """Return the torch devices of this machine."""
     import torch
 
     return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]

@@ -27,7 +27,7 @@ from calibrators.report.by_temperature import temperatures_of
 from calibrators.report.report import Report, evaluate
 
 HELD_OUT = 0.2
-MOST_HELD_OUT = 0.9
+MAX_HELD_OUT = 0.9
 HELD_OUT_FROM = 1000
 FOLDS = 5
 TICKS = 1000
@@ -40,7 +40,7 @@ class _MapAndReport(NamedTuple):
 
 
 class Judged(_MapAndReport):
-    """A map fitted on all rows, and the report on how its recipe did on unseen ones.
+    """A map fitted on all rows, and the report of its recipe on unseen rows.
 
     Unpacks as ``(map, report)``; ``rows`` are the judged rows that the report is on, for
     ``calibrators.comparison.compare``.
@@ -49,10 +49,10 @@ class Judged(_MapAndReport):
     rows: JudgedRows
 
     def __new__(cls, map: CalibrationMap, report: Report, rows: JudgedRows) -> Self:
-        """Make the pair, with its rows beside it."""
-        made = super().__new__(cls, map, report)
-        made.rows = rows
-        return made
+        """Make the pair and attach its rows."""
+        pair = super().__new__(cls, map, report)
+        pair.rows = rows
+        return pair
 
 
 def fit_and_judge(
@@ -66,14 +66,14 @@ def fit_and_judge(
     progress: ProgressCallback | None = None,
     cancel: Callable[[], bool] | None = None,
 ) -> Judged:
-    """Fit ``recipe`` on all of ``data``, and report how it does on rows it was not fitted on.
+    """Fit ``recipe`` on all of ``data``, and judge it on rows that it was not fitted on.
 
-    Judged on ``evaluation`` if it is given (then there is one fit only); else from 1000 rows on by
-    a fit on four fifths and a stratified held-out fifth; else by 5-fold cross-fitting, where every
-    row is judged by a fit on the other folds. ``held_out``, a share of at most 0.9, asks for a
-    held-out part of that size whatever the number of rows. The map returned is always fitted on all
-    of ``data``; ``report.judged_on`` says which of these it was. ``progress`` counts to 1000 over
-    the whole job and never falls. Warnings of the judged fits are not issued, but kept in
+    It is judged on ``evaluation`` if given (then there is one fit only); else, from 1000 rows on,
+    by a fit on four fifths and a stratified held-out fifth; else by 5-fold cross-fitting, where
+    every row is judged by a fit on the other folds. ``held_out``, a share of at most 0.9, requests
+    a held-out part of that size whatever the number of rows. The returned map is always fitted on
+    all of ``data``; ``report.judged_on`` says how it was judged. ``progress`` counts to 1000 over
+    the whole call and never falls. Warnings of the judged fits are not issued, but kept in
     ``report.fit``.
 
     >>> from calibrators.methods.temperature import TemperatureScaling
@@ -126,11 +126,11 @@ def memory_bytes(
     evaluation: int | None = None,
     held_out: float | None = None,
 ) -> int:
-    """Estimate the memory of ``fit_and_judge`` on n rows of k classes at its peak, with the data.
+    """Estimate the peak memory of ``fit_and_judge`` on n rows of k classes, with the data.
 
     ``evaluation`` is the number of rows of an evaluation set, ``held_out`` as in ``fit_and_judge``.
-    Counted are the data, the rows of the judged fit, and for each judged row its probabilities
-    before and after and what the report keeps of it.
+    It counts the data, the rows of the judged fit, and for each judged row its probabilities
+    before and after and what the report keeps.
     """
     share = HELD_OUT if held_out is None else held_out
     if evaluation is None:
@@ -174,21 +174,21 @@ def _cross_fitted(
 
 
 def _span(number: int) -> tuple[float, float]:
-    """The part of the job's progress that a fold takes; the final fit takes one more such part."""
+    """Return the start and end of a fold's progress; the final fit counts as one more fold."""
     return number / (FOLDS + 1), (number + 1) / (FOLDS + 1)
 
 
 def _check_held_out(held_out: float | None, evaluation: CalibrationSet | None) -> None:
     if held_out is None:
         return
-    if not 0 < held_out <= MOST_HELD_OUT:
+    if not 0 < held_out <= MAX_HELD_OUT:
         raise FitError(
             "bad_held_out",
-            f"held_out must be greater than 0 and at most {MOST_HELD_OUT}, got {held_out}",
+            f"held_out must be greater than 0 and at most {MAX_HELD_OUT}, got {held_out}",
         )
     if evaluation is not None:
         raise FitError(
-            "bad_held_out", "held_out has no use beside an evaluation set: give one of the two"
+            "bad_held_out", "held_out and an evaluation set exclude each other: give one of the two"
         )
 
 
@@ -217,13 +217,13 @@ class _Job:
         self._device = device
         self._progress = progress
         self._cancel = cancel
-        self._hushed: dict[str, dict[str, Any]] = {}
+        self._judging_warnings: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
 
     def fit(
         self, data: CalibrationSet, start: float, end: float, *, judged: bool = False
     ) -> CalibrationMap:
-        """Fit as the part of the job from ``start`` to ``end``; a judged fit warns silently."""
+        """Fit as the part of the job from ``start`` to ``end``; a judged fit issues no warnings."""
         if self._cancel is not None and self._cancel():
             raise FitCancelled
 
@@ -236,21 +236,21 @@ class _Job:
             context.issue_warnings(stacklevel=3)
             self._seconds = context.seconds
         else:
-            self._hush(context)
+            self._record_warnings(context)
         self._advance(end, self._loss)
         return fitted
 
     def warn_while_judging(self, category: type[CalibrationWarning], message: str | None) -> None:
-        """Keep a warning of the judged rows for the report, if there is one."""
+        """Record a warning on the judged rows for the report, unless it is None."""
         context = FitContext()
         if message is not None:
             context.warn(category, message)
-        self._hush(context)
+        self._record_warnings(context)
 
-    def _hush(self, context: FitContext) -> None:
+    def _record_warnings(self, context: FitContext) -> None:
         for warning in context.warnings:
-            kept = self._hushed.setdefault(warning["code"], {**warning, "times": 0})
-            kept["times"] += 1
+            entry = {**warning, "times": 0}
+            self._judging_warnings.setdefault(warning["code"], entry)["times"] += 1
 
     def judged(
         self,
@@ -266,8 +266,8 @@ class _Job:
         """Return the map with its report on the rows ``index`` of ``data``, and these rows."""
         rows = data if len(index) == data.n else data.take(index)
         report = self._report(rows, probabilities, words, fitted, folds)
-        kept = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
-        return Judged(fitted, report, kept)
+        judged_rows = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
+        return Judged(fitted, report, judged_rows)
 
     def _report(
         self,
@@ -278,7 +278,7 @@ class _Job:
         folds: int,
     ) -> Report:
         margin = margins(rows.logits)
-        found = evaluate(
+        report = evaluate(
             probabilities,
             rows.labels,
             before=softmax(rows.logits),
@@ -287,17 +287,17 @@ class _Job:
             judged_on=words,
             folds=folds,
         )
-        said: dict[str, Any] = {"method": self.recipe.name, "parameters": asdict(self.recipe)}
-        if self._hushed:
-            said["warnings_while_judging"] = list(self._hushed.values())
+        info: dict[str, Any] = {"method": self.recipe.name, "parameters": asdict(self.recipe)}
+        if self._judging_warnings:
+            info["warnings_while_judging"] = list(self._judging_warnings.values())
         if self._seconds:
-            said["seconds"] = {name: round(taken, 3) for name, taken in self._seconds.items()}
-        found = replace(
-            found,
+            info["seconds"] = {name: round(taken, 3) for name, taken in self._seconds.items()}
+        report = replace(
+            report,
             temperatures=temperatures_of(fitted, rows, margin),
             band=band_of(fitted, rows, margin),
         )
-        return found.with_fit(**said, **fitted.fit_info)
+        return report.with_fit(**info, **fitted.fit_info)
 
     def _advance(self, done: float, loss: float | None) -> None:
         self.done = max(self.done, done)

@@ -1,4 +1,4 @@
-"""Apply a map to rows of every kind, to see that it gives probabilities."""
+"""Check that a map yields probabilities on rows of many kinds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prove(fitted: CalibrationMap) -> None:
 
 
 def _extreme_segments(fitted: CalibrationMap) -> list[str]:
-    """Return two segments: what holds for their scales holds for those between them."""
+    """Return the segments with the smallest and the largest scale."""
     names = list(getattr(fitted, "segments", ()))
     if not names:
         return []
@@ -42,16 +42,16 @@ def _extreme_segments(fitted: CalibrationMap) -> list[str]:
     return [names[int(scales.argmin())], names[int(scales.argmax())]]
 
 
-def _check(found: Floats, first: int) -> None:
-    sums = found.sum(axis=1, dtype=np.float64)
-    good = (np.abs(sums - 1) <= SUM_TOLERANCE) & (found >= 0).all(axis=1)
+def _check(probabilities: Floats, first: int) -> None:
+    sums = probabilities.sum(axis=1, dtype=np.float64)
+    good = (np.abs(sums - 1) <= SUM_TOLERANCE) & (probabilities >= 0).all(axis=1)
     broken = np.flatnonzero(~good)
     if broken.size:
         raise MapError(len(broken), first + int(broken[0]))
 
 
 def _blocks(fitted: CalibrationMap, dtype: DTypeLike) -> Iterator[Floats]:
-    """The rows, as many at once as fit in memory whatever the number of classes."""
+    """Yield the rows in blocks of limited size, whatever the number of classes."""
     step = max(1, ROWS_AT_ONCE // fitted.k)
     block: list[Floats] = []
     for row in _rows(fitted.k):
@@ -64,7 +64,7 @@ def _blocks(fitted: CalibrationMap, dtype: DTypeLike) -> Iterator[Floats]:
 
 
 def _rows(k: int) -> Iterator[Floats]:
-    """Logits: equal, one class ahead or behind by any margin, random at many scales."""
+    """Yield logits: equal, one class ahead or behind by any margin, random at many scales."""
     rng = np.random.default_rng(0)
     yield np.zeros(k)
     yield np.ones(k)

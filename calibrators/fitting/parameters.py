@@ -1,6 +1,6 @@
-"""Check a recipe's fields against their annotations: the one place where parameters are judged.
+"""Check the fields of recipes against their annotations.
 
-A field says its own rule, ``steps: Annotated[int, Ge(1)] = 300``; the service derives its JSON
+A field states its own rule, ``steps: Annotated[int, Ge(1)] = 300``; the service derives its JSON
 schema from the same annotation.
 """
 
@@ -20,7 +20,7 @@ from calibrators.errors import ParameterError
 
 @cache
 def field_hints(owner: type) -> dict[str, Any]:
-    """The annotated types of a dataclass's fields, resolved once."""
+    """Return the annotated types of a dataclass's fields, resolved once."""
     hints = get_type_hints(owner, include_extras=True)
     return {field.name: hints[field.name] for field in fields(owner)}
 
@@ -29,7 +29,7 @@ def check_fields(recipe: Any) -> None:
     """Raise a ParameterError naming the field, the rule and the value, if one is broken."""
     for name, hint in field_hints(recipe.__class__).items():
         value = getattr(recipe, name)
-        if isinstance(value, np.generic):  # as a sweep over np.arange gives them
+        if isinstance(value, np.generic):  # such as from a sweep over np.arange
             value = value.item()
             object.__setattr__(recipe, name, value)
         rule = broken_rule(hint, value)
@@ -41,7 +41,7 @@ def check_fields(recipe: Any) -> None:
 
 
 def broken_rule(hint: Any, value: Any) -> str | None:
-    """The first rule of an annotation that a value breaks, in words; None if it keeps them all."""
+    """Return the first rule of an annotation that a value breaks, in words; None if none."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         rule = broken_rule(arguments[0], value)
@@ -61,7 +61,7 @@ def broken_rule(hint: Any, value: Any) -> str | None:
     kind = origin or hint
     if isinstance(kind, type):
         return None if isinstance(value, kind) else f"a {kind.__name__}"
-    raise TypeError(f"no rule is known for the annotation {hint!r}")
+    raise TypeError(f"unsupported annotation {hint!r}")
 
 
 def _broken_bound(constraints: tuple[Any, ...], value: Any) -> str | None:
@@ -80,5 +80,5 @@ def _broken_bound(constraints: tuple[Any, ...], value: Any) -> str | None:
                 case Ge() | Gt() | Le() | Lt():
                     pass
                 case BaseMetadata():
-                    raise TypeError(f"no rule is known for the constraint {bound!r}")
+                    raise TypeError(f"unsupported constraint {bound!r}")
     return None

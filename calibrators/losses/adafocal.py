@@ -17,7 +17,7 @@ from calibrators.losses.focal import powered
 class AdaFocalLoss(WeightedCrossEntropy):
     """``-(1 - p)^g log p`` for gamma g >= 0, ``-(1 + p)^|g| log p`` below; p is the label's.
 
-    Which gamma a sample gets is decided by the bin of ``state`` into which its p falls; neither
+    The gamma of a sample is that of the bin of ``state`` into which its p falls; neither
     bin nor gamma carries a gradient. Set ``state`` after each validation pass; it is part of
     ``state_dict``, so that a checkpoint resumes it. Parameters are those of
     ``calibrators.adafocal.Settings``. Helps where training is long enough to be over-confident.
@@ -49,7 +49,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
             raise ParameterError("bad_parameter", "give a state or settings, not both")
         known = field_hints(Settings)
         for name in settings.keys() - known.keys():
-            raise TypeError(f"there is no setting {name!r}: the settings are {', '.join(known)}")
+            raise TypeError(f"unknown setting {name!r}: the settings are {', '.join(known)}")
         self.state = AdaFocalState.begin(Settings(**settings)) if state is None else state
 
     @property
@@ -68,27 +68,27 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Those of the settings, and of every loss."""
+        """Return the annotated types of the settings and of the parameters of every loss."""
         return {**field_hints(Settings), **super().hyper_parameters()}
 
     def weighed(self, surprise: Tensor) -> Tensor:
-        """The losses of rows with these surprises."""
+        """Return the losses of rows with these surprises."""
         return powered(surprise, self._gammas(torch.exp(-surprise.detach())))
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return self.state.to_dict()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.state = AdaFocalState.from_dict(state)
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows."""
+        """Return the text inside ``repr``."""
         return f"bins={self.state.settings.bins}, step={self.state.step}"
 
     def _gammas(self, probability: Tensor) -> Tensor:
-        """The gamma of each sample from the probability of its label."""
+        """Return the gamma of each sample from the probability of its label."""
         edges, gammas, accuracy = self._on(probability)
         place = torch.bucketize(probability, edges, right=True)
         settings = self.state.settings
@@ -98,7 +98,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
         return gammas[place]
 
     def _on(self, like: Tensor) -> tuple[Tensor, ...]:
-        """Inner edges, gammas and accuracies on the device and in the type of the batch."""
+        """Return inner edges, gammas and accuracies with the device and dtype of the batch."""
         place = (like.device, like.dtype)
         if place not in self._tables:
             state = self.state
@@ -110,10 +110,10 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
 
 class CalFocalLoss(AdaFocalLoss):
-    """AdaFocal's ancestor without memory: gamma is ``exp(rate (C - A))`` of its bin.
+    """Memoryless predecessor of AdaFocal: gamma is ``exp(rate (C - A))`` of its bin.
 
-    With ``per_sample`` the sample's own p takes the place of C. Helps to see what AdaFocal's memory
-    is worth; its gammas are never negative, so it cannot raise confidence.
+    With ``per_sample`` the sample's own p takes the place of C. Helps to measure, as an ablation,
+    what AdaFocal's memory adds. Its gammas are never negative, so it cannot raise confidence.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 4.
 
@@ -143,7 +143,7 @@ class CalFocalLoss(AdaFocalLoss):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Those of AdaFocal that it has, and its own."""
+        """Return the annotated types of its parameters, a subset of AdaFocal's, and its own."""
         inherited = super().hyper_parameters()
-        has = ("bins", "rate", "gamma_max", "reduction", "ignore_index")
-        return {"per_sample": bool, **{name: inherited[name] for name in has}}
+        names = ("bins", "rate", "gamma_max", "reduction", "ignore_index")
+        return {"per_sample": bool, **{name: inherited[name] for name in names}}

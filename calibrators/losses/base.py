@@ -1,10 +1,10 @@
-"""What every loss is made of: a dataclass of its parameters that is a torch module.
+"""Base classes of all losses: dataclasses of their parameters that are torch modules.
 
 A loss is called as ``loss(logits, labels)``: logits (n, k), or (n, k, d1, ...) as in segmentation,
-labels (n,) or (n, d1, ...), as torch's ``cross_entropy`` takes them. Half precision is computed in
+labels (n,) or (n, d1, ...), as in torch's ``cross_entropy``. Half precision is computed in
 float32, also under autocast. Labels equal to ``ignore_index`` do not count, neither in a mean nor
 in the statistics of a batch that some losses use. A logit of -inf rules a class out; a loss that
-asks for some probability of that class is infinite, as cross-entropy is if it is the label.
+requires some probability of that class is infinite, like cross-entropy if it is the label.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK = 64
 
 @dataclass(eq=False, repr=False)
 class Loss(torch.nn.Module):
-    """Base of all losses: ``losses`` gives one number for each row that counts.
+    """Base of all losses: ``losses`` returns one number for each row that counts.
 
     A term that belongs to the whole batch is added to the number of every row, so that the mean,
     the sum and the single numbers agree.
@@ -37,7 +37,7 @@ class Loss(torch.nn.Module):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    takes: ClassVar[frozenset[str]] = frozenset()  # what it is given beside logits and labels
+    takes: ClassVar[frozenset[str]] = frozenset()  # inputs in addition to logits and labels
     quadratic: ClassVar[bool] = False  # whether its cost grows with the square of the rows
 
     _: KW_ONLY
@@ -50,53 +50,55 @@ class Loss(torch.nn.Module):
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row (n,), from logits (n, k) and labels (n,) that all count."""
+        """Return the loss of each row (n,), from logits (n, k) and labels (n,) that all count."""
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of a batch; ``more`` are ``embeddings`` or ``index``, for those that take them.
+        """Return the loss of a batch; ``more`` may hold ``embeddings`` and ``index``.
 
-        Others are given them in vain, so that every loss can be called alike.
+        Losses ignore those that they do not take, so that all can be called alike.
         """
         check_batch(logits, labels)
-        _check_beside(more)
+        _check_names(more)
         _check_range(logits, labels, self.ignore_index)
         rows, flat = _rows(logits), labels.reshape(-1).long()
-        beside = {
-            name: _beside(name, value, labels) for name, value in more.items() if name in self.takes
+        extra = {
+            name: _extra_input(name, value, labels)
+            for name, value in more.items()
+            if name in self.takes
         }
         counts = flat != self.ignore_index
         with torch.autocast(logits.device.type, enabled=False):
             if len(flat) and bool(counts.all()):
-                found = self.losses(rows, flat, **beside)
+                losses = self.losses(rows, flat, **extra)
             else:
-                found = self._counted(rows, flat, beside, counts)
-        return self._reduced(found.reshape(labels.shape), counts)
+                losses = self._masked_losses(rows, flat, extra, counts)
+        return self._reduce(losses.reshape(labels.shape), counts)
 
-    def _counted(
-        self, rows: Tensor, labels: Tensor, beside: dict[str, Tensor], counts: Tensor
+    def _masked_losses(
+        self, rows: Tensor, labels: Tensor, extra: dict[str, Tensor], counts: Tensor
     ) -> Tensor:
-        """The losses of the rows that count, and 0 for the others."""
+        """Return the losses of the rows that count, and 0 for the others."""
         some = rows[counts]
-        found = some.sum(dim=1)  # if there is none: no row, but a gradient to go back
-        if len(some) or self.meets:
-            chosen = {name: value[counts] for name, value in beside.items()}
-            found = self.losses(some, labels[counts], **chosen)
-        return rows.new_zeros(labels.shape).masked_scatter(counts, found)
+        losses = some.sum(dim=1)  # without rows it is empty, but has a gradient
+        if len(some) or self.needs_all_ranks:
+            chosen = {name: value[counts] for name, value in extra.items()}
+            losses = self.losses(some, labels[counts], **chosen)
+        return rows.new_zeros(labels.shape).masked_scatter(counts, losses)
 
     @property
     def learns(self) -> bool:
-        """Whether a batch is one of training, of which a loss with a memory takes note."""
+        """Whether this is a training batch, which losses with a memory record."""
         return self.training and torch.is_grad_enabled()
 
     @property
-    def meets(self) -> bool:
-        """Whether all ranks must take part in each batch, also those without a row that counts."""
+    def needs_all_ranks(self) -> bool:
+        """Whether all ranks must take part in each batch, even without a row that counts."""
         return False
 
     def next_epoch(self) -> None:
-        """Call it after each epoch: losses that learn from the epochs so far take note."""
+        """Mark the end of an epoch, for losses that learn from the epochs so far."""
 
-    def _reduced(self, losses: Tensor, counts: Tensor) -> Tensor:
+    def _reduce(self, losses: Tensor, counts: Tensor) -> Tensor:
         if self.reduction == "none":
             return losses
         if self.reduction == "sum":
@@ -105,7 +107,7 @@ class Loss(torch.nn.Module):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """The annotated types of its parameters by name, those of every loss last."""
+        """Return the annotated types of its parameters by name, those of every loss last."""
         kind: Any = cls
         base: Any = Loss
         own = {
@@ -114,7 +116,7 @@ class Loss(torch.nn.Module):
         return {**own, **field_hints(base)}
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows: the parameters."""
+        """Return the text inside ``repr``: the parameters."""
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.hyper_parameters())
 
 
@@ -122,21 +124,21 @@ class Loss(torch.nn.Module):
 class WeightedCrossEntropy(Loss):
     """Base of losses that are a function of the label's probability alone.
 
-    They need no more than torch's fused cross-entropy, and take little longer.
+    They use torch's fused cross-entropy and are about as fast.
     """
 
     @abstractmethod
     def weighed(self, surprise: Tensor) -> Tensor:
-        """The losses of rows whose labels have the probability exp(-surprise)."""
+        """Return the losses of rows whose labels have the probability exp(-surprise)."""
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row."""
+        """Return the loss of each row."""
         return self.weighed(F.cross_entropy(logits, labels, reduction="none"))
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         check_batch(logits, labels)
-        _check_beside(more)
+        _check_names(more)
         _check_range(logits, labels, self.ignore_index)
         surprise = F.cross_entropy(
             widened(logits),
@@ -145,19 +147,19 @@ class WeightedCrossEntropy(Loss):
             ignore_index=self.ignore_index,
         )
         counts = labels != self.ignore_index
-        return self._reduced(torch.where(counts, self.weighed(surprise), 0.0), counts)
+        return self._reduce(torch.where(counts, self.weighed(surprise), 0.0), counts)
 
 
 def widened(logits: Tensor) -> Tensor:
-    """Logits in float32 at least."""
+    """Return logits in float32 at least."""
     return logits.float() if logits.dtype in HALF else logits
 
 
 def argmax(values: Tensor) -> Tensor:
-    """The first largest column of each row (n,).
+    """Return the column of the largest value in each row (n,), the first in case of ties.
 
-    torch finds largest values ten times faster than their places: so first the block of columns
-    in which the largest lies, then the place within it.
+    torch's ``amax`` is ten times faster than its ``argmax``, so first find the block of columns
+    that contains the maximum, then the position within it.
     """
     blocks = values.shape[1] // BLOCK
     if blocks < 2:
@@ -173,7 +175,7 @@ def argmax(values: Tensor) -> Tensor:
 
 
 def check_batch(logits: Tensor, labels: Tensor) -> None:
-    """Raise if these are no logits of two classes at least and labels that go with them."""
+    """Raise unless these are logits of at least two classes and matching labels."""
     for name, value in (("logits", logits), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise DataError("bad_input", f"{name} must be a tensor, got {type(value).__name__}")
@@ -188,23 +190,25 @@ def check_batch(logits: Tensor, labels: Tensor) -> None:
         )
 
 
-def gradient_again(plain: Callable[[Tensor], Tensor], at: Tensor, given: Tensor) -> Tensor:
-    """The gradient of ``plain`` as one that can be differentiated again.
+def differentiable_gradient(
+    plain: Callable[[Tensor], Tensor], at: Tensor, grad_output: Tensor
+) -> Tensor:
+    """Return the gradient of ``plain`` as one that can be differentiated again.
 
-    For losses whose gradient is worked out beside the value, when a second derivative is asked for.
+    For losses with an explicit gradient, when a second derivative is needed.
     """
-    (slope,) = torch.autograd.grad(plain(at), at, given, create_graph=True)
+    (slope,) = torch.autograd.grad(plain(at), at, grad_output, create_graph=True)
     return slope
 
 
 def _rows(logits: Tensor) -> Tensor:
-    """Logits, or embeddings, as (n, k)."""
+    """Return logits, or embeddings, as (n, k)."""
     wide = widened(logits)
     return wide if wide.dim() == 2 else wide.movedim(1, -1).reshape(-1, wide.shape[1])
 
 
 def _check_range(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
-    """Raise if a label is no class; on a GPU torch says so, as asking would wait for it."""
+    """Raise if a label is out of range; on a GPU leave it to torch, as a check here would sync."""
     if labels.device.type != "cpu" or not labels.numel():
         return
     low, high = (int(one) for one in labels.aminmax())
@@ -220,17 +224,17 @@ def _check_range(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
         )
 
 
-def _check_beside(more: dict[str, Any]) -> None:
+def _check_names(more: dict[str, Any]) -> None:
     if unknown := more.keys() - INPUTS.keys():
         raise DataError(
             "unknown_input",
-            f"a loss takes {' and '.join(sorted(INPUTS))} beside logits and labels, got "
+            f"a loss takes {' and '.join(sorted(INPUTS))} in addition to logits and labels, got "
             f"{', '.join(sorted(unknown))}",
         )
 
 
-def _beside(name: str, value: Any, labels: Tensor) -> Tensor:
-    """Embeddings (n, d, ...) as rows, or places (n, ...) in one line."""
+def _extra_input(name: str, value: Any, labels: Tensor) -> Tensor:
+    """Return embeddings (n, d, ...) as rows, or an index (n, ...) flattened."""
     shape = tuple(getattr(value, "shape", ()))
     wanted = tuple(labels.shape)
     if isinstance(value, Tensor) and value.is_floating_point() == (name == "embeddings"):

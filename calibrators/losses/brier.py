@@ -1,4 +1,4 @@
-"""The Brier score as a loss: a proper score that is bounded."""
+"""The Brier score as a loss: proper and bounded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BrierLoss(Loss):
     """``sum_c (p_c - 1[c = y])^2``.
 
     Helps where labels are noisy, as its gradient vanishes on samples that are hopelessly wrong;
-    with many classes it is slow to begin.
+    with many classes training is slow at first.
     Reference: Brier, Verification of forecasts expressed in terms of probability, 1950.
 
     >>> round(BrierLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
@@ -27,7 +27,7 @@ class BrierLoss(Loss):
     summary: ClassVar[str] = "squared distance to the one-hot label"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row."""
+        """Return the loss of each row."""
         p = torch.softmax(logits, dim=1)
         of_label = p.gather(1, labels[:, None])[:, 0]
         return p.square().sum(dim=1) - 2 * of_label + 1

@@ -1,4 +1,4 @@
-"""CRL: confidence is ranked as often as the sample was classified correctly so far."""
+"""CRL: confidence is ranked by how often the sample was classified correctly so far."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class CorrectnessRankingLoss(Loss):
     """Cross-entropy + weight * ``max(0, |h_i - h_j| - sign(h_i - h_j)(s_i - s_j))``, j after i.
 
     h is the share of epochs so far in which the network classified a training sample correctly, s
-    its confidence score; pairs are neighbours in the batch. Takes the samples' places in the
+    its confidence score; pairs are neighbours in the batch. Takes the samples' positions in the
     training set, ``loss(logits, labels, index=index)``; call ``next_epoch()`` after each epoch. The
-    history is part of ``state_dict``. Helps where confidence must tell right from wrong.
+    history is part of ``state_dict``. Helps where confidence must separate right from wrong.
     Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
 
     >>> loss = CorrectnessRankingLoss(samples=2)
@@ -53,7 +53,7 @@ class CorrectnessRankingLoss(Loss):
     def losses(
         self, logits: Tensor, labels: Tensor, index: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """The loss of each row; ``index`` (n,) are the samples' places in the training set."""
+        """Return the loss of each row; ``index`` (n,) are positions in the training set."""
         if index is None:
             raise DataError(
                 "no_index", "call loss(logits, labels, index=...) with the place of each sample"
@@ -76,5 +76,5 @@ class CorrectnessRankingLoss(Loss):
         return hard + self.weight * ranked
 
     def next_epoch(self) -> None:
-        """An epoch has ended: its hits count from now on as one of the epochs so far."""
+        """Mark the end of an epoch, whose hits now count as part of the history."""
         self.epochs.add_(1)

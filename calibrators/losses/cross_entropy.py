@@ -1,4 +1,4 @@
-"""Cross-entropy: what all others are compared with."""
+"""Cross-entropy, the baseline of all losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrators.losses.base import WeightedCrossEntropy
 class CrossEntropyLoss(WeightedCrossEntropy):
     """``-log p`` of the label.
 
-    Helps where a post-hoc map follows; trained long enough it ends over-confident.
+    Helps where a post-hoc map follows; long training ends over-confident.
     Reference: Good, Rational decisions, 1952.
 
     >>> import torch
@@ -26,5 +26,5 @@ class CrossEntropyLoss(WeightedCrossEntropy):
     summary: ClassVar[str] = "-log p of the label"
 
     def weighed(self, surprise: Tensor) -> Tensor:
-        """As it is."""
+        """Return the surprise unchanged."""
         return surprise

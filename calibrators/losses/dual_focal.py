@@ -1,4 +1,4 @@
-"""Dual focal loss: looks at the strongest wrong class as well."""
+"""Dual focal loss: takes the strongest wrong class into account as well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from calibrators.losses.base import Loss, argmax, gradient_again
+from calibrators.losses.base import Loss, argmax, differentiable_gradient
 from calibrators.losses.focal import SMALLEST
 
 
@@ -33,17 +33,17 @@ class DualFocalLoss(Loss):
     summary: ClassVar[str] = "focal loss that looks at the strongest wrong class as well"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row."""
-        found: Tensor = _DualPowered.apply(  # type: ignore[no-untyped-call]
+        """Return the loss of each row."""
+        losses: Tensor = _DualPowered.apply(  # type: ignore[no-untyped-call]
             logits, labels, self.gamma, self.as_published
         )
-        return found
+        return losses
 
 
 class _DualPowered(torch.autograd.Function):
-    """The loss with its gradient worked out beside it: a third of what autograd takes.
+    """The loss with an explicit gradient, which takes a third of the time of autograd.
 
-    The gradient of log p_c is ``onehot_c - p``: a row needs p, and what label and rival weigh.
+    The gradient of log p_c is ``onehot_c - p``: a row needs p, and the weights of label and rival.
     """
 
     @staticmethod
@@ -54,22 +54,22 @@ class _DualPowered(torch.autograd.Function):
         log_p = torch.log_softmax(logits, dim=1)
         of_label = log_p.gather(1, place)
         if as_published:
-            beside = argmax(log_p.masked_fill(log_p >= of_label, -torch.inf))[:, None]
+            runner_up = argmax(log_p.masked_fill(log_p >= of_label, -torch.inf))[:, None]
         else:
-            beside = argmax(log_p.scatter_(1, place, -torch.inf))[:, None]
+            runner_up = argmax(log_p.scatter_(1, place, -torch.inf))[:, None]
             log_p.scatter_(1, place, of_label)
-        rival = _rival(of_label, log_p.gather(1, beside), as_published)
+        rival = _rival(of_label, log_p.gather(1, runner_up), as_published)
         base = _base(of_label, rival)
         power = base.pow(gamma)
         slope = gamma * power / base * of_label  # by p_y; minus that by p_j
         weights = slope * of_label.exp() - power, -slope * rival
-        places = torch.cat([place, beside], dim=1)
+        places = torch.cat([place, runner_up], dim=1)
         ctx.save_for_backward(logits, log_p, places, torch.cat(weights, dim=1))
         ctx.settings = gamma, as_published
         return (-power * of_label)[:, 0]
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         logits, log_p, places, weights = ctx.saved_tensors
         gamma, as_published = ctx.settings
         if torch.is_grad_enabled():
@@ -78,19 +78,19 @@ class _DualPowered(torch.autograd.Function):
                 label, rival = torch.log_softmax(at, dim=1).gather(1, places).unbind(dim=1)
                 return -_base(label, _rival(label, rival, as_published)).pow(gamma) * label
 
-            return gradient_again(plain, logits, given), None, None, None
-        pulls = weights * given[:, None]
+            return differentiable_gradient(plain, logits, grad_output), None, None, None
+        pulls = weights * grad_output[:, None]
         slope = log_p.exp().mul_(-pulls.sum(dim=1, keepdim=True))
         return slope.scatter_add_(1, places, pulls), None, None, None
 
 
 def _base(of_label: Tensor, rival: Tensor) -> Tensor:
-    """1 - p_y + p_j."""
+    """Return 1 - p_y + p_j."""
     return (rival - torch.expm1(of_label)).clamp(min=SMALLEST)
 
 
 def _rival(of_label: Tensor, of_rival: Tensor, as_published: bool) -> Tensor:
-    """p_j; as published 0 where no class is below the label's."""
+    """Return p_j; as published, 0 where no class is below the label's."""
     if as_published:
         return torch.where(of_rival >= of_label, 0.0, of_rival.exp())
     return of_rival.exp()

@@ -1,4 +1,4 @@
-"""Focal loss and its kin: cross-entropy weighted by a power of the label's probability."""
+"""Focal losses: cross-entropy weighted by a power of the label's probability."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from calibrators.errors import CalibrationWarning
-from calibrators.losses.base import WeightedCrossEntropy, gradient_again
+from calibrators.losses.base import WeightedCrossEntropy, differentiable_gradient
 
-# where 1 - p is less, its power has no gradient worth the name (and at 0 none at all)
+# below this value of 1 - p the gradient of its power is negligible (at 0 it is undefined)
 SMALLEST = 1e-12
 # the minimum over p of (1 + p) / (-p log p)
 STEEPEST_INVERSE = 3.591
 
 
 def powered(surprise: Tensor, gamma: Tensor | float) -> Tensor:
-    """The surprise -log p times ``(1 - p)^gamma``, or ``(1 + p)^-gamma`` where gamma is negative.
+    """Return -log p times ``(1 - p)^gamma``, or ``(1 + p)^-gamma`` where gamma is negative.
 
     Gamma carries no gradient.
     """
-    found: Tensor = _Powered.apply(surprise, gamma)  # type: ignore[no-untyped-call]
-    return found
+    losses: Tensor = _Powered.apply(surprise, gamma)  # type: ignore[no-untyped-call]
+    return losses
 
 
 class _Powered(torch.autograd.Function):
-    """The derivative is worked out beside the value: what autograd would do takes three times."""
+    """The loss with an explicit derivative, which takes a third of the time of autograd."""
 
     @staticmethod
     def forward(ctx: Any, surprise: Tensor, gamma: Tensor | float) -> Tensor:
@@ -42,19 +42,19 @@ class _Powered(torch.autograd.Function):
         return power * surprise
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         surprise, strength, slope = ctx.saved_tensors
         if torch.is_grad_enabled():
 
             def plain(at: Tensor) -> Tensor:
                 return _base(at, strength).pow(strength.abs()) * at
 
-            return gradient_again(plain, surprise, given), None
-        return given * slope, None
+            return differentiable_gradient(plain, surprise, grad_output), None
+        return grad_output * slope, None
 
 
 def _base(surprise: Tensor, strength: Tensor) -> Tensor:
-    """1 - p, or 1 + p where gamma is negative."""
+    """Return 1 - p, or 1 + p where gamma is negative."""
     doubt = (-torch.expm1(-surprise)).clamp(min=SMALLEST)  # exact where p is near 1
     return torch.where(strength >= 0, doubt, 1 + torch.exp(-surprise))
 
@@ -67,9 +67,9 @@ class WrongWayGradients(CalibrationWarning):
 
 @dataclass(eq=False, repr=False)
 class FocalLoss(WeightedCrossEntropy):
-    """``-(1 - p)^gamma log p``: what is sure counts less.
+    """``-(1 - p)^gamma log p``: confident samples count less.
 
-    Helps against over-confidence, and overdoes it in a short training. gamma = 0 is cross-entropy.
+    Helps against over-confidence, and overdoes it in short training. gamma = 0 is cross-entropy.
     References: Lin et al., Focal loss for dense object detection, 2017; Mukhoti et al.,
     Calibrating deep neural networks using focal loss, 2020.
 
@@ -83,7 +83,7 @@ class FocalLoss(WeightedCrossEntropy):
     summary: ClassVar[str] = "cross-entropy weighted by a power of 1 - p"
 
     def weighed(self, surprise: Tensor) -> Tensor:
-        """The losses of rows with these surprises."""
+        """Return the losses of rows with these surprises."""
         return powered(surprise, self.gamma)
 
 
@@ -91,7 +91,7 @@ class FocalLoss(WeightedCrossEntropy):
 class FLSD53Loss(WeightedCrossEntropy):
     """Focal loss, ``-(1 - p)^gamma log p``, with gamma 5 where p < 0.2 and 3 elsewhere.
 
-    Helps as focal loss does, and presses less on samples that are far from learned.
+    Helps like focal loss, with less weight on samples that are far from learned.
     Reference: Mukhoti et al., Calibrating deep neural networks using focal loss, 2020.
 
     >>> round(FLSD53Loss()(torch.tensor([[0.0, 2.0]]), torch.tensor([0])).item(), 4)
@@ -102,16 +102,16 @@ class FLSD53Loss(WeightedCrossEntropy):
     summary: ClassVar[str] = "focal loss with a larger gamma for unlikely labels"
 
     def weighed(self, surprise: Tensor) -> Tensor:
-        """The losses of rows with these surprises."""
+        """Return the losses of rows with these surprises."""
         gamma = torch.where(torch.exp(-surprise.detach()) < 0.2, 5.0, 3.0)
         return powered(surprise, gamma)
 
 
 @dataclass(eq=False, repr=False)
 class InverseFocalLoss(WeightedCrossEntropy):
-    """``-(1 + p)^gamma log p``: what is sure counts more.
+    """``-(1 + p)^gamma log p``: confident samples count more.
 
-    Helps networks that are not sure enough, or before a post-hoc map. Above gamma = 3.591 the
+    Helps under-confident networks, or before a post-hoc map. Above gamma = 3.591 the
     gradient has the wrong sign for some p.
     Reference: Wang et al., Rethinking calibration of deep neural networks, 2021.
 
@@ -135,5 +135,5 @@ class InverseFocalLoss(WeightedCrossEntropy):
             )
 
     def weighed(self, surprise: Tensor) -> Tensor:
-        """The losses of rows with these surprises."""
+        """Return the losses of rows with these surprises."""
         return powered(surprise, -self.gamma)

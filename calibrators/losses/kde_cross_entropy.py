@@ -19,7 +19,7 @@ class KDECrossEntropyLoss(Loss):
 
     ``w_ji`` is proportional to the density at p_j of a Dirichlet distribution with parameters
     ``p_i / bandwidth + 1``: the estimate of E[y | p_j] from the other rows. Quadratic in the batch,
-    and linear in the classes. Helps where all probabilities must be right, not the largest alone.
+    and linear in the classes. Helps where all probabilities must be right, not only the largest.
     The paper uses weights 0.3 (CIFAR-10) and 0.5 (CIFAR-100).
     Reference: Popordanoska et al., A consistent and differentiable Lp canonical calibration error
     estimator, 2022.
@@ -40,7 +40,7 @@ class KDECrossEntropyLoss(Loss):
     quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row."""
+        """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         hard = F.nll_loss(log_p, labels, reduction="none")
         if len(labels) < 2:
@@ -51,7 +51,7 @@ class KDECrossEntropyLoss(Loss):
         p = log_p.exp()
         excess = p / self.bandwidth
         scale = torch.lgamma(excess.sum(dim=1) + p.shape[1]) - torch.lgamma(excess + 1).sum(dim=1)
-        # a probability of 0 would end the logarithm of the density: p below 1e-30 counts as that
+        # keeps the logarithm of the density finite: p is raised to at least 1e-30
         density = log_p.clamp(min=-69.0) @ excess.T + scale
         itself = torch.eye(len(p), dtype=torch.bool, device=p.device)
         shares = torch.softmax(density.masked_fill(itself, -torch.inf), dim=1)

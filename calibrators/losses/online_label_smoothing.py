@@ -1,4 +1,4 @@
-"""Online label smoothing: soft labels that the network has learned in the epoch before."""
+"""Online label smoothing: soft labels learned in the previous epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OnlineLabelSmoothingLoss(Loss):
     """``hard (-log p_y) + (1 - hard) (-sum_c S_yc log p_c)``, S the soft label of each class.
 
     S_y is the mean prediction over the correctly predicted training samples of class y in the
-    epoch before (first: uniform). Call ``next_epoch()`` after each epoch; the soft labels, two
+    previous epoch (at first uniform). Call ``next_epoch()`` after each epoch; the soft labels, two
     tables of classes squared, are part of ``state_dict``. Helps where some classes resemble each
     other: they share the smoothing.
     Reference: Zhang et al., Delving deep into label smoothing, 2021.
@@ -47,7 +47,7 @@ class OnlineLabelSmoothingLoss(Loss):
         self.seen = torch.nn.Buffer(torch.zeros(self.classes, self.classes))
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row."""
+        """Return the loss of each row."""
         if logits.shape[1] != self.classes:
             raise DataError(
                 "bad_shape", f"logits must have {self.classes} columns, got {logits.shape[1]}"
@@ -63,13 +63,13 @@ class OnlineLabelSmoothingLoss(Loss):
         return self.hard * hard + (1 - self.hard) * soft
 
     def _apply(self, *how: Any, **more: Any) -> Any:
-        """Moved with its network, but never to half precision, in which sums stall."""
+        """Move with the network, but stay in float32: sums stall in half precision."""
         super()._apply(*how, **more)  # type: ignore[no-untyped-call]
         self.soft.data, self.seen.data = self.soft.data.float(), self.seen.data.float()
         return self
 
     def next_epoch(self) -> None:
-        """Let what was seen in this epoch be the soft labels of the next."""
+        """Make the mean predictions of this epoch the soft labels of the next."""
         total = self.seen.sum(dim=1, keepdim=True)
         self.soft.copy_(torch.where(total > 0, self.seen / total.clamp(min=1e-12), self.soft))
         self.seen.zero_()

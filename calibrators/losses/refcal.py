@@ -13,11 +13,11 @@ from torch import Tensor
 from calibrators.errors import DataError, ParameterError
 from calibrators.losses.base import Loss
 
-SMALLEST = 1e-6  # length of an embedding that still has a direction
+SMALLEST = 1e-6  # least length of an embedding that has a direction
 
 
 def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Supervised contrastive loss of each anchor (n,), on L2-normalised embeddings.
+    """Return the supervised contrastive loss of each anchor (n,), on L2-normalised embeddings.
 
     ``-1/|P| sum over positives of log(exp(e_i e_p / t) / sum over others exp(e_i e_a / t))``; 0 for
     an anchor without a positive. Reference: Khosla et al., Supervised contrastive learning, 2020.
@@ -32,7 +32,7 @@ def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tenso
 
 
 def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """The hard-pair refinement loss of each anchor (n,) that the contrastive loss bounds.
+    """Return the hard-pair refinement loss of each anchor (n,), bounded by the contrastive loss.
 
     ``min over positives 1/2 |e_i - e_p|^2 - min over negatives 1/2 |e_i - e_n|^2`` on L2-normalised
     embeddings; 0 for an anchor that lacks either.
@@ -51,8 +51,8 @@ class RefCalLoss(Loss):
     """Any ``loss`` on the logits + weight * supervised contrastive loss of the ``embeddings``.
 
     Called as ``loss(logits, labels, embeddings=embeddings)``, embeddings (n, d) from the layer
-    before the last. Helps where classes are rare or alike: embeddings keep apart what the logits
-    confuse. ``hard_pairs`` takes the refinement loss itself in place of its bound. The
+    before the last. Helps where classes are rare or similar: embeddings separate what the logits
+    confuse. ``hard_pairs`` uses the refinement loss itself in place of its bound. The
     source gives no constants; temperature 0.1 and weight 1 are a choice. Quadratic in the batch.
     Reference: Hebbalaguppe et al., Enhancing deep neural network reliability with refinement and
     calibration, 2026.
@@ -89,7 +89,7 @@ class RefCalLoss(Loss):
     def losses(
         self, logits: Tensor, labels: Tensor, embeddings: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """The loss of each row; ``embeddings`` are (n, d)."""
+        """Return the loss of each row; ``embeddings`` are (n, d)."""
         if embeddings is None:
             raise DataError(
                 "no_embeddings",
@@ -104,10 +104,10 @@ class RefCalLoss(Loss):
         return self.calibration.losses(logits, labels, **inner) + self.weight * term
 
     @property
-    def meets(self) -> bool:
-        """As the loss on the logits."""
-        return self.calibration.meets
+    def needs_all_ranks(self) -> bool:
+        """Whether the loss on the logits needs all ranks."""
+        return self.calibration.needs_all_ranks
 
     def next_epoch(self) -> None:
-        """An epoch has ended, for the loss on the logits too."""
+        """Mark the end of an epoch, for the loss on the logits too."""
         self.calibration.next_epoch()

@@ -17,14 +17,14 @@ from calibrators.scan import classes_of
 
 @cache
 def all_losses() -> dict[str, type[Loss]]:
-    """Every loss class by name."""
+    """Return every loss class by name."""
     package = importlib.import_module(__package__ or "")
     found = classes_of(package, Loss)  # type: ignore[type-abstract]
     return {one.name: one for one in found if "name" in vars(one)}
 
 
 def make_loss(name: str, **params: Any) -> Loss:
-    """A loss by its name and parameters.
+    """Make a loss from its name and parameters.
 
     >>> make_loss("focal", gamma=2.0).gamma
     2.0
@@ -49,7 +49,7 @@ def make_loss(name: str, **params: Any) -> Loss:
 
 
 def needed(name: str) -> frozenset[str]:
-    """The parameters of a loss that have no default: sizes that it must know beforehand.
+    """Return the parameters of a loss that have no default: sizes that it must know beforehand.
 
     >>> sorted(needed("online_label_smoothing"))
     ['classes']

@@ -1,4 +1,4 @@
-"""SECA: each class's own mean prediction as a second, soft label."""
+"""SECA: the mean prediction of each class as a second, soft label."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class SECALoss(Loss):
 
     No parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the gradient
     with respect to the logits is ``2 p - (onehot + mu)``. Means are over the batch, with
-    ``all_ranks`` over the batches of all ranks of torch.distributed, which must all call it as
-    often. Helps a training from scratch
-    that shall be calibrated without a held-out set.
+    ``all_ranks`` over the batches of all ranks of torch.distributed, which must all call it equally
+    often. Helps training from scratch that must be calibrated without a held-out set.
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
     >>> round(SECALoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
@@ -32,18 +31,18 @@ class SECALoss(Loss):
     summary: ClassVar[str] = "cross-entropy plus the class's own mean prediction as a soft label"
 
     @property
-    def meets(self) -> bool:
-        """With ``all_ranks``."""
+    def needs_all_ranks(self) -> bool:
+        """Whether ``all_ranks`` is set."""
         return self.all_ranks
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row."""
-        found: Tensor = _SelfGuided.apply(logits, labels, self.all_ranks)  # type: ignore[no-untyped-call]
-        return found
+        """Return the loss of each row."""
+        losses: Tensor = _SelfGuided.apply(logits, labels, self.all_ranks)  # type: ignore[no-untyped-call]
+        return losses
 
 
 class _SelfGuided(torch.autograd.Function):
-    """The loss with its gradient worked out beside it: half the passes that autograd takes."""
+    """The loss with an explicit gradient, which needs half the passes of autograd."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
@@ -61,23 +60,23 @@ class _SelfGuided(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
         logits, slope = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again: the target stays what it is
+        if torch.is_grad_enabled():  # second derivative: the target is constant
             p = torch.softmax(logits, dim=1)
             slope = slope + 2 * (p - p.detach())
-        return slope * given[:, None], None, None
+        return slope * grad_output[:, None], None, None
 
 
 def _class_means(p: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
-    """For each sample the mean of p over its class (n, k)."""
+    """Return for each sample the mean of p over its class (n, k)."""
     counts = torch.bincount(labels, minlength=p.shape[1])
     together = all_ranks and torch.distributed.is_initialized()
     if together:
         torch.distributed.all_reduce(counts)
-    there = counts > 0
-    group = (there.cumsum(0) - 1)[labels]
-    sums = p.new_zeros(int(there.sum()), p.shape[1]).index_add_(0, group, p)
+    present = counts > 0
+    group = (present.cumsum(0) - 1)[labels]
+    sums = p.new_zeros(int(present.sum()), p.shape[1]).index_add_(0, group, p)
     if together:
         torch.distributed.all_reduce(sums)
-    return sums.div_(counts[there, None]).index_select(0, group)
+    return sums.div_(counts[present, None]).index_select(0, group)

@@ -15,18 +15,18 @@ from calibrators.losses.base import Loss
 
 Score = Literal["msp", "margin", "neg_entropy"]
 
-# 1 - G is kept off 0, where its logarithm ends
+# lower bound of 1 - G, to keep its logarithm finite
 SMALLEST = 1e-6
 
 
 def confidence_score(log_p: Tensor, score: Score) -> Tensor:
-    """How sure each row is: largest probability, lead over the second, or minus the entropy."""
+    """Return each row's score: largest probability, lead over the second, or minus the entropy."""
     if score == "msp":
         return log_p.amax(dim=1).exp()
     if score == "margin":
         first, second = log_p.topk(2, dim=1).values.exp().unbind(dim=1)
         return first - second
-    # log p is kept off -inf, where p is 0 and the product would have no gradient
+    # log p is bounded, as the product has no gradient at -inf
     return (log_p.exp() * log_p.clamp(min=-1e4)).sum(dim=1)
 
 
@@ -39,8 +39,8 @@ class SelectiveRiskLoss(Loss):
     score's range, tau the ``coverage``-quantile of s, C = 1 / G(tau). Counts, tau and C carry no
     gradient, nor do the weights unless ``weight_gradient`` (the paper's form: then the first
     ``warm_up`` batches are plain cross-entropy, as training from scratch gets stuck otherwise).
-    Costs O(n bins), no sort. Helps where predictions are handed over below a threshold: what is
-    surest counts most, up to tau, beyond which nothing is gained by being surer still.
+    Costs O(n bins), no sort. Helps where predictions below a threshold are deferred: the
+    most confident rows count most, up to tau, beyond which more confidence gains nothing.
     Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and inverse
     focal loss, 2025.
 
@@ -64,7 +64,7 @@ class SelectiveRiskLoss(Loss):
         self.batches = torch.nn.Buffer(torch.tensor(0))
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row."""
+        """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         surprise = F.nll_loss(log_p, labels, reduction="none")
         if self.learns and self.warm_up:
@@ -77,7 +77,7 @@ class SelectiveRiskLoss(Loss):
 
     def _weights(self, score: Tensor, classes: int) -> Tensor:
         low, high = (-math.log(classes), 0.0) if self.score == "neg_entropy" else (0.0, 1.0)
-        score = score.clamp(low, high)  # rounding may take it further, where no bin would count it
+        score = score.clamp(low, high)  # rounding may exceed the range of the bins
         fixed = score.detach()
         count = torch.histc(fixed, self.bins, low, high) / len(fixed)
         centres = (
@@ -94,7 +94,7 @@ class SelectiveRiskLoss(Loss):
 
 
 def _quantile(values: Tensor, share: float) -> Tensor:
-    """What torch.quantile gives, without its sort and its limit of rows."""
+    """Return torch.quantile, without its sort and its limit of rows."""
     place = share * (len(values) - 1)
     low, high = (values.kthvalue(int(one) + 1).values for one in (place, math.ceil(place)))
     return torch.lerp(low, high, place - int(place))
@@ -121,7 +121,7 @@ class AURCLoss(Loss):
     summary: ClassVar[str] = "cross-entropy weighted by the rank of the confidence"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """The loss of each row."""
+        """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         with torch.no_grad():
             score = confidence_score(log_p, self.score)

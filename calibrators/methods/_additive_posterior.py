@@ -23,13 +23,13 @@ NODES = 14
 QUANTILE_SHARE = 0.5
 LOG_PRECISIONS = (-2.0, 1.0, 4.0, 7.0, 10.0)
 PRIOR_MEAN, PRIOR_DEVIATION = 4.0, 2.0
-# cells of the first, second and third term that more rows are gathered in
+# numbers of cells of the first, second and third term for gathering many rows
 CELLS = (128, 16, 2)
-MOST_ITERATIONS = 50
+MAX_ITERATIONS = 50
 LARGEST_STEP = 2.0
-LEAST_DECREMENT = 1e-3
-LEAST_WEIGHT = 1e-5
-# log odds that no number of rows tells from certainty
+MIN_DECREMENT = 1e-3
+MIN_WEIGHT = 1e-5
+# log odds indistinguishable from certainty
 FAR = 20.0
 ROWS_AT_ONCE = 1 << 15
 
@@ -50,7 +50,7 @@ class DesignRows:
 
     @classmethod
     def gathered(cls, terms: Floats, offset: Floats, hits: Floats) -> DesignRows:
-        """Gather rows with terms (t, n), each of several values, in cells if they are many."""
+        """Make the design of rows with terms (t, n), gathered in cells if there are many."""
         nodes = np.stack([_nodes(term) for term in terms])
         if len(offset) <= np.prod(CELLS):
             return cls(nodes, basis(terms, nodes), offset, hits, np.ones(len(offset)))
@@ -106,7 +106,7 @@ def fit_posterior(rows: DesignRows, progress: Callable[[int, int], None]) -> Pos
     weights = np.exp(evidence - evidence.max())
     together = float(evidence.max() + np.log(weights.sum()))
     weights /= weights.sum()
-    used = [(w, one) for w, one in zip(weights, models, strict=True) if w >= LEAST_WEIGHT]
+    used = [(w, one) for w, one in zip(weights, models, strict=True) if w >= MIN_WEIGHT]
     mean = sum((w * _padded(one.mode, size) for w, one in used), np.zeros(size))
     covariance = np.zeros((size, size))
     for weight, one in used:
@@ -128,7 +128,7 @@ def fit_posterior(rows: DesignRows, progress: Callable[[int, int], None]) -> Pos
 
 
 def basis(terms: Floats, nodes: Floats) -> Floats:
-    """Return what heights (t, p) are multiplied by for the sum of all functions, (n, t p).
+    """Return the design matrix (n, t p) of the sum of all functions with heights (t, p).
 
     A function is constant beyond its first and last node.
 
@@ -170,7 +170,7 @@ def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
 
 
 def _models(rows: DesignRows) -> Iterator[_Model]:
-    """Fit all models; neighbours on the grid follow each other, from stiff to free."""
+    """Yield all fitted models along the grid, from stiff to free, each started at the last."""
     for terms in range(1, len(rows.nodes) + 1):
         size = terms * NODES
         design = np.ascontiguousarray(rows.design[:, :size])
@@ -198,11 +198,11 @@ def _mode(
 ) -> tuple[Floats, Floats, float]:
     """Return the mode, the Cholesky factor of the Hessian there, and the log joint density.
 
-    Newton's steps, shortened so that no log odds move by more than 2 at once. The last step is the
-    first that gains less than LEAST_DECREMENT; the factor is that of the point before it.
+    Newton steps, shortened so that no log odds move by more than 2 at once. The last step is the
+    first that gains less than MIN_DECREMENT; the factor is that of the point before it.
     """
     mode = start
-    for _ in range(MOST_ITERATIONS):
+    for _ in range(MAX_ITERATIONS):
         log_odds = rows.offset + design @ mode
         share = np.exp(-np.logaddexp(0, -log_odds))
         slope = design.T @ (rows.count * share - rows.hits) + precision @ mode
@@ -211,7 +211,7 @@ def _mode(
         step = np.linalg.solve(factor.T, np.linalg.solve(factor, slope))
         moved = float(np.abs(design @ step).max())
         mode = mode - step * min(1.0, LARGEST_STEP / max(moved, 1e-300))
-        if slope @ step < LEAST_DECREMENT:
+        if slope @ step < MIN_DECREMENT:
             break
     log_odds = rows.offset + design @ mode
     likelihood = rows.hits @ log_odds - rows.count @ np.logaddexp(0, log_odds)
@@ -219,9 +219,9 @@ def _mode(
 
 
 def _nodes(term: Floats) -> Floats:
-    """Return nodes between the least and the largest value, denser where rows are.
+    """Return nodes between the smallest and the largest value, denser where rows are.
 
-    Values beyond FAR say nothing more: the first and the last node hold for them.
+    Values beyond FAR share the first or the last node.
     """
     at = np.linspace(0, 1, NODES)
     term = np.clip(term, -FAR, FAR)

@@ -1,4 +1,4 @@
-"""What the methods that begin with temperature scaling share."""
+"""Base of the methods that start with temperature scaling."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from calibrators.errors import BoundarySolution, FellBack, FlatLogits
 from calibrators.fitting.context import FitContext
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 
-NOTHING_TO_BUILD_ON = (BoundarySolution.code, FlatLogits.code)
+FALLBACK_CODES = (BoundarySolution.code, FlatLogits.code)
 
 
 @dataclass(frozen=True)
 class AfterTemperature(Calibrator):
     """A method that works on logits divided by the exact temperature of temperature scaling.
 
-    Their scale is then of no account. If temperature scaling ends at its bound or finds flat logits
+    Their scale then does not matter. If temperature scaling ends at its bound or finds flat logits
     there is nothing to build on: the method falls back to its map, with a FellBack warning.
     """
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         base = TemperatureScaling().fit_in(data, context.without_progress())
         assert isinstance(base, TemperatureMap)  # noqa: S101
-        reason = why_hopeless(base)
+        reason = fallback_reason(base)
         if reason is not None:
             context.step(1, 1)
-            return fallen_back(self.name, base, reason, context)
+            return fall_back(self.name, base, reason, context)
         return self._fit_scaled(data, base, context)
 
     def fit_after(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
-        """Fit inside a running fit that has fitted temperature scaling, and may build on it."""
+        """Fit within a running fit that has fitted temperature scaling successfully."""
         return self._fit_scaled(data, base, context)
 
     @abstractmethod
@@ -44,17 +44,17 @@ class AfterTemperature(Calibrator):
         """Fit on ``data``, for which ``base`` is temperature scaling."""
 
 
-def why_hopeless(base: CalibrationMap) -> str | None:
+def fallback_reason(base: CalibrationMap) -> str | None:
     """Return why a fit ended at its bound or on flat logits; None if it did not."""
     for warning in base.fit_info["warnings"]:
-        if warning["code"] in NOTHING_TO_BUILD_ON:
+        if warning["code"] in FALLBACK_CODES:
             return str(warning["message"])
     return None
 
 
-def fallen_back(
+def fall_back(
     method: str, base: TemperatureMap, reason: str, context: FitContext
 ) -> TemperatureMap:
-    """Return ``base`` as the map of a method that falls back to it, recorded and warned of."""
+    """Return ``base`` as the map of a method that falls back to it; record and warn."""
     context.warn(FellBack, f"{method} fell back to temperature scaling: {reason}")
     return base.with_info(fallback={"method": method, "reason": reason})

@@ -17,7 +17,7 @@ Reach = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Edges (b - 1,), rows and hits (b,) of each bin, and what it gives if it has no rows."""
+    """Edges (b - 1,), rows and hits (b,) of each bin, and its middle for bins without rows."""
 
     edges: Floats
     rows: Floats
@@ -25,28 +25,28 @@ class Bins:
     middles: Floats
 
     def shares(self, more_hits: float, more_rows: float) -> Floats:
-        """The share of hits in each bin with these added; the middle of a bin without rows."""
+        """Return the share of hits in each bin with these added; its middle without rows."""
         shares = self.middles.copy()
         whole = self.rows + more_rows
         np.divide(self.hits + more_hits, whole, out=shares, where=self.rows > 0)
         return shares
 
     def squared_error(self, shares: Floats) -> float:
-        """The mean over rows of the squared distance from a bin's share to right or wrong."""
+        """Return the mean over rows of the squared distance from the share to right or wrong."""
         errors = self.hits * (1 - shares) ** 2 + (self.rows - self.hits) * shares**2
         return float(errors.sum() / max(1.0, self.rows.sum()))
 
 
 def even_edges(bins: int) -> Floats:
-    """The edges inside (0, 1) of bins of equal width."""
+    """Return the edges inside (0, 1) of bins of equal width."""
     return np.arange(1, bins) / bins
 
 
 def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach: Reach) -> Bins:
-    """Bins of scores on any scale, and how many of the rows in each are right (1.0, not 0.0).
+    """Return bins of scores on any scale, and how many rows of each are right (1.0, not 0.0).
 
     ``even`` are the edges of bins of equal width on that scale, and say how many bins there are;
-    ``reach`` gives the highest score that counts as equal to another.
+    ``reach`` returns the highest score that counts as equal to another.
 
     >>> from calibrators.methods._ties import log_odds_reach
     >>> odds, right = np.array([-1.0, 0.0, 0.0, 3.0]), np.array([0.0, 1.0, 0.0, 1.0])
@@ -64,14 +64,14 @@ def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach
 
 
 def _even_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
-    """These edges; one that values lie on, or all but on, goes above all that are equal to it."""
+    """Return these edges, each moved above the values that are equal to it up to rounding."""
     above = reach(even)
     first, last = np.searchsorted(ordered, 2 * even - above), np.searchsorted(ordered, above)
     return np.asarray(np.where(last > first, above, even))
 
 
 def _mass_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
-    """As many edges between equally many of these rising values; equal ones are not parted."""
+    """Return edges between equally many of these ascending values; equal ones stay together."""
     bins = even.size + 1
     cuts = np.unique(np.rint(np.arange(1, bins) * ordered.size / bins).astype(np.intp))
     ends = np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)

@@ -1,4 +1,4 @@
-"""The cross-validation behind ``auto``: every candidate out of fold, within a time budget."""
+"""Cross-validation of the candidates of ``auto`` within a time budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = "additive"
 
 
 def steps(recipes: dict[str, Calibrator], folds: int) -> int:
-    """Steps of the whole job: the temperature before all else, every fold, and the final fit."""
+    """Return the number of steps: temperature scaling, every fold, and the final fit."""
     return folds * len(recipes) + 2
 
 
@@ -34,10 +34,10 @@ class Trial:
 class Contest:
     """The candidates' cross-validation within the time budget.
 
-    Every candidate's first fold, for which it has an equal share of the time left, tells what its
-    others will take. One that can do within that share goes on at once; of the others the cheapest
-    go first, each only if its other folds and a final fit are likely to end in time. ``additive``
-    is never left out.
+    The first fold of a candidate, for which it has an equal share of the time left, predicts the
+    time of the others. Candidates that stay within that share continue at once; the others follow,
+    cheapest first, each only if its remaining folds and a final fit are likely to end in time.
+    ``additive`` is never left out.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Contest:
         self._seconds: dict[str, float] = {}
         self._scores: dict[str, Floats] = {}
 
-    def held(self, recipes: dict[str, Calibrator]) -> dict[str, Trial]:
-        """The trials of all candidates that were in time, in the order of the recipes."""
+    def run(self, recipes: dict[str, Calibrator]) -> dict[str, Trial]:
+        """Return the trials of all candidates that were in time, in the order of the recipes."""
         self._total = steps(recipes, self._folds)
         later = []
         for place, (name, recipe) in enumerate(recipes.items()):
@@ -72,7 +72,7 @@ class Contest:
         return {name: self._trial(name) for name in recipes if name in self._scores}
 
     def _run_others(self, name: str, recipe: Calibrator) -> None:
-        """All folds but the first, as long as they are likely to end in time."""
+        """Run all folds but the first, as long as they are likely to end in time."""
         for number in range(1, self._folds):
             needed, left = self._needed(name, number), max(0.0, self._left())
             if needed > left and name != BASE:
@@ -86,16 +86,16 @@ class Contest:
         return self._deadline - time.monotonic()
 
     def _needed(self, name: str, done: int) -> float:
-        """Seconds that a candidate's other folds and a final fit are likely to take."""
+        """Return the seconds that the other folds and a final fit are likely to take."""
         fold = self._seconds[name] / done
         return fold * (self._folds - done) + fold * self._folds / (self._folds - 1)
 
     def _run(self, name: str, recipe: Calibrator, number: int, share: float = 1.0) -> None:
-        """One fold of one candidate, unless its share of the time left ends in it."""
+        """Run one fold of one candidate, stopped when its share of the time left is up."""
         start = time.monotonic()
         deadline = math.inf if name == BASE else start + share * (self._deadline - start)
         if start >= deadline:
-            self._leave_out(name, "it was not begun: the time was up")
+            self._leave_out(name, "it was not started: the time was up")
             return
         context = self._context.inner(deadline)
         rows = np.flatnonzero(self._fold == number)

@@ -1,4 +1,4 @@
-"""Isotonic regression of rows that are right or wrong, exact, at a million rows."""
+"""Exact isotonic regression of rows that are right or wrong, fast for a million rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW = 0.9
 
 @dataclass(frozen=True, eq=False)
 class RisingFunction:
-    """A function that never falls: linear between its nodes, constant outside them."""
+    """A non-decreasing function: linear between its nodes, constant outside them."""
 
     nodes: Floats
     heights: Floats
@@ -26,9 +26,9 @@ class RisingFunction:
 def rising_function(
     scores: Floats, right: Floats, right_below: float = 0.0, wrong_above: float = 0.0
 ) -> RisingFunction:
-    """The never falling function of ``scores`` >= 0 nearest to ``right`` (0.0 or 1.0) in squares.
+    """Fit a non-decreasing function of ``scores`` >= 0 to ``right`` (0.0 or 1.0) by least squares.
 
-    Equal scores are pooled first, also those that differ by rounding alone. ``right_below`` of a
+    Scores that are equal up to rounding are pooled first. ``right_below`` of a
     right row is added at the lowest score and ``wrong_above`` of a wrong one at the highest. The
     nodes are the first and last score of each pool; there are at least two. ``squared_error`` is
     the mean over the rows.
@@ -37,7 +37,7 @@ def rising_function(
     >>> found.nodes.tolist(), found.heights.tolist()
     ([0.1, 0.2, 0.3, 0.4], [0.0, 0.5, 0.5, 1.0])
     """
-    lowest, highest, hits, rows = tallied(scores, right)
+    lowest, highest, hits, rows = tally(scores, right)
     sums, weights = hits.copy(), rows.copy()
     sums[0] += right_below
     weights[0] += right_below
@@ -54,17 +54,17 @@ def rising_function(
     return RisingFunction(nodes[needed], heights[needed], begin.size, error)
 
 
-def tallied(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """The distinct scores >= 0 in rising order, and how many rows of each are right, and in all.
+def tally(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the distinct scores >= 0, ascending, with how many rows are right, and in all.
 
-    Scores that differ by no more than ``share_reach`` says count as one: given are the lowest and
-    the highest of them. Where the next score is too close to the highest, as where scores lie close
-    all along, that is the lowest again, so none of these is close to one of the next.
+    Scores that are equal according to ``share_reach`` count as one; the lowest and the highest of
+    them are returned. Where the next score is too close to the highest, the lowest is repeated
+    instead, so that different scores are never close.
 
-    The bits of such numbers rise as the numbers do, and leave one bit free for ``right``: one sort
-    of plain integers, ten times as fast at a million rows as one that keeps places.
+    The bits of such numbers are ordered like the numbers and leave one bit free for ``right``: one
+    sort of plain integers, ten times as fast for a million rows as an argsort.
 
-    >>> [one.tolist() for one in tallied(np.array([0.5, 0.2, 0.5]), np.array([1.0, 0.0, 0.0]))]
+    >>> [one.tolist() for one in tally(np.array([0.5, 0.2, 0.5]), np.array([1.0, 0.0, 0.0]))]
     [[0.2, 0.5], [0.2, 0.5], [0.0, 1.0], [1.0, 2.0]]
     """
     keys = (scores + 0.0).view(np.uint64) << np.uint64(1)
@@ -84,23 +84,23 @@ def tallied(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floa
 
 
 def pool_starts(sums: Floats, weights: Floats) -> NDArray[np.intp]:
-    """Where the pools of isotonic regression begin, of cells with these sums and weights.
+    """Return where the pools of isotonic regression begin, for cells with these sums and weights.
 
-    A whole run of cells whose means do not rise is one pool, so all runs are pooled at once, again
-    and again. When that has become slow the few cells that are left go one by one.
+    A run of cells whose means do not rise is one pool, so all runs are pooled at once, repeatedly.
+    Once that becomes slow, the remaining cells are pooled one by one.
     """
     starts = np.arange(sums.size)
     while sums.size > 1:
         rises = sums[1:] * weights[:-1] > sums[:-1] * weights[1:]
-        kept = np.flatnonzero(np.concatenate([[True], rises]))
-        if kept.size > SLOW * sums.size:
-            return starts[_pooled_one_by_one(sums.tolist(), weights.tolist())]
-        starts = starts[kept]
-        sums, weights = np.add.reduceat(sums, kept), np.add.reduceat(weights, kept)
+        begin = np.flatnonzero(np.concatenate([[True], rises]))
+        if begin.size > SLOW * sums.size:
+            return starts[_pool_one_by_one(sums.tolist(), weights.tolist())]
+        starts = starts[begin]
+        sums, weights = np.add.reduceat(sums, begin), np.add.reduceat(weights, begin)
     return starts
 
 
-def _pooled_one_by_one(sums: list[float], weights: list[float]) -> list[int]:
+def _pool_one_by_one(sums: list[float], weights: list[float]) -> list[int]:
     pools: list[tuple[int, float, float]] = []
     for place, (total, weight) in enumerate(zip(sums, weights, strict=True)):
         begin = place

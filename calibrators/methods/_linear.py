@@ -1,9 +1,9 @@
-"""What vector scaling, matrix scaling and Dirichlet calibration share: ``softmax(W x + b)``.
+"""Base of vector scaling, matrix scaling and Dirichlet calibration: ``softmax(W x + b)``.
 
 The features x come from logits divided by the exact temperature of temperature scaling and do not
 change if a number is added to a row. ``centred``: minus the mean of the row's finite logits.
-``log_softmax``: the logarithms of the temperature-scaled probabilities. A logit of -inf gives the
-feature 0, which says nothing of the other classes, and its own class keeps probability 0.
+``log_softmax``: the logarithms of the temperature-scaled probabilities. A logit of -inf yields the
+feature 0, which does not affect the other classes, and its own class keeps probability 0.
 
 The fit minimises the mean NLL plus ``sum(precision * (parameter - start)^2) / (2 n)``, where the
 start W = I, b = 0 is temperature scaling: the mode under normal priors around it. It is convex and
@@ -36,7 +36,7 @@ from calibrators.numerics.parallel import Floats, Scratch, map_blocks
 from calibrators.numerics.softmax import rewritten
 
 Penalty = Annotated[float, Gt(0), Le(1e9)]
-# a looser one could end where it starts, at temperature scaling
+# with a larger one the fit could end at its start, temperature scaling
 Tolerance = Annotated[float, Gt(0), Le(1e-2)]
 
 Features = Literal["centred", "log_softmax"]
@@ -44,14 +44,14 @@ Features = Literal["centred", "log_softmax"]
 FAR = -1e100
 SINGLE_PRECISION = 1e-6
 MATRICES = 12.5
-PRODUCTS = 8  # of a matrix that take as long as a number of a softmax
+PRODUCTS = 8  # matrix products that take as long as one number of a softmax
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearMap(CalibrationMap):
     """``softmax(W x + b)`` of features x of ``logits / base_temperature``.
 
-    ``weights`` is W (k, k), row i for class i, or its diagonal (k,) if that is all there is.
+    ``weights`` is W (k, k), row i for class i, or its diagonal (k,) if the rest is 0.
     """
 
     keeps_class = False
@@ -72,13 +72,13 @@ class LinearMap(CalibrationMap):
 
     @property
     def row_cost(self) -> int:
-        """Return about how many numbers are calculated for a row beside its logits."""
+        """Approximate count of numbers computed per row in addition to its logits."""
         return self.weights.size // PRODUCTS
 
     @classmethod
     @abstractmethod
     def features(cls) -> Features:
-        """What W is multiplied with."""
+        """Return the kind of features that W is multiplied with."""
 
     def _transform(self, logits: Floats) -> Floats:
         def write(block: Floats, largest: Floats, target: Floats) -> None:
@@ -92,7 +92,7 @@ class LinearMap(CalibrationMap):
         return rewritten(logits, write)
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Features, scores, and -inf where the logit was; in doubles until the end."""
+        """Add features and scores, -inf where the logit is, computed in doubles."""
         axis = graph.constant([1], np.int64)
 
         def constant(value: Any) -> str:
@@ -124,7 +124,7 @@ class LinearMap(CalibrationMap):
 def features_of(
     block: Floats, maxima: Floats, temperature: float, kind: Features
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Features (n, k) in float64 and where the logit is -inf; ``maxima`` (n, 1) are the rows'."""
+    """Return features (n, k) in float64 and where logits are -inf; ``maxima`` are (n, 1)."""
     masked = np.isneginf(block)
     x = np.subtract(block, maxima, dtype=np.float64)
     x *= 1 / temperature
@@ -140,25 +140,29 @@ def features_of(
 
 
 def fitted_map(
-    kind: type[LinearMap], base: TemperatureMap, weights: Floats, bias: Floats, found: NewtonMinimum
+    kind: type[LinearMap],
+    base: TemperatureMap,
+    weights: Floats,
+    bias: Floats,
+    minimum: NewtonMinimum,
 ) -> LinearMap:
-    """The map of a method from its parameters and how they were found."""
+    """Return the map of a method from its parameters and the solver's result."""
     return kind(
         k=base.k,
         kind=base.kind,
         base_temperature=base.temperature,
         weights=weights,
         bias=bias,
-        fit_info={"objective": "nll", "device": "cpu", **found.info},
+        fit_info={"objective": "nll", "device": "cpu", **minimum.info},
     )
 
 
 def features_of_set(
     data: CalibrationSet, base: TemperatureMap, kind: Features, tolerance: float, ones: int = 0
 ) -> tuple[Floats, NDArray[np.bool_] | None]:
-    """Features (n, k + ones) of all rows, and where logits are -inf if any are.
+    """Return features (n, k + ones) of all rows, and where logits are -inf if any are.
 
-    In the type of the logits, unless the tolerance asks for more than float32 can give.
+    In the type of the logits, unless the tolerance requires more than float32.
     """
     dtype = data.logits.dtype if tolerance >= SINGLE_PRECISION else np.dtype(np.float64)
     x = np.ones((data.n, data.k + ones), dtype=dtype)
@@ -191,7 +195,7 @@ class FullCalibrator(AfterTemperature):
     copies = 2.3
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """The same, and some dozen arrays as large as the matrix of weights."""
+        """Estimate the peak memory of a fit, with a dozen arrays as large as the weights."""
         return super().memory_bytes(n, k) + int(8 * MATRICES * k * (k + 1))
 
     @property
@@ -206,7 +210,7 @@ class FullCalibrator(AfterTemperature):
         np.fill_diagonal(precision, self.diagonal)
         precision[-1] = self.intercept
         problem = Full(x, data.labels, masked, precision)
-        found = minimise(problem, self.tolerance, context)
-        parameters = problem.moved(found.point)
+        minimum = minimise(problem, self.tolerance, context)
+        parameters = problem.parameters_at(minimum.point)
         weights = np.ascontiguousarray(parameters[:-1].T)
-        return fitted_map(self._map_type, base, weights, parameters[-1], found)
+        return fitted_map(self._map_type, base, weights, parameters[-1], minimum)

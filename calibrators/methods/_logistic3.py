@@ -1,4 +1,4 @@
-"""Many logistic regressions at once, each on two inputs and a constant, solved to the end."""
+"""Many logistic regressions at once, each on two inputs and a constant, solved exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDING = 1e-13
 
 @dataclass(frozen=True, eq=False)
 class LogisticProblem:
-    """For each of c classes the minimum over w of a mean over its rows and a prior.
+    """For each of c classes, the minimisation over w of a mean over its rows plus a prior.
 
     ``mean(log(1 + e^m) - label m) + prior / (2 rows) |w - (1, 1, 0)|^2`` with
     ``m = w0 first + w1 second + w2``. Inputs, labels and ``counts`` (1.0 for rows that count; None
@@ -32,13 +32,13 @@ class LogisticProblem:
     prior: float
 
     def of(self, classes: NDArray[np.intp]) -> LogisticProblem:
-        """The problems of some classes."""
+        """Return the problems of some classes."""
         counts = None if self.counts is None else self.counts[classes]
         first, second, label = (one[classes] for one in (self.first, self.second, self.label))
         return LogisticProblem(first, second, label, counts, self.prior)
 
     def rows(self) -> Floats:
-        """How many rows count for each class, at least 1."""
+        """Return how many rows count for each class, at least 1."""
         if self.counts is None:
             return np.full(len(self.first), float(self.first.shape[1]))
         return np.asarray(np.maximum(1.0, self.counts.sum(axis=1)))
@@ -46,7 +46,7 @@ class LogisticProblem:
 
 @dataclass(frozen=True, eq=False)
 class LogisticMinimum:
-    """Of each class the weights (c, 3), the mean NLL with the prior's part, and the gradient left.
+    """Per class: weights (c, 3), mean NLL with the prior's part, and the remaining gradient.
 
     ``gradient`` is the largest component among the weights that are free.
     """
@@ -58,7 +58,7 @@ class LogisticMinimum:
 
 
 def minimum(problem: LogisticProblem, tolerance: float) -> LogisticMinimum:
-    """The minimum with ``w0, w1 >= 0``: where the free one breaks that, the best on an edge.
+    """Return the minimum with ``w0, w1 >= 0``: where the free one violates that, the best edge.
 
     The problem is convex, so the constrained minimum is the free minimum of the edge it lies on,
     and no other edge has a lower one that is allowed.
@@ -80,9 +80,9 @@ def minimum(problem: LogisticProblem, tolerance: float) -> LogisticMinimum:
 
 
 def _newton(problem: LogisticProblem, free: Bools, tolerance: float) -> LogisticMinimum:
-    """Newton's method from (1, 1, 0), weights that are not free at 0; steps that raise are halved.
+    """Minimise by Newton's method from (1, 1, 0), with weights that are not free at 0.
 
-    Every step is tried for all classes at once; classes that have arrived stay where they are.
+    Each step is tried for all classes at once that have not converged; one that raises is halved.
     """
     weights = np.tile(np.where(free, NEUTRAL, 0.0), (len(problem.first), 1))
     value, slope, bend = _derivatives(problem, weights, free)
@@ -106,7 +106,7 @@ def _newton(problem: LogisticProblem, free: Bools, tolerance: float) -> Logistic
 def _derivatives(
     problem: LogisticProblem, weights: Floats, free: Bools
 ) -> tuple[Floats, Floats, Floats]:
-    """Value (c,), gradient (c, 3) and Hessian (c, 3, 3) of each class's objective."""
+    """Return value (c,), gradient (c, 3) and Hessian (c, 3, 3) of each class's objective."""
     sums = _sums(problem, weights)
     rows = problem.rows()
     away = weights - NEUTRAL
@@ -119,7 +119,7 @@ def _derivatives(
 
 
 def _sums(problem: LogisticProblem, weights: Floats) -> list[Floats]:
-    """Over the rows of each class: the NLL, its three first and its six second derivatives."""
+    """Return sums over the rows of each class: NLL, three first and six second derivatives."""
     first, second, label = problem.first, problem.second, problem.label
     w0, w1, w2 = weights.T[..., np.newaxis]
     margin = w0 * first
@@ -152,6 +152,6 @@ def _sums(problem: LogisticProblem, weights: Floats) -> list[Floats]:
 
 
 def _log_of_products(factors: Floats) -> Floats:
-    """``log(factors).sum(axis=1)`` of factors in [1, 2], by one logarithm for 512 of them."""
+    """Return ``log(factors).sum(axis=1)`` of factors in [1, 2], with one logarithm per 512."""
     products = np.multiply.reduceat(factors, np.arange(0, factors.shape[1], 512), axis=1)
     return np.asarray(np.log(products).sum(axis=1))

@@ -1,5 +1,6 @@
-"""Newton's method for smooth convex functions of many unknowns, its steps found by conjugate
-gradients: no Hessian is ever built.
+"""Newton's method for smooth convex functions of many unknowns.
+
+Its steps are found by conjugate gradients: no Hessian is ever built.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ PROGRESS = 100
 
 
 class Convex(Protocol):
-    """A convex function, seen at one point after the other."""
+    """A convex function, evaluated at one point after the other."""
 
     shape: tuple[int, ...]
 
     def look_at(self, point: Array) -> tuple[float, Array]:
-        """Value and gradient; the two below speak of the point looked at last."""
+        """Return value and gradient at a point, which the next two methods refer to."""
 
     def curve(self, direction: Array) -> Array:
-        """The Hessian times a direction."""
+        """Return the Hessian times a direction."""
 
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Something cheap and positive that comes near to the Hessian's inverse."""
+        """Return a cheap positive approximation of the inverse Hessian."""
 
     def refine(self) -> bool:
-        """Calculate more precisely from now on; False if it does so already."""
+        """Compute more precisely from now on; return False if that is not possible."""
 
 
 @dataclass(frozen=True)
 class NewtonMinimum:
-    """Where a fit ended: ``gradient`` is the largest of the gradient's components."""
+    """Result of a minimisation: ``gradient`` is the largest component of the gradient."""
 
     point: Array
     value: float
@@ -67,10 +68,10 @@ class NewtonMinimum:
 
 
 def minimise(function: Convex, tolerance: float, context: FitContext) -> NewtonMinimum:
-    """The minimiser, from 0, to a gradient with no component above ``tolerance``.
+    """Minimise a function from 0, to a gradient with no component above ``tolerance``.
 
     A step that goes too far is shortened, so the value never rises by more than its rounding
-    errors. When a step gains no more than these, the function is asked to calculate more precisely;
+    errors. When a step gains no more than these, the function is told to compute more precisely;
     if it cannot, or after 1000 iterations, the fit ends with a NotConverged warning.
     """
     search = _Search(function, context)
@@ -122,7 +123,7 @@ class _Search:
         self.context.step(self._reported, PROGRESS, self.value)
 
     def step(self, forcing: float) -> bool:
-        """Go one step; False if what was gained may be no more than rounding errors."""
+        """Take one step; return False if the gain may be due to rounding errors."""
         direction = self._newton_direction(forcing)
         slope = float(np.vdot(self.gradient, direction))
         length = 1.0
@@ -130,7 +131,7 @@ class _Search:
             point = self.point + length * direction
             value, gradient = self._look(point)
             ahead = float(np.vdot(gradient, direction))
-            # of a convex function: what still falls at the end has fallen all the way
+            # a convex function that still falls at the end has fallen all the way
             if ahead <= 0 or value <= self.value + 1e-4 * length * slope:
                 return self._move(point, value, gradient)
             length *= min(0.5, max(0.1, slope / (slope - ahead)))
@@ -148,7 +149,7 @@ class _Search:
         return self.function.look_at(point)
 
     def _newton_direction(self, forcing: float) -> Array:
-        """Hessian x direction = -gradient, to ``forcing`` of the gradient."""
+        """Solve Hessian x direction = -gradient, to ``forcing`` of the gradient."""
         precondition = self.function.preconditioner()
         direction = np.zeros(self.function.shape)
         residual = -self.gradient
@@ -164,7 +165,7 @@ class _Search:
             direction += power / bend * towards
             curved *= power / bend
             residual -= curved
-            del curved, scaled  # before there are new ones: they may be as large as W
+            del curved, scaled  # before new ones are made: they may be as large as W
             scaled = precondition(residual)
             power, before = float(np.vdot(residual, scaled)), power
             if power <= forcing**2 * first:

@@ -1,7 +1,7 @@
-"""What the methods share that give each class a function of its own probability.
+"""Base of the methods that fit a function of its own probability for each class.
 
 With ``p = softmax(logits / T)``, T of temperature scaling, class k gets ``f_k(p_k)``, fitted on
-"is the label k or not", and rows are divided by their sums. A row whose classes all got 0 keeps p.
+"is the label k or not", and rows are divided by their sums. A row whose classes all get 0 keeps p.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ COST_OF_CLASS = 32
 class ClassShares:
     """Probabilities of classes with their logarithms, float64, (n, k) or some classes as (c, n).
 
-    ``top`` are the places of the rows' largest probabilities, ``top_log_rest`` what they leave to
-    the others as ``ln(1 - p)``, which p itself is too near to 1 to say.
+    ``top`` are the positions of the largest probabilities, ``top_log_rest`` what they leave to
+    the others as ``ln(1 - p)``, which is lost in p itself where p is near 1.
     """
 
     p: Floats
@@ -47,7 +47,7 @@ class ClassShares:
     top_log_rest: Floats
 
     def log_rest(self) -> Floats:
-        """``ln(1 - p)``; -inf where all other classes are at -inf."""
+        """Return ``ln(1 - p)``; -inf where all other classes are at -inf."""
         logs = -self.p
         logs[self.top] = 0
         np.log1p(logs, out=logs)
@@ -72,19 +72,19 @@ class OneVsRestMap(CalibrationMap):
 
     @property
     def row_cost(self) -> int:
-        """Return about how many numbers are calculated for a row beside its logits."""
+        """Approximate count of numbers computed per row in addition to its logits."""
         return COST_OF_CLASS * self.k
 
     @abstractmethod
     def _log_probabilities(self, shares: ClassShares) -> Floats:
-        """Logarithms (n, k) of the new probabilities, not yet normalised, in an array of its own.
+        """Return logarithms (n, k) of the new probabilities, not normalised, in a new array.
 
-        What it says of classes with p = 0 at -inf is of no account.
+        Its values for classes with p = 0 at -inf do not matter.
         """
 
     @abstractmethod
     def _onnx_log_probabilities(self, graph: Builder, shares: OnnxShares) -> str:
-        """The same of doubles (n, k) in an ONNX graph."""
+        """Add ``_log_probabilities`` of doubles (n, k) to an ONNX graph."""
 
     def _transform(self, logits: Floats) -> Floats:
         def write(block: Floats, largest: Floats, target: Floats) -> None:
@@ -99,7 +99,7 @@ class OneVsRestMap(CalibrationMap):
         return rewritten(logits, write)
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Logarithms of the new probabilities."""
+        """Add the logarithms of the new probabilities to an ONNX graph."""
         axis = graph.constant([1], np.int64)
         wide = graph.add("Cast", logits, to=DOUBLE)
         gaps = graph.add("Sub", wide, graph.add("ReduceMax", wide, axis, keepdims=1))
@@ -119,7 +119,7 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
     numbers_a_row = 15.0
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """The same, with ``numbers_a_row`` for each class that is worked on at a time."""
+        """Estimate the peak memory of a fit, with ``numbers_a_row`` for each concurrent class."""
         more = 8 * self.numbers_a_row * n * (min(get_threads(), k) - 1)
         return super().memory_bytes(n, k) + int(more)
 
@@ -150,11 +150,11 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
 
     @abstractmethod
     def _map_of(self, parts: list[Part], base: TemperatureMap, context: FitContext) -> OneVsRestMap:
-        """The map, from what was found for all classes in their order."""
+        """Return the map, from the results of all classes in order."""
 
 
 def informative(shares: ClassShares) -> Bools:
-    """Where a class may be the label and may not: neither it nor all others are at -inf."""
+    """Return where a class may or may not be the label: neither it nor all others are at -inf."""
     possible = np.isfinite(shares.log_p)
     possible[shares.top] = np.isfinite(shares.top_log_rest)
     return possible
@@ -162,7 +162,7 @@ def informative(shares: ClassShares) -> Bools:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Shares of any of the classes of a set, from three numbers kept of each row."""
+    """Shares of any class of a set, from three numbers per row."""
 
     data: CalibrationSet
     temperature: float
@@ -182,7 +182,7 @@ class _Rows:
         return cls(data, temperature, data.logits.argmax(axis=1), total, top_log_rest)
 
     def of_classes(self, start: int, stop: int) -> ClassShares:
-        """Shares of the classes start..stop-1, (c, n)."""
+        """Return the shares of the classes start..stop-1, (c, n)."""
         wide = np.ascontiguousarray(
             _scaled(self.data, self.temperature, slice(None), slice(start, stop)).T
         )
@@ -194,7 +194,7 @@ class _Rows:
 
 
 def _scaled(data: CalibrationSet, temperature: float, rows: slice, classes: slice) -> Floats:
-    """``(logits - row maximum) / T`` in float64, as the map does."""
+    """Return ``(logits - row maximum) / T`` in float64, like the map."""
     with np.errstate(over="ignore", under="ignore"):
         row_max = data.row_max[rows, np.newaxis]
         gaps = np.subtract(data.logits[rows, classes], row_max, dtype=np.float64)
@@ -203,11 +203,11 @@ def _scaled(data: CalibrationSet, temperature: float, rows: slice, classes: slic
 
 
 def _shares(scaled: Floats) -> ClassShares:
-    """Shares (n, k) of every class, given scaled logits whose largest is 0."""
+    """Return shares (n, k) of every class from scaled logits whose largest is 0."""
     wide, top = scaled.astype(np.float64), scaled.argmax(axis=1)
     p = np.exp(wide)
     total, top_log_rest = _sums(wide, p, top)
-    # of a row with a single finite logit nothing is asked: it is certain whatever it gets
+    # a row with a single finite logit is certain whatever its value
     top_log_rest[np.isinf(top_log_rest)] = 0
     p /= total[:, np.newaxis]
     wide -= np.log(total)[:, np.newaxis]
@@ -215,7 +215,7 @@ def _shares(scaled: Floats) -> ClassShares:
 
 
 def _sums(wide: Floats, weights: Floats, top: NDArray[np.intp]) -> tuple[Floats, Floats]:
-    """The sum of ``weights = exp(wide)`` of each row, and ``ln(1 - p)`` of its top class.
+    """Return the sum of ``weights = exp(wide)`` of each row, and ``ln(1 - p)`` of its top class.
 
     ``wide`` is 0 at the top, so p is one over the sum.
     """
@@ -242,7 +242,7 @@ class OnnxShares:
 
 
 def _onnx_shares(graph: Builder, logits: str, wide: str, k: int) -> OnnxShares:
-    """Shares of every class, given scaled logits ``wide`` whose largest is 0."""
+    """Add shares of every class from scaled logits ``wide`` whose largest is 0."""
     axis = graph.constant([1], np.int64)
     none, one = graph.constant(0.0, np.float64), graph.constant(1.0, np.float64)
     place = graph.add("ArgMax", logits, axis=1, keepdims=1)

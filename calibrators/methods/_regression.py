@@ -17,14 +17,14 @@ from calibrators.methods._newton import Array
 from calibrators.numerics.parallel import BLOCK_ELEMENTS, Floats, Scratch, map_blocks
 
 PIECE = 128
-MOST_BLOCKS = 16
+MAX_BLOCKS = 16
 
 
 class Regression(ABC):
     """``mean NLL + sum(precision * point^2) / (2 n)`` of features (n, k) and labels (n,).
 
-    ``masked`` (n, k), if there are any, are the classes that a row rules out. ``precision`` is
-    used up.
+    ``masked`` (n, k), if not None, are the classes that a row rules out. ``precision`` is
+    overwritten.
     """
 
     def __init__(
@@ -39,29 +39,29 @@ class Regression(ABC):
         self.p = np.empty((self.n, self.k), dtype=x.dtype)
 
     @abstractmethod
-    def moved(self, point: Array) -> Array:
-        """The parameters at a point: the start W = I, b = 0 and the distance from it."""
+    def parameters_at(self, point: Array) -> Array:
+        """Return the parameters at a point: the start W = I, b = 0 plus the point."""
 
     @property
     def _columns(self) -> int:
-        """What a block's number of rows is reckoned from."""
+        """Number of columns that determines the rows per block."""
         return self.k
 
     @abstractmethod
     def preconditioner(self) -> Callable[[Array], Array]:
-        """The inverse of the part of the Hessian near its diagonal."""
+        """Return the inverse of the part of the Hessian near its diagonal."""
 
     @abstractmethod
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
-        """``W x + b`` of each row."""
+        """Compute ``W x + b`` of each row."""
 
     @abstractmethod
     def _moments(self, x: Floats, by_scores: Floats) -> Floats:
-        """Derivatives by the parameters, from those by the scores."""
+        """Return derivatives by the parameters, from those by the scores."""
 
     def look_at(self, point: Array) -> tuple[float, Array]:
-        """The objective and its gradient; keeps the probabilities for what follows."""
-        parameters = self.moved(point).astype(self.x.dtype, copy=False)
+        """Return the objective and its gradient; keep the probabilities for the other methods."""
+        parameters = self.parameters_at(point).astype(self.x.dtype, copy=False)
         losses = np.empty(self.n)
 
         def work(rows: slice, scratch: Scratch) -> Floats:
@@ -70,16 +70,16 @@ class Regression(ABC):
             if self.masked is not None:
                 p[self.masked[rows]] = -np.inf
             p -= p.max(axis=1, keepdims=True)
-            happened = np.arange(len(p)), labels
-            losses[rows] = -p[happened]
+            at_labels = np.arange(len(p)), labels
+            losses[rows] = -p[at_labels]
             np.exp(p, out=p)
             totals = p.sum(axis=1, keepdims=True)
             p /= totals
             losses[rows] += np.log(totals[:, 0])
-            likelihoods = p[happened]
-            p[happened] -= 1
+            likelihoods = p[at_labels]
+            p[at_labels] -= 1
             moments = self._moments(x, p)
-            p[happened] = likelihoods
+            p[at_labels] = likelihoods
             return moments
 
         gradient = self._sum(work)
@@ -90,7 +90,7 @@ class Regression(ABC):
         return float(losses.mean() + pull.sum() / 2), gradient
 
     def curve(self, direction: Array) -> Array:
-        """The Hessian at the last point times a direction."""
+        """Return the Hessian at the last point times a direction."""
         parameters = direction.astype(self.x.dtype, copy=False)
 
         def work(rows: slice, scratch: Scratch) -> Floats:
@@ -107,7 +107,7 @@ class Regression(ABC):
         return curved
 
     def refine(self) -> bool:
-        """Go on in float64."""
+        """Continue in float64; return False if that is the type already."""
         if self.x.dtype == np.float64:
             return False
         self.x = self.x.astype(np.float64)
@@ -115,7 +115,7 @@ class Regression(ABC):
         return True
 
     def _sum(self, work: Callable[[slice, Scratch], Floats]) -> Array:
-        """The sum of ``work`` over blocks of rows."""
+        """Return the sum of ``work`` over blocks of rows."""
 
         def block(start: int, stop: int, scratch: Scratch) -> Floats:
             with np.errstate(under="ignore"):
@@ -128,7 +128,7 @@ class Regression(ABC):
         return total
 
     def _spread(self, rows: slice, scratch: Scratch) -> Floats:
-        """``p (1 - p)`` of a block."""
+        """Return ``p (1 - p)`` of a block."""
         p = self.p[rows]
         spread = scratch.take("spread", p.shape, p.dtype)
         np.subtract(1, p, out=spread)
@@ -139,7 +139,8 @@ class Regression(ABC):
 class Diagonal(Regression):
     """A diagonal W: points (2, k) of weights and biases."""
 
-    def moved(self, point: Array) -> Array:
+    def parameters_at(self, point: Array) -> Array:
+        """Return the weights and biases at a point, (2, k)."""
         return np.stack([point[0] + 1, point[1]])
 
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
@@ -150,10 +151,10 @@ class Diagonal(Regression):
         return np.array([column_sums(by_scores, x), column_sums(by_scores)])
 
     def preconditioner(self) -> Callable[[Array], Array]:
-        """The inverse of each class's own two by two block, and that of a bias shared by all.
+        """Return the inverse of each class's 2 x 2 block, plus that of a bias shared by all.
 
-        Such a bias changes no probability: it is curved by the penalty alone, which the blocks do
-        not see.
+        Such a bias changes no probability: only the penalty gives it a curvature, which the blocks
+        do not include.
         """
 
         def work(rows: slice, scratch: Scratch) -> Floats:
@@ -181,15 +182,16 @@ class Full(Regression):
     Features (n, k + 1) with a last column of ones.
     """
 
-    def moved(self, point: Array) -> Array:
+    def parameters_at(self, point: Array) -> Array:
+        """Return the transposed weights above the biases at a point, (k + 1, k)."""
         parameters = point.copy()
         np.einsum("ii->i", parameters[:-1])[...] += 1
         return parameters
 
     @property
     def _columns(self) -> int:
-        # every block's sum is as large as W: they must not outgrow the features
-        blocks = min(MOST_BLOCKS, max(1, self.n // self.k))
+        # the sum of a block is as large as W: together they must not exceed the features
+        blocks = min(MAX_BLOCKS, max(1, self.n // self.k))
         return max(1, min(self.k, blocks * BLOCK_ELEMENTS // self.n))
 
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
@@ -199,11 +201,12 @@ class Full(Regression):
         return np.asarray(x.T @ by_scores)
 
     def preconditioner(self) -> Callable[[Array], Array]:
-        """The inverse of the diagonal, once each class's features are centred on where it matters.
+        """Return the inverse of the diagonal after centring the features of each class.
 
         Centred by their mean under the weights ``p (1 - p)`` of the class, they do not interact
-        with its bias. Added is the inverse for what all classes share in a feature's weights: that
-        changes no probability and is curved by the penalty alone, which the diagonal does not see.
+        with its bias. The inverse for what all classes share in a feature's weights is added: that
+        changes no probability, and only the penalty gives it a curvature, which the diagonal does
+        not include.
         """
 
         def first_moments(rows: slice, scratch: Scratch) -> Floats:
@@ -240,9 +243,9 @@ class Full(Regression):
 
 
 def column_sums(values: Floats, factors: Floats | None = None) -> Floats:
-    """Sums over the rows of ``values``, or of ``values * factors``, in float64.
+    """Return sums over the rows of ``values``, or of ``values * factors``, in float64.
 
-    Added up in short pieces: a long sum in float32 loses what a gradient is made of.
+    They are added in short pieces: a long sum in float32 is too inexact for gradients.
     """
     rows, k = values.shape
     whole = rows - rows % PIECE

@@ -1,4 +1,4 @@
-"""The temperature of the classes beside the predicted one, from the rows on which it was wrong."""
+"""The temperature of the classes other than the predicted one, from rows where it was wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from calibrators.data import CalibrationSet
 from calibrators.methods.temperature import bracketed_newton
 from calibrators.numerics.parallel import Floats
 
-MOST_VALUES = 1 << 20
+MAX_VALUES = 1 << 20
 PRIOR_DEVIATION = 0.5
 RANGE = 16.0
 FAR = -1e30
@@ -22,13 +22,13 @@ def fit_rest_temperature(
 ) -> float:
     """Return the likeliest temperature of the other classes given that the predicted one is wrong.
 
-    Prior: ``log(T_rest / temperature) ~ N(0, 0.5^2)``. At most a million logits, of rows spread
-    evenly over the ``wrong`` ones, are looked at: one number needs no more.
+    Prior: ``log(T_rest / temperature) ~ N(0, 0.5^2)``. At most a million logits, of rows spaced
+    evenly over the ``wrong`` ones, are used: one number needs no more.
     """
     chosen = np.flatnonzero(wrong)
     if data.k == 2 or not chosen.size:
         return temperature
-    most = max(1, MOST_VALUES // data.k)
+    most = max(1, MAX_VALUES // data.k)
     if chosen.size > most:
         chosen = chosen[np.linspace(0, chosen.size - 1, most).astype(np.intp)]
     logits, label = _relative(data, chosen, temperature)

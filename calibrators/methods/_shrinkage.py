@@ -1,7 +1,7 @@
-"""A temperature for each segment of a sample, shrunk to 1 as far as all segments advise.
+"""A temperature for each segment of a sample, shrunk towards 1 by empirical Bayes.
 
 With u = -log T and F_g(u) the NLL summed over the rows of segment g, the prior u ~ N(0, tau^2)
-gives ``u_g = argmin F_g(u) + u^2 / (2 tau^2)``, and all segments together the log evidence
+yields ``u_g = argmin F_g(u) + u^2 / (2 tau^2)``, and all segments together the log evidence
 
 ``sum over g of  -F_g(u_g) - u_g^2 / (2 tau^2) - log(1 + tau^2 F_g''(u_g)) / 2``
 
@@ -40,12 +40,12 @@ class Solution(NamedTuple):
 
 
 class SegmentSample:
-    """The rows of a segment as the global map leaves their logits."""
+    """The rows of a segment with the logits of the global map."""
 
     def __init__(self, logits: Floats, labels: Labels) -> None:
         row_max = row_maxima(logits)
         pull = row_max - logits[np.arange(len(logits)), labels]
-        # where the global map calls a label impossible no temperature changes that
+        # no temperature makes a label possible that the global map rules out
         possible = np.isfinite(pull)
         self.rows = int(possible.sum())
         self.evaluations = 0
@@ -54,7 +54,7 @@ class SegmentSample:
         self._pull = float(pull[possible].sum(dtype=np.float64))
 
     def nll(self, beta: float) -> tuple[float, float, float]:
-        """NLL of softmax(beta z) summed over the rows, and its two derivatives in log beta."""
+        """Return the summed NLL of softmax(beta z), and its two derivatives in log beta."""
         if not self.rows:
             return 0.0, 0.0, 0.0
         self.evaluations += 1
@@ -64,11 +64,11 @@ class SegmentSample:
 
     @cached_property
     def unscaled(self) -> tuple[float, float, float]:
-        """The same at T = 1."""
+        """The NLL and its derivatives at T = 1."""
         return self.nll(1.0)
 
     def solve(self, precision: float, start: float, accuracy: float) -> Solution:
-        """The best 1/T, its logarithm with a prior of this precision 1/tau^2 (0 for none).
+        """Return the best 1/T, its logarithm with a prior of precision 1/tau^2 (0 for none).
 
         The NLL is convex in 1/T; with the prior the sum need not be. ``bracketed_newton`` still
         ends where the slope vanishes: where the bend is not positive it halves its bracket.
@@ -95,7 +95,7 @@ class SegmentSample:
 
 
 def split_up(logits: Floats, labels: Labels, segments: Segments) -> list[SegmentSample]:
-    """The segments of a sample, in the order of their names."""
+    """Split a sample into its segments, in the order of their names."""
     order = np.argsort(segments.codes, kind="stable")
     ends = np.concatenate([[0], np.cumsum(segments.counts)])
     parts = (order[start:stop] for start, stop in pairwise(ends))
@@ -112,51 +112,51 @@ class Rounds:
         self._done = 0
 
     def solve(self, precision: float, accuracy: float = FINE) -> list[Solution]:
-        """The best 1/T of every segment."""
-        found = []
+        """Return the best 1/T of every segment."""
+        solutions = []
         for segment, start in zip(self.segments, self._betas, strict=True):
             self._context.cancelled()
-            found.append(segment.solve(precision, start, accuracy))
+            solutions.append(segment.solve(precision, start, accuracy))
         if precision:
-            self._betas = [one.beta for one in found]
+            self._betas = [one.beta for one in solutions]
         self._done += 1
         self._context.step(self._done, ROUNDS)
-        return found
+        return solutions
 
 
 def shrink(rounds: Rounds) -> tuple[float, list[Solution]]:
-    """The tau of the largest evidence, and the best 1/T of every segment with it.
+    """Return the tau of the largest evidence, and the best 1/T of every segment with it.
 
-    Looked for among 1, 1/2, ..., 1/64, half an octave to either side of the best, and at the top of
-    the parabola through the best of these; 0 if none is better than no prior at all.
+    Candidates are 1, 1/2, ..., 1/64, half an octave to either side of the best, and the top of
+    the parabola through the best of these; 0 if none is better than T = 1 for all.
     """
 
     def evidence(octave: float) -> float:
         return sum(one.evidence for one in rounds.solve(4.0**octave, COARSE))
 
-    seen = {float(octave): evidence(octave) for octave in range(OCTAVES + 1)}
-    best = max(seen, key=lambda octave: seen[octave])
-    if seen[best] <= -sum(one.unscaled[0] for one in rounds.segments):
+    tried = {float(octave): evidence(octave) for octave in range(OCTAVES + 1)}
+    best = max(tried, key=lambda octave: tried[octave])
+    if tried[best] <= -sum(one.unscaled[0] for one in rounds.segments):
         return 0.0, [Solution() for _ in rounds.segments]
-    seen |= {octave: evidence(octave) for octave in (best - 0.5, best + 0.5) if octave > 0}
-    best = max(seen, key=lambda octave: seen[octave])
-    before, after = seen.get(best - 0.5), seen.get(best + 0.5)
+    tried |= {octave: evidence(octave) for octave in (best - 0.5, best + 0.5) if octave > 0}
+    best = max(tried, key=lambda octave: tried[octave])
+    before, after = tried.get(best - 0.5), tried.get(best + 0.5)
     if before is not None and after is not None:
-        bend = 2 * seen[best] - before - after
+        bend = 2 * tried[best] - before - after
         best += (after - before) / (4 * bend) if bend > 0 else 0.0
     return 2.0**-best, rounds.solve(4.0**best)
 
 
 def figures(
-    segments: Sequence[SegmentSample], found: Sequence[Solution], tau: float | None
+    segments: Sequence[SegmentSample], solutions: Sequence[Solution], tau: float | None
 ) -> dict[str, float]:
-    """Mean NLL of the rows before and after, and the largest slope in log T that is left of it."""
+    """Return the mean NLL before and after, and the largest remaining slope in log T."""
     rows = sum(one.rows for one in segments) or 1
     precision = tau**-2 if tau else 0.0
-    ended = [one.nll(solved.beta) for one, solved in zip(segments, found, strict=True)]
+    ended = [one.nll(solved.beta) for one, solved in zip(segments, solutions, strict=True)]
     slopes = [
         abs(slope + precision * math.log(solved.beta))
-        for (_, slope, _), solved in zip(ended, found, strict=True)
+        for (_, slope, _), solved in zip(ended, solutions, strict=True)
         if solved.is_inside
     ]
     return {

@@ -1,4 +1,4 @@
-"""Convex functions of weights >= 0 of sum 1, minimised to the end: Newton inside a face."""
+"""Exact minimisation of convex functions on the simplex by Newton's method within a face."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class SimplexMinimum:
 def minimise_on_simplex(
     derivatives: Derivatives, size: int, cancelled: Callable[[], None] = lambda: None
 ) -> SimplexMinimum:
-    """The minimum of a convex function of weights >= 0 of sum 1.
+    """Return the minimum of a convex function of weights >= 0 of sum 1.
 
-    ``derivatives(weights)`` gives value, gradient and Hessian; the value may be infinite on the
+    ``derivatives(weights)`` returns value, gradient and Hessian; the value may be infinite on the
     boundary.
 
     >>> found = minimise_on_simplex(lambda w: (w @ w - w[0], 2 * w - [1, 0, 0], 2 * np.eye(3)), 3)
@@ -55,22 +55,22 @@ def minimise_on_simplex(
             if length == reach:
                 moved[np.argmin(np.where(direction < 0, moved, np.inf))] = 0
             moved /= moved.sum()
-            found = derivatives(moved)
-            if found[0] <= value + 1e-4 * length * slope + ROUNDING * (1 + abs(value)):
+            candidate = derivatives(moved)
+            if candidate[0] <= value + 1e-4 * length * slope + ROUNDING * (1 + abs(value)):
                 break
             length /= 2
-        weights, (value, gradient, hessian) = moved, found
+        weights, (value, gradient, hessian) = moved, candidate
     raise FitError("no_minimum", f"no minimum on the simplex to {TOLERANCE:g}: is it convex?")
 
 
 def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:
-    """Newton's step inside the face of positive weights, joined by the corner most wanted.
+    """Return Newton's step within the face of positive weights and the steepest corner.
 
-    Where that leads nowhere it is the straight line to that corner, which always goes down.
+    If that is no descent, return the line to that corner, which always descends.
     """
-    wanted = int(gradient.argmin())
+    steepest = int(gradient.argmin())
     free = weights > 0
-    free[wanted] = True
+    free[steepest] = True
     count = int(free.sum())
     system = np.ones((count + 1, count + 1))
     system[:count, :count], system[count, count] = hessian[np.ix_(free, free)], 0
@@ -81,11 +81,11 @@ def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:
     if gradient @ direction < 0 and _reach(weights, direction) > 0:
         return direction
     corner = -weights
-    corner[wanted] += 1
+    corner[steepest] += 1
     return np.asarray(corner)
 
 
 def _reach(weights: Floats, direction: Floats) -> float:
-    """How far along a direction until the first weight is 0."""
+    """Return the distance along a direction at which the first weight reaches 0."""
     falling = direction < 0
     return float((weights[falling] / -direction[falling]).min()) if falling.any() else math.inf

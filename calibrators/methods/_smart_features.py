@@ -1,4 +1,4 @@
-"""What SMART looks at in a sample to choose its temperature: by default the margin."""
+"""Indicators by which SMART chooses the temperature of a sample: by default the margin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Indicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_m
 
 
 def indicate(name: Indicator, logits: Floats, temperature: float) -> Floats:
-    """The named indicator of ``logits / temperature``, float64: (n, 1), or (n, k) for "all_logits".
+    """Return an indicator of ``logits / temperature``, float64: (n, 1), (n, k) for "all_logits".
 
     It is finite for every row that has a softmax: a row with a single finite logit has margin 0
     (its probability is 1 at any temperature), means are over finite logits, and -inf counts as the
@@ -49,7 +49,7 @@ def _one_number(name: Indicator, logits: Floats, temperature: float) -> Floats:
 
 
 def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
-    """Gaps of ``logits / temperature`` from the largest to the next ``count``, (n, count), float64.
+    """Return gaps of ``logits / temperature`` from the largest to the next, (n, count), float64.
 
     They rise along a row. A gap to -inf counts as the row's largest finite one, 0 if there is none.
 
@@ -64,7 +64,7 @@ def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
 
 
 def onnx_sorted_gaps(graph: Builder, logits: str, count: int, temperature: float) -> str:
-    """Write what :func:`sorted_gaps` computes into an ONNX graph."""
+    """Add :func:`sorted_gaps` to an ONNX graph."""
     wide = graph.add("Cast", logits, to=DOUBLE)
     top = graph.add("TopK", wide, graph.constant([count + 1], np.int64), axis=1)
     axis = graph.constant([1], np.int64)
@@ -79,7 +79,7 @@ def onnx_sorted_gaps(graph: Builder, logits: str, count: int, temperature: float
 
 
 def onnx_indicator(name: Indicator, graph: Builder, logits: str, temperature: float) -> str:
-    """Write what :func:`indicate` computes into an ONNX graph."""
+    """Add :func:`indicate` to an ONNX graph."""
     wide = graph.add("Cast", logits, to=DOUBLE)
     scaled = graph.add("Div", wide, graph.constant(temperature, np.float64))
     axis = graph.constant([1], np.int64)

@@ -1,8 +1,8 @@
-"""Scores that differ by rounding alone, and so are one: from another order of a sum or float type.
+"""Ties: scores that differ only by rounding, from the order of a sum or the float type.
 
 A row's score depends in its last digits on the order of the classes and on the float type of the
-logits. Rounded or quantised logits give many rows the same score but for those digits; a cut
-between them would part rows that are equal, and would not be found again by another runtime.
+logits. Rounded or quantised logits give many rows the same score except for those digits; a cut
+between them would separate equal rows, and another runtime would not reproduce it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from calibrators.numerics.parallel import Floats
 
-# of log odds; float32 logits give scores to about 1e-7 of the largest gap that counts
+# for log odds; scores of float32 logits are right to about 1e-7 of the largest relevant gap
 NEAR = 1e-5
-# of probabilities near 1, whose own last digit is 1e-16
+# for probabilities near 1, whose last digit is 1e-16
 NEAR_ONE = 1e-10
 
 
 def log_odds_reach(log_odds: Floats) -> Floats:
-    """The highest log odds that still count as equal to each of these."""
+    """Return the highest log odds that count as equal to each of these."""
     return np.asarray(log_odds + NEAR * (1 + np.abs(log_odds) / 20))
 
 
 def share_reach(shares: Floats) -> Floats:
-    """The highest probability that still counts as equal to each of these: about NEAR in log odds.
+    """Return the highest probability that counts as equal to each: about NEAR in log odds.
 
     >>> share_reach(np.array([0.0, 0.5, 1.0])).round(11).tolist()
     [0.0, 0.50000250005, 1.0000000001]
@@ -33,10 +33,10 @@ def share_reach(shares: Floats) -> Floats:
 
 
 def tie_starts(ordered: Floats, reach: Floats) -> NDArray[np.intp]:
-    """Where groups of equal scores begin among rising scores, given how far each one reaches.
+    """Return where runs of equal scores begin among ascending scores, given their ``reach``.
 
-    A group holds what its first score reaches, so scores that lie close all along are parted into
-    groups no wider than that, and the first scores of two groups are never closer.
+    A run ends at the reach of its first score, so long chains of close scores are split into
+    runs no wider than that, and the first scores of two runs are never closer.
 
     >>> scores = np.array([1.0, 1.2, 1.4, 1.6, 3.0])
     >>> tie_starts(scores, scores + 0.5).tolist()

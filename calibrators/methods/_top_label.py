@@ -1,10 +1,10 @@
-"""What the methods that recalibrate the top label's confidence share.
+"""Base of the methods that recalibrate the confidence of the top label.
 
 Logits are first divided by the exact temperature of temperature scaling. A method then gives the
-predicted class a new confidence as a function of its old one; the other classes share what is left
+predicted class a new confidence as a function of its old one; the other classes share the rest
 in their old proportions, which is one number added to their logits. The new confidence goes no
 lower than where the second class would catch up (to one part in ten thousand, so that the largest
-entry of a row is still its only one), so the predicted class stays the predicted class.
+entry of a row remains unique), so the predicted class is kept.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class TopLabelMap(CalibrationMap):
 
     @abstractmethod
     def _recalibrated(self, log_odds: Floats) -> Floats:
-        """New log odds of the top label (n,) from its old, both float64; infinities are legal."""
+        """Return new log odds of the top label (n,), float64; infinities are legal."""
 
     @abstractmethod
     def _onnx_recalibrated(self, graph: Builder, log_odds: str) -> str:
-        """The same of a column (n, 1) of doubles in an ONNX graph."""
+        """Add ``_recalibrated`` of a column (n, 1) of doubles to an ONNX graph."""
 
     def _transform(self, logits: Floats) -> Floats:
         def write(block: Floats, largest: Floats, target: Floats) -> None:
@@ -64,7 +64,7 @@ class TopLabelMap(CalibrationMap):
         return rewritten(logits, write)
 
     def _shift(self, others: Floats, second: Floats) -> Floats:
-        """What is added to the logits of the other classes, relative to a top of 0."""
+        """Return the shift of the logits of the other classes, relative to a top of 0."""
         log_odds = -log_sum(others, second)
         alone = np.isinf(log_odds)
         log_odds[alone] = 0
@@ -74,10 +74,10 @@ class TopLabelMap(CalibrationMap):
         return np.asarray(np.minimum(shift, limit).astype(second.dtype))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """The top at 0, the others with one number added to them."""
-        found = onnx_others(graph, logits, self.k, self.base_temperature)
-        shift = graph.add("Sub", found.log_odds, self._onnx_recalibrated(graph, found.log_odds))
-        return found.shifted(graph, shift)
+        """Add the logits with the top at 0 and the others shifted to an ONNX graph."""
+        others = onnx_others(graph, logits, self.k, self.base_temperature)
+        shift = graph.add("Sub", others.log_odds, self._onnx_recalibrated(graph, others.log_odds))
+        return others.shifted(graph, shift)
 
 
 class OnnxOthers(NamedTuple):
@@ -94,7 +94,7 @@ class OnnxOthers(NamedTuple):
     log_odds: str
 
     def shifted(self, graph: Builder, shift: str) -> str:
-        """Write the logits of all classes after adding ``shift``, doubles (n, 1), to the others."""
+        """Add the logits of all classes with ``shift``, doubles (n, 1), added to the others."""
         limit = graph.add("Sub", graph.add("Neg", self.reach), graph.constant(AHEAD))
         limit = graph.add("Relu", limit)
         shift = graph.add("Min", graph.add("Cast", shift, to=FLOAT), limit)
@@ -104,7 +104,7 @@ class OnnxOthers(NamedTuple):
 
 
 def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> OnnxOthers:
-    """Write the classes beside the predicted one of ``logits / temperature`` into a graph."""
+    """Add the classes other than the predicted one of ``logits / temperature`` to a graph."""
     axis = graph.constant([1], np.int64)
     largest = graph.add("ReduceMax", logits, axis, keepdims=1)
     inverse = graph.constant(1 / temperature)
@@ -124,10 +124,10 @@ def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> Onnx
 
 
 def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -> Floats:
-    """``log sum exp`` of each row (n,) in float64, given its maximum; -inf if that is -inf.
+    """Return ``log sum exp`` of each row (n,) in float64, given its maximum; -inf if that is.
 
     float32 as ``precision`` of the exponentials is three times as fast. A map needs float64: where
-    its function is steep, its ONNX form, which sums in float64, would give another answer.
+    its function is steep, its ONNX form, which sums in float64, would differ.
     """
     reach = np.where(np.isinf(second), 0, second)
     terms = np.exp(others - reach[:, np.newaxis], dtype=precision)
@@ -137,13 +137,13 @@ def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -
 
 
 def confidence_of(log_odds: Floats) -> Floats:
-    """``1 / (1 + exp(-log_odds))`` without overflow."""
+    """Return ``1 / (1 + exp(-log_odds))`` without overflow."""
     with np.errstate(under="ignore"):
         return np.asarray(np.exp(-np.logaddexp(0, -log_odds)))
 
 
 def log_odds_of(confidence: Floats) -> Floats:
-    """``log(c / (1 - c))``; infinite at 0 and 1."""
+    """Return ``log(c / (1 - c))``; infinite at 0 and 1."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(confidence) - np.log1p(-confidence))
 
@@ -156,8 +156,8 @@ class TopLabelCalibrator(AfterTemperature):
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
         log_odds, correct = top_label(data, base)
-        told = np.isfinite(log_odds)
-        return self._fit_confidence(log_odds[told], correct[told], base, context)
+        finite = np.isfinite(log_odds)
+        return self._fit_confidence(log_odds[finite], correct[finite], base, context)
 
     @abstractmethod
     def _fit_confidence(
@@ -171,7 +171,7 @@ class TopLabelCalibrator(AfterTemperature):
 
 
 def top_label(data: CalibrationSet, base: TemperatureTypeMap) -> tuple[Floats, Floats]:
-    """Log odds of the predicted class after ``base``, and 1.0 where it is the label."""
+    """Return the log odds of the predicted class after ``base``, and 1.0 where it is right."""
 
     def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Floats]:
         block = data.logits[start:stop]

@@ -14,7 +14,7 @@ from calibrators.errors import ParameterError
 from calibrators.export.onnx import Builder
 from calibrators.fitting.context import FitContext
 from calibrators.methods._additive_posterior import NODES, DesignRows, fit_posterior, variances
-from calibrators.methods._after_temperature import AfterTemperature, fallen_back
+from calibrators.methods._after_temperature import AfterTemperature, fall_back
 from calibrators.methods._rest_temperature import fit_rest_temperature
 from calibrators.methods._smart_features import onnx_sorted_gaps, sorted_gaps
 from calibrators.methods._step_tables import check_rising, interpolated, onnx_interpolated, refuse
@@ -30,13 +30,13 @@ from calibrators.numerics.parallel import Floats, Scratch, map_blocks
 from calibrators.numerics.softmax import rewritten
 
 TERMS = 3
-LEAST_RANGE = 1e-6
+MIN_RANGE = 1e-6
 LARGEST_HEIGHT = 1e6
-MOST_NODES = 64
+MAX_NODES = 64
 
 
 class _Others(NamedTuple):
-    """The classes beside the predicted one: relative logits, their largest, their log-sum (n,)."""
+    """The classes other than the predicted one: relative logits, largest, log-sum (n,)."""
 
     logits: Floats
     largest: Floats
@@ -75,10 +75,10 @@ class AdditiveMap(CalibrationMap):
                 "bad_parameter",
                 f"nodes and heights must be (3, p) and covariance (3p, 3p), got {shapes}",
             )
-        if count > MOST_NODES:
+        if count > MAX_NODES:
             raise ParameterError(
                 "bad_parameter",
-                f"an additive map has at most {MOST_NODES} nodes a term, got {count}",
+                f"an additive map has at most {MAX_NODES} nodes a term, got {count}",
             )
         check_rising("nodes", self.nodes)
         flat = np.diff(self.nodes) <= 0
@@ -89,7 +89,7 @@ class AdditiveMap(CalibrationMap):
 
     @property
     def row_cost(self) -> int:
-        """Return about how many numbers are calculated for a row beside its logits."""
+        """Approximate count of numbers computed per row in addition to its logits."""
         return 2 * self.k + 8 * TERMS
 
     def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
@@ -126,9 +126,9 @@ class AdditiveMap(CalibrationMap):
         return -_others(block, self.base_temperature).total
 
     def _lowest(self, block: Floats) -> Floats:
-        """Return the least log odds (n,) that leave the predicted class ahead of the second.
+        """Return the lowest log odds (n,) that leave the predicted class ahead of the second.
 
-        The band's upper bound is never below: it holds the confidence that ``apply`` gives.
+        The band's upper bound is never below it, so it includes the confidence of ``apply``.
         """
         others = _others(block, self.rest_temperature)
         alone = np.isinf(others.largest)
@@ -143,7 +143,7 @@ class AdditiveMap(CalibrationMap):
         return np.asarray(log_odds + interpolated(terms.T, self.nodes, self.heights).sum(axis=1))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Write the corrected log odds, then the other classes at their own temperature."""
+        """Add the corrected log odds, then the other classes at their own temperature."""
         log_odds = onnx_others(graph, logits, self.k, self.base_temperature).log_odds
         one = graph.constant(1.0, np.float64)
         count = min(2, self.k - 1)  # of gaps: two classes have the margin alone
@@ -165,15 +165,15 @@ class AdditiveMap(CalibrationMap):
 
 @dataclass(frozen=True)
 class Additive(AfterTemperature):
-    """``logit P(right) = x + f(x) + g(log(1 + m)) + h(log(1 + d))``, as smooth as the data ask for.
+    """``logit P(right) = x + f(x) + g(log(1 + m)) + h(log(1 + d))``, as smooth as the data need.
 
     After temperature scaling, x are the log odds of the predicted class, m is the margin between
     the largest and the second largest logit and d the gap between the second and the third. The
     functions are linear between 14 nodes, with Gaussian priors on their second differences and on
     their size. How smooth and how large they are is averaged over: a grid of log precisions, and
     the models with one, two and three terms, each weighted by its evidence (Laplace's
-    approximation) and a weak prior. Where the data ask for no more than temperature scaling, the
-    functions are nearly 0. There is no seed and nothing to tune.
+    approximation) and a weak prior. Where temperature scaling suffices, the functions are nearly 0.
+    There is no seed and nothing to tune.
 
     The predicted class is kept. The other classes share what is left in the proportions of
     ``softmax(z / T_rest)``, T_rest the temperature that is likeliest given the rows on which the
@@ -183,7 +183,7 @@ class Additive(AfterTemperature):
     than 4,096 rows are gathered in 4,096 cells of about equally many rows by x, m and d.
 
     Related: penalised splines (Eilers & Marx 1996), Laplace approximations over a grid of
-    hyper-parameters (Rue, Martino & Chopin 2009). docs/studies/auto.md has what was compared.
+    hyper-parameters (Rue, Martino & Chopin 2009). docs/studies/auto.md has a comparison.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 4)) * 3
@@ -209,18 +209,18 @@ class Additive(AfterTemperature):
         log_odds, correct = top_label(data, base)
         finite = np.isfinite(log_odds)
         terms = np.stack([log_odds, *gap_terms(data.logits, base.temperature)])[:, finite]
-        varied = np.array([np.ptp(term) > LEAST_RANGE if term.size else False for term in terms])
+        varied = np.array([np.ptp(term) > MIN_RANGE if term.size else False for term in terms])
         if not varied.any():
             context.step(1, 1)
-            return fallen_back(self.name, base, "every row has the same confidence", context)
+            return fall_back(self.name, base, "every row has the same confidence", context)
         rows = DesignRows.gathered(terms[varied], log_odds[finite], correct[finite])
-        found = fit_posterior(rows, context.step)
+        posterior = fit_posterior(rows, context.step)
         nodes = np.tile(np.arange(float(NODES)), (TERMS, 1))
         heights = np.zeros((TERMS, NODES))
-        nodes[varied], heights[varied] = found.nodes, found.heights
+        nodes[varied], heights[varied] = posterior.nodes, posterior.heights
         places = np.flatnonzero(np.repeat(varied, NODES))
         covariance = np.zeros((TERMS * NODES,) * 2)
-        covariance[np.ix_(places, places)] = found.covariance
+        covariance[np.ix_(places, places)] = posterior.covariance
         return AdditiveMap(
             k=data.k,
             kind=data.kind,
@@ -231,10 +231,10 @@ class Additive(AfterTemperature):
             covariance=covariance,
             fit_info={
                 "objective": "evidence",
-                "value": found.evidence,
-                "weight_of_terms": list(found.shares),
-                "log_smoothness": found.smoothness,
-                "log_shrinkage": found.shrinkage,
+                "value": posterior.evidence,
+                "weight_of_terms": list(posterior.shares),
+                "log_smoothness": posterior.smoothness,
+                "log_shrinkage": posterior.shrinkage,
                 "device": "cpu",
             },
         )

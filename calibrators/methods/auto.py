@@ -1,4 +1,4 @@
-"""Auto: the additive map, or what measurably beats it if the class may change."""
+"""Auto: the additive map, or one that measurably beats it if the class may change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calibrators.base import CalibrationMap, Calibrator
 from calibrators.data import CalibrationSet
 from calibrators.errors import OutOfTime, ParameterError, SmallSample, shown
 from calibrators.fitting.context import FitContext
-from calibrators.methods._after_temperature import AfterTemperature, why_hopeless
+from calibrators.methods._after_temperature import AfterTemperature, fallback_reason
 from calibrators.methods._cross_validation import BASE, Contest, Trial, steps
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling, minimise_on_grid
 from calibrators.metrics import Interval, calibration_intervals, fold_factor, mean_interval
@@ -25,7 +25,7 @@ TWO_DEVIATIONS = 0.9545
 DRAWS = 200
 SCORE = "nll"
 SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
-ADDITIVE = "its correction is as smooth and as small as the rows ask for: nothing is chosen"
+ADDITIVE = "its correction is as smooth and as small as the rows require: nothing is chosen"
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Auto(Calibrator):
     with ``log T ~ N(0, 0.5^2)``.
 
     With ``allow_class_change`` the methods that may change the predicted class compete with
-    ``additive``; with ``candidates`` those that are named. They are compared by their out-of-fold
+    ``additive``; with ``candidates``, the named ones do. They are compared by their out-of-fold
     NLL (``folds``, stratified): the best of those that beat ``additive`` by two standard errors of
-    the paired difference, widened because folds overlap, is taken. The winner is fitted on all
+    the paired difference, widened because folds overlap, wins. The winner is fitted on all
     rows and returned as its own kind of map; its ``fit_info`` holds every candidate with its
     out-of-fold scores and 95 % intervals, its change against ``additive``, and ``why``.
 
-    ``budget``, in seconds, limits that cross-validation; the winner's fit on all rows comes after
+    ``budget``, in seconds, limits the cross-validation; the winner's fit on all rows comes after
     it. A candidate that would not end in time is left out: ``fit_info`` says which and why in
-    ``left_out``, and an OutOfTime warning is given. The same data and seed give the same map as
+    ``left_out``, and an OutOfTime warning is issued. The same data and seed give the same map as
     long as none is. The report of ``fit_and_judge`` has the seconds that each candidate took.
 
-    docs/studies/auto.md has what was compared before this became the default.
+    docs/studies/auto.md has the comparison that this default is based on.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(1)
@@ -76,13 +76,13 @@ class Auto(Calibrator):
 
     @property
     def method_needing_segments(self) -> str | None:
-        """The first candidate that was named and needs the segment of each row."""
+        """The first named candidate that needs the segment of each row."""
         from calibrators.registry import get_method
 
         return next((name for name in self.candidates if get_method(name).needs_segments), None)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """That of the candidate that takes most, and the folds if there are several."""
+        """Estimate the peak memory: that of the largest candidate, and of the folds if any."""
         recipes = self._recipes()
         folds = 8 * (n * k + 4 * len(recipes) * n) if len(recipes) > 1 else 0
         return folds + max(one.memory_bytes(n, k) for one in recipes.values())
@@ -90,7 +90,7 @@ class Auto(Calibrator):
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         scaled = TemperatureScaling().fit_in(data, context.inner())
         assert isinstance(scaled, TemperatureMap)  # noqa: S101
-        reason = why_hopeless(scaled)
+        reason = fallback_reason(scaled)
         if data.n < FEW_ROWS:
             reason = f"{data.n} rows are too few for more"
         recipes = self._recipes()
@@ -98,12 +98,12 @@ class Auto(Calibrator):
         if reason is not None:
             fitted: CalibrationMap = _with_prior(data, reason, context)
             context.step(total, total)
-            return self._described(fitted, reason, {}, [])
+            return self._with_choice(fitted, reason, {}, [])
         if len(recipes) == 1:
             fitted = _fit_after(scaled, recipes[BASE], data, context)
-            return self._described(fitted, ADDITIVE, {}, _not_asked(data, recipes))
+            return self._with_choice(fitted, ADDITIVE, {}, _only_by_name(data, recipes))
         contest = Contest(data, context, folds=self.folds, seed=self.seed, budget=self.budget)
-        trials = contest.held(recipes)
+        trials = contest.run(recipes)
         winner, why = self._winner(trials)
         fitted = _fit_after(scaled, recipes[winner], data, context.without_progress())
         context.step(total, total)
@@ -112,10 +112,10 @@ class Auto(Calibrator):
             context.warn(
                 OutOfTime, f"the budget of {self.budget:g} seconds left these out: {names}"
             )
-        left_out = [*contest.left_out, *_not_asked(data, recipes)]
-        return self._described(fitted, why, trials, left_out)
+        left_out = [*contest.left_out, *_only_by_name(data, recipes)]
+        return self._with_choice(fitted, why, trials, left_out)
 
-    def _described(
+    def _with_choice(
         self,
         fitted: CalibrationMap,
         why: str,
@@ -135,7 +135,7 @@ class Auto(Calibrator):
         )
 
     def _recipes(self) -> dict[str, Calibrator]:
-        """The candidates' recipes by name, additive first, with this recipe's seed."""
+        """Return the candidates' recipes by name, additive first, with this recipe's seed."""
         from calibrators.registry import all_methods, keeps_class, make_recipe
 
         if self.name in self.candidates:
@@ -159,11 +159,11 @@ class Auto(Calibrator):
 
     def _change(self, trial: Trial, base: Trial, level: float) -> Interval:
         """Return the change of the NLL against the base."""
-        found = mean_interval(trial.scores.nll - base.scores.nll, level)
-        return found.widened(fold_factor(self.folds))
+        interval = mean_interval(trial.scores.nll - base.scores.nll, level)
+        return interval.widened(fold_factor(self.folds))
 
     def _winner(self, trials: dict[str, Trial]) -> tuple[str, str]:
-        """The lowest NLL of those that clearly beat the base, else the base; and why."""
+        """Return the lowest NLL of those that clearly beat the base, else the base; and why."""
         others = {name: trial for name, trial in trials.items() if name != BASE}
         changes = {
             name: self._change(trial, trials[BASE], TWO_DEVIATIONS)
@@ -193,14 +193,14 @@ class Auto(Calibrator):
 def _fit_after(
     scaled: TemperatureMap, recipe: Calibrator, data: CalibrationSet, context: FitContext
 ) -> CalibrationMap:
-    """Fit on all rows; temperature scaling, if the method begins with it, is not fitted again."""
+    """Fit on all rows; temperature scaling, if the method starts with it, is not fitted again."""
     if isinstance(recipe, AfterTemperature):
         return recipe.fit_after(data, scaled, context)
     return recipe.fit_in(data, context)
 
 
-def _not_asked(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dict[str, str]]:
-    """What could be fitted on this set as well, but is taken only if it is named."""
+def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dict[str, str]]:
+    """Return methods that could be fitted on this set, but are candidates only by name."""
     if data.segments is None or "segmented" in recipes:
         return []
     why = "its map needs the segment of each row whenever it is applied: name it in candidates"
@@ -208,7 +208,7 @@ def _not_asked(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dic
 
 
 def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> TemperatureMap:
-    """Temperature scaling with log T ~ N(0, 0.5^2), for when the data alone cannot say."""
+    """Fit temperature scaling with log T ~ N(0, 0.5^2), for data that alone do not suffice."""
 
     def penalised(beta: float) -> float:
         context.cancelled()

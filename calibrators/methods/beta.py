@@ -80,13 +80,13 @@ class Beta(OneVsRestCalibrator[LogisticMinimum]):
     to 1: that is the published method. The predicted class may change.
 
     Each class minimises its mean NLL plus ``prior / (2 n) |(a, b, c) - (1, 1, 0)|^2``, a weak prior
-    without which a class that never occurs, or is always told apart, would have no finite answer.
+    without which a class that never occurs, or is perfectly separated, has no finite optimum.
     On 13 real test sets (two splits) a prior of 0.01, 0.1, 1 and 10 gave a mean test NLL of 0.811,
-    0.815, 0.829 and 0.861; but for two sets in which most classes never occur, 0.01 to 1 differ by
+    0.815, 0.829 and 0.861; without two sets in which most classes never occur, 0.01 to 1 differ by
     less than 0.005, and 0.1 lies between.
     The problem is convex; it is solved by Newton's method with step halving until no component of
     the gradient exceeds ``tolerance``, with a NotConverged warning after 200 steps. Where a or b
-    comes out negative, all problems with a = 0, b = 0 or both are solved and the best is taken: the
+    is negative, all problems with a = 0, b = 0 or both are solved and the best is used: the
     exact optimum under a, b >= 0 (the authors refit without the negative one, which is the same
     unless the other then turns negative).
 
@@ -131,7 +131,7 @@ class Beta(OneVsRestCalibrator[LogisticMinimum]):
         if gradient > self.tolerance:
             context.warn(
                 NotConverged,
-                f"a gradient of {gradient:.2g} was left, more than the tolerance {self.tolerance}",
+                f"the gradient is {gradient:.2g}, above the tolerance of {self.tolerance}",
             )
         a, b, c = np.concatenate([one.weights for one in parts]).T
         return BetaMap(

@@ -34,14 +34,14 @@ class ClassTemperatureMap(TemperatureTypeMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        found = self.class_temperatures
-        if found.shape != (self.k,):
+        values = self.class_temperatures
+        if values.shape != (self.k,):
             raise ParameterError(
                 "bad_parameter",
-                f"class_temperatures must have shape ({self.k},), got {found.shape}",
+                f"class_temperatures must have shape ({self.k},), got {values.shape}",
             )
-        broken = np.logical_not((found > 1e-37) & (found < 1e37))
-        refuse("class_temperatures", "lie between 1e-37 and 1e37", found, broken)
+        broken = np.logical_not((values > 1e-37) & (values < 1e37))
+        refuse("class_temperatures", "lie between 1e-37 and 1e37", values, broken)
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
         return np.asarray(1 / self.class_temperatures[logits.argmax(axis=1)])
@@ -55,17 +55,17 @@ class ClassTemperatureMap(TemperatureTypeMap):
 class ClassTemperature(AfterTemperature):
     """A temperature for each class that the model may predict, minimising ECE on the fit set.
 
-    ``p = softmax(z / T[argmax z])``, so the order of the classes never changes. The search looks at
+    ``p = softmax(z / T[argmax z])``, so the order of the classes never changes. The search tries
     97 temperatures from an eighth to eight times that of temperature scaling, and starts twice:
-    there, and at the one that is best for all classes together; the lower end counts. What the
+    there, and at the one that is best for all classes together; the lower result counts. What the
     samples predicted as class k add to the bins of the ECE at each temperature is tabulated once,
     from the confidence curve (numerics.confidence_curves): after that a change of one class's
-    temperature
-    costs a handful of additions, whatever n is, and sweeps over the classes go on until none can
-    lower the ECE any more (a coordinate-wise minimum on the grid). Classes with most predictions go
-    first; equal values keep the temperature nearest to the start; classes never predicted keep it.
+    temperature costs a handful of additions, whatever n is, and sweeps over the classes continue
+    until none can lower the ECE (a coordinate-wise minimum on the grid). Classes with most
+    predictions go first; on ties the temperature nearest to the start is used; classes never
+    predicted keep it.
 
-    The published procedure is the same greedy search, with all probabilities computed anew at every
+    The published procedure is the same greedy search, with all probabilities recomputed at every
     grid point of every class. Public code of it divides the logit of *every* class by that class's
     own temperature, which depends on the logits' arbitrary level and can change the predicted
     class; here the temperature belongs to the predicted class.
@@ -91,7 +91,7 @@ class ClassTemperature(AfterTemperature):
     bins: Annotated[int, Ge(2), Le(1000)] = 15
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """The logits once, or the table of the search twice; and some numbers a row."""
+        """Estimate the peak memory: the logits, or the search table twice; and numbers per row."""
         table = k * self.bins * (2 * OCTAVES * POINTS_PER_OCTAVE + 1)
         return 8 * (max(n * k, 2 * table) + 20 * n) + scratch_bytes()
 
@@ -129,7 +129,7 @@ class ClassTemperature(AfterTemperature):
         factors: Floats,
         context: FitContext,
     ) -> Floats:
-        """Sums of confidence minus correctness by class, temperature and bin."""
+        """Return sums of confidence minus correctness by class, temperature and bin."""
         table = np.empty((k, len(factors), self.bins))
         for place, factor in enumerate(factors):
             confidence = np.exp(-samples.curve.log_partition(1 / factor)[0])
@@ -141,7 +141,7 @@ class ClassTemperature(AfterTemperature):
 
 
 def _most_predicted_first(table: Floats, predicted: Floats) -> Floats:
-    """Classes by the number of their predictions, then by their sums: never by their names."""
+    """Return classes by the number of their predictions, then by their sums, never by number."""
     counts = np.bincount(predicted, minlength=len(table))
     order = np.lexsort((table[:, 0].sum(axis=1), -counts))
     return np.asarray(order[: np.count_nonzero(counts)])
@@ -150,7 +150,7 @@ def _most_predicted_first(table: Floats, predicted: Floats) -> Floats:
 def _search(
     table: Floats, order: Floats, start: int, context: FitContext
 ) -> tuple[float, int, Floats]:
-    """n times the ECE reached, the sweeps made, and the chosen temperature of each class."""
+    """Return n times the ECE reached, the sweeps, and the chosen temperature of each class."""
     nearest = np.argsort(np.abs(np.arange(table.shape[1]) - start), kind="stable")
     table = table[:, nearest]
     chosen = np.zeros(len(table), dtype=np.int64)

@@ -46,12 +46,12 @@ class EtsMap(CalibrationMap):
             )
 
     def _parts(self) -> list[tuple[float, float]]:
-        """Weight and 1/T of the softmax parts that count."""
+        """Return weight and 1/T of the softmax parts with a positive weight."""
         parts = [(self.scaled, 1 / self.temperature), (self.unscaled, 1.0)]
         return [part for part in parts if part[0] > 0]
 
     def _check(self, logits: Floats) -> None:
-        """Refuse rows that have no softmax, where no part would come to see them."""
+        """Raise if a row has no softmax, if no part computes one."""
         if not self._parts():
             check_rows(row_maxima(logits))
 
@@ -66,7 +66,7 @@ class EtsMap(CalibrationMap):
         return mixed
 
     def _transform(self, logits: Floats) -> Floats:
-        """Logarithms, so that what is too small for a probability still has its place."""
+        """Return logarithms, in which tiny probabilities do not underflow."""
         self._check(logits)
         with np.errstate(divide="ignore"):
             mixed: Floats = np.log(_shares(logits) * logits.dtype.type(self.uniform))
@@ -79,7 +79,7 @@ class EtsMap(CalibrationMap):
         return mixed
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """The logarithm of the mixture; the sums over many classes are of doubles."""
+        """Add the logarithm of the mixture; the sums over many classes are of doubles."""
         axis = graph.constant([1], np.int64)
         finite = graph.add("Cast", graph.add("Not", graph.add("IsInf", logits)), to=DOUBLE)
         count = graph.add("ReduceSum", finite, axis, keepdims=1)
@@ -99,7 +99,7 @@ def _always(beta: float) -> InverseTemperature:
 
 
 def _shares(logits: Floats) -> Floats:
-    """The uniform distribution over the classes of each row that are not -inf."""
+    """Return the uniform distribution over the classes of each row that are not -inf."""
     finite = logits > -np.inf
     count = np.maximum(finite.sum(axis=1, keepdims=True), 1)
     return np.asarray(np.divide(finite, count, dtype=logits.dtype))
@@ -111,14 +111,14 @@ class EnsembleTemperature(AfterTemperature):
 
     T is the exact one of temperature scaling; the weights then minimise ``objective``, "nll" or
     "brier" (the paper has both), with T held. That is convex: it is solved on the simplex by Newton
-    steps inside a face, with exact zeros where a weight is not wanted, until
+    steps within a face, with exact zeros for unused weights, until
     ``w . gradient - min(gradient) <= 1e-11``. This number, ``gap`` in ``fit_info``, bounds how far
     the objective is above the optimum. w = (1, 0, 0) is temperature scaling, so the objective on
     the fit set is never above its.
 
     Every part keeps the order of the classes, and so does the mixture. Classes at -inf have no
     share in the uniform part; K is then the number of the others. ``softmax(z)`` is the model as
-    it is, so the scale of the logits is of account here: multiplying them by a number gives another
+    it is, so the scale of the logits matters here: multiplying them by a number gives another
     family of mixtures.
 
     Zhang, Kailkhura, Han: Mix-n-Match, ensemble and compositional methods for uncertainty
@@ -147,9 +147,9 @@ class EnsembleTemperature(AfterTemperature):
     ) -> EtsMap:
         context.step(1, 2)
         make = _negative_log_likelihood if self.objective == "nll" else _brier_score
-        found = minimise_on_simplex(make(data, 1 / base.temperature), 3, context.cancelled)
-        context.step(2, 2, found.value)
-        scaled, unscaled, uniform = found.weights.tolist()
+        minimum = minimise_on_simplex(make(data, 1 / base.temperature), 3, context.cancelled)
+        context.step(2, 2, minimum.value)
+        scaled, unscaled, uniform = minimum.weights.tolist()
         return EtsMap(
             k=data.k,
             kind=data.kind,
@@ -159,16 +159,16 @@ class EnsembleTemperature(AfterTemperature):
             uniform=uniform,
             fit_info={
                 "objective": self.objective,
-                "value": found.value,
-                "gap": found.gap,
-                "evaluations": found.evaluations,
+                "value": minimum.value,
+                "gap": minimum.gap,
+                "evaluations": minimum.evaluations,
                 "device": "cpu",
             },
         )
 
 
 def _log_partitions(data: CalibrationSet, beta: float) -> Floats:
-    """``log sum_k exp(beta (z_k - z_max))`` of every row (n,), float64."""
+    """Return ``log sum_k exp(beta (z_k - z_max))`` of every row (n,), float64."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Floats:
         block, axis = oriented(data.logits[start:stop], scratch)
@@ -183,7 +183,7 @@ def _log_partitions(data: CalibrationSet, beta: float) -> Floats:
 
 
 def _at_label(data: CalibrationSet, beta: float) -> tuple[Floats, Floats, Floats]:
-    """Log-partitions at beta and at 1, and the parts' log probabilities of the label (n, 3)."""
+    """Return log-partitions at beta and at 1, and the parts' label log probabilities (n, 3)."""
     gap = data.label_gaps.astype(np.float64)
     at_beta, at_one = _log_partitions(data, beta), _log_partitions(data, 1.0)
     finite = np.count_nonzero(data.logits > -np.inf, axis=1)
@@ -192,7 +192,7 @@ def _at_label(data: CalibrationSet, beta: float) -> tuple[Floats, Floats, Floats
 
 
 def _negative_log_likelihood(data: CalibrationSet, beta: float) -> Derivatives:
-    """Value, gradient and Hessian of the mean NLL of the mixture as functions of the weights."""
+    """Return a function of the weights: mean NLL of the mixture, its gradient and Hessian."""
     _, _, logs = _at_label(data, beta)
     largest = logs.max(axis=1)
     offset = -float(largest.mean())
@@ -211,7 +211,7 @@ def _negative_log_likelihood(data: CalibrationSet, beta: float) -> Derivatives:
 
 
 def _brier_score(data: CalibrationSet, beta: float) -> Derivatives:
-    """The same of the mean squared distance to the label's corner, a quadratic of the weights.
+    """Return a function of the weights: Brier score of the mixture, its gradient and Hessian.
 
     ``sum_k p_k q_k`` of two softmaxes is a quotient of partition functions.
     """

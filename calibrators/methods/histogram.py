@@ -73,15 +73,15 @@ class Histogram(TopLabelCalibrator):
     """The top label's confidence becomes the accuracy of the fit set's rows in the same bin.
 
     ``c = max softmax(z / T)`` with the T of temperature scaling. ``binning="mass"``: ``bins`` bins
-    of equally many rows, the edges half-way (in log odds) between the rows they part; rows of one
+    of equally many rows, the edges half-way (in log odds) between neighbouring rows; rows of one
     confidence (to about 1e-5 in log odds) stay together in the lower bin, so there may be fewer.
-    ``"width"``: the bins (i/M, (i + 1)/M]; one that no row falls in gives its middle. The other
-    classes share what is left in their old proportions, and the predicted class keeps the largest
+    ``"width"``: the bins (i/M, (i + 1)/M]; an empty one yields its middle. The other
+    classes share the rest in their old proportions, and the predicted class keeps the largest
     probability: where the accuracy is below the second class's probability it stops there.
 
-    ``smoothing``: a bin of m rows, s of them right, gives ``(s + smoothing / 2) / (m +
-    smoothing)``: a bin without mistakes does not promise that there will never be one, which would
-    make the NLL infinite at the first. ``smoothing=0`` gives the plain accuracy s / m.
+    ``smoothing``: a bin of m rows, s of them right, yields ``(s + smoothing / 2) / (m +
+    smoothing)``, so that a bin without mistakes does not make the NLL infinite at the first one.
+    ``smoothing=0`` yields the plain accuracy s / m.
 
     Rows with a single finite logit are certain whatever the map says, and are left out.
 
@@ -113,20 +113,20 @@ class Histogram(TopLabelCalibrator):
         self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
     ) -> HistogramMap:
         even = log_odds_of(even_edges(self.bins))
-        found = bins_of(log_odds, correct, even, self.binning, log_odds_reach)
-        accuracy = found.shares(self.smoothing / 2, self.smoothing)
-        value = found.squared_error(accuracy)
+        bins = bins_of(log_odds, correct, even, self.binning, log_odds_reach)
+        accuracy = bins.shares(self.smoothing / 2, self.smoothing)
+        value = bins.squared_error(accuracy)
         context.step(1, 1, value)
         return HistogramMap(
             k=base.k,
             kind=base.kind,
             base_temperature=base.temperature,
-            edges=found.edges,
+            edges=bins.edges,
             accuracy=accuracy,
             fit_info={
                 "objective": "squared_error",
                 "value": value,
-                "bins": found.rows.size,
+                "bins": bins.rows.size,
                 "device": "cpu",
             },
         )
@@ -187,12 +187,12 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     p_k, made as in :class:`Histogram`; f_k is the share of label k in each, and the new
     probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. The predicted class may change.
 
-    ``smoothing``: a bin of m rows, s of them of class k, gives ``(s + smoothing / K) / (m +
+    ``smoothing``: a bin of m rows, s of them of class k, yields ``(s + smoothing / K) / (m +
     smoothing)``, as if ``smoothing`` more rows had been spread evenly over the K classes. With
     ``smoothing=0`` a row may get 0 for all classes, and then keeps p.
 
     A row in which class k, or every class but k, is at -inf says nothing about f_k and is left out
-    of its fit; a class that no row says anything about has bins of equal width that give their
+    of its fit; a class without any such row has bins of equal width that yield their
     middles.
 
     Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
@@ -217,7 +217,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """The same, with the map and what is made of it: an archive, an ONNX model, its trial."""
+        """Estimate the peak memory, with the map, its archive, and its ONNX model and trial."""
         return super().memory_bytes(n, k) + MAP_COPIES * 2 * 8 * self.bins * k
 
     def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> list[Bins]:
@@ -231,11 +231,11 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     def _map_of(
         self, parts: list[list[Bins]], base: TemperatureMap, context: FitContext
     ) -> HistogramOneVsRestMap:
-        found = [one for part in parts for one in part]
-        shares = [one.shares(self.smoothing / base.k, self.smoothing) for one in found]
-        errors = [one.squared_error(own) for one, own in zip(found, shares, strict=True)]
-        # a class whose probability is always the same has a single bin: two of the same
-        edges = [one.edges if one.edges.size else np.zeros(1) for one in found]
+        bins = [one for part in parts for one in part]
+        shares = [one.shares(self.smoothing / base.k, self.smoothing) for one in bins]
+        errors = [one.squared_error(own) for one, own in zip(bins, shares, strict=True)]
+        # a class with a constant probability has a single bin, which is written twice
+        edges = [one.edges if one.edges.size else np.zeros(1) for one in bins]
         return HistogramOneVsRestMap(
             k=base.k,
             kind=base.kind,
@@ -245,7 +245,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
             fit_info={
                 "objective": "squared_error",
                 "value": float(np.mean(errors)),
-                "bins": sum(one.rows.size for one in found),
+                "bins": sum(one.rows.size for one in bins),
                 "device": "cpu",
             },
         )

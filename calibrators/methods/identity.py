@@ -1,4 +1,4 @@
-"""Identity: the model's own probabilities, as the baseline every other method must beat."""
+"""Identity: the model's own probabilities, the baseline of all other methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class IdentityMap(TemperatureTypeMap):
 
 @dataclass(frozen=True)
 class Identity(Calibrator):
-    """Leaves probabilities as they are.
+    """The model's own probabilities, unchanged.
 
     >>> fitted = Identity().fit(CalibrationSet([[0.0, 0.0], [2.0, 0.0]], [1, 0]))
     >>> fitted.apply([[0.0, 0.0]]).tolist()

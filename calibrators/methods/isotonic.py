@@ -1,4 +1,4 @@
-"""Isotonic regression: the best rising function of the confidence, with no shape given."""
+"""Isotonic regression: the best non-decreasing function of the confidence, of any shape."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ class IsotonicMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Isotonic(TopLabelCalibrator):
-    """The top label's confidence becomes the rising function of it that fits correctness best.
+    """The top label's confidence becomes the non-decreasing function that fits correctness best.
 
     ``c = max softmax(z / T)`` with the T of temperature scaling; f minimises
-    ``sum_i (f(c_i) - correct_i)^2`` among all functions that never fall, found exactly by pooling
+    ``sum_i (f(c_i) - correct_i)^2`` among all non-decreasing functions, found exactly by pooling
     adjacent violators. Equal confidences (to about 1e-5 in log odds, which is rounding in float32)
-    are pooled first; between the confidences seen f is
-    linear, outside them constant (as scikit-learn's ``IsotonicRegression(out_of_bounds="clip")``).
+    are pooled first; between the confidences of the fit set f is linear, outside them constant
+    (as scikit-learn's ``IsotonicRegression(out_of_bounds="clip")``).
     The other classes share ``1 - f(c)`` in their old proportions, and the predicted class keeps the
     largest probability: where f(c) would fall below the second class it stops there.
 
     ``smoothing``: by itself the function is 0 below the first right row and 1 above the last wrong
     one, and a single mistake there makes the NLL infinite. So ``smoothing / 2`` of a right row is
     added at the lowest confidence and as much of a wrong row at the highest; a last pool of m
-    rows, all right, then says m / (m + 1/2) and not 1. Only the two ends notice. Values from 0.3
+    rows, all right, then yields m / (m + 1/2) and not 1. Only the two ends change. Values from 0.3
     to 2 gave the same mean test NLL to 0.0003 on 13 real test sets. ``smoothing=0`` is plain
     isotonic regression.
 
@@ -118,18 +118,18 @@ class Isotonic(TopLabelCalibrator):
         self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
     ) -> IsotonicMap:
         more = self.smoothing / 2
-        found = rising_function(confidence_of(log_odds), correct, more, more)
-        context.step(1, 1, found.squared_error)
+        function = rising_function(confidence_of(log_odds), correct, more, more)
+        context.step(1, 1, function.squared_error)
         return IsotonicMap(
             k=base.k,
             kind=base.kind,
             base_temperature=base.temperature,
-            confidence=found.nodes,
-            accuracy=found.heights,
+            confidence=function.nodes,
+            accuracy=function.heights,
             fit_info={
                 "objective": "squared_error",
-                "value": found.squared_error,
-                "pools": found.pools,
+                "value": function.squared_error,
+                "pools": function.pools,
                 "device": "cpu",
             },
         )
@@ -172,10 +172,10 @@ class IsotonicOneVsRestMap(OneVsRestMap):
 
 @dataclass(frozen=True)
 class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
-    """Each class's probability becomes the rising function of it that fits best; rows sum to 1.
+    """Each class's probability becomes its best non-decreasing function; rows sum to 1.
 
     ``p = softmax(z / T)`` with the T of temperature scaling; f_k minimises
-    ``sum_i (f_k(p_ik) - [y_i = k])^2`` among all functions that never fall, and the new
+    ``sum_i (f_k(p_ik) - [y_i = k])^2`` among all non-decreasing functions, and the new
     probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. Ties, interpolation and ends are as in
     :class:`Isotonic`. The predicted class may change.
 
@@ -186,7 +186,7 @@ class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
     isotonic regression) a row may get 0 for all classes, and then keeps p.
 
     A row in which class k, or every class but k, is at -inf says nothing about f_k and is left out
-    of its fit; a class that no row says anything about keeps its probability.
+    of its fit; a class without any such row keeps its probability.
 
     Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates.
     KDD 2002.
@@ -218,17 +218,17 @@ class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
     def _map_of(
         self, parts: list[list[RisingFunction]], base: TemperatureMap, context: FitContext
     ) -> IsotonicOneVsRestMap:
-        found = [one for part in parts for one in part]
+        functions = [one for part in parts for one in part]
         return IsotonicOneVsRestMap(
             k=base.k,
             kind=base.kind,
             base_temperature=base.temperature,
-            probability=stacked([one.nodes for one in found]),
-            frequency=stacked([one.heights for one in found]),
+            probability=stacked([one.nodes for one in functions]),
+            frequency=stacked([one.heights for one in functions]),
             fit_info={
                 "objective": "squared_error",
-                "value": float(np.mean([one.squared_error for one in found])),
-                "pools": sum(one.pools for one in found),
+                "value": float(np.mean([one.squared_error for one in functions])),
+                "pools": sum(one.pools for one in functions),
                 "device": "cpu",
             },
         )

@@ -20,7 +20,7 @@ from calibrators.methods.temperature import TemperatureMap, TemperatureScaling, 
 from calibrators.numerics.parallel import Floats, Scratch, map_blocks
 from calibrators.numerics.softmax import scaled_logits
 
-LEAST_SHARE = 0.05
+MIN_SHARE = 0.05
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +54,7 @@ class MetaCalMap(CalibrationMap):
         return out
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """The gaps to the largest logit divided by the temperature, or 0 where they are finite."""
+        """Add the gaps to the largest logit divided by the temperature, or 0 for rejected rows."""
         axis = graph.constant([1], np.int64)
         gaps = graph.add("Sub", logits, graph.add("ReduceMax", logits, axis, keepdims=1))
         scaled = graph.add("Mul", gaps, graph.constant(1 / self.temperature))
@@ -65,7 +65,7 @@ class MetaCalMap(CalibrationMap):
 
 
 def entropies(logits: Floats, temperature: float) -> Floats:
-    """Entropy of ``softmax(logits / temperature)`` of every row (n,), float64."""
+    """Return the entropy of ``softmax(logits / temperature)`` of every row (n,), float64."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Floats:
         return indicate("entropy", logits[start:stop], temperature)[:, 0]
@@ -77,8 +77,8 @@ def entropies(logits: Floats, temperature: float) -> Floats:
 class MetaCal(AfterTemperature):
     """Rows whose entropy is above a threshold are rejected; the others get a temperature.
 
-    A rejected row's answer is the uniform distribution, which is what is known of a prediction not
-    to be relied on; the temperature is the exact one of the accepted rows alone. The threshold
+    A rejected row gets the uniform distribution, as nothing is known if a prediction is not
+    reliable; the temperature is the exact one of the accepted rows alone. The threshold
     keeps one of two ``constraint``s:
 
     - "miscoverage": the share of right predictions that are rejected is at most ``miscoverage``.
@@ -88,20 +88,20 @@ class MetaCal(AfterTemperature):
       ``miscoverage + eps`` with a probability of at most ``exp(-2 n eps^2)``.
     - "accuracy": the share of right predictions among the accepted is at least ``accuracy`` on the
       fit set, with as few rejected as possible but no fewer than a twentieth of the rows accepted;
-      on fresh rows it holds up to the sampling error. 0, the default, asks for half of what can be
+      on fresh rows it holds up to the sampling error. 0, the default, requests half of what can be
       gained: the middle between the model's accuracy and the highest that a threshold reaches. If
-      none reaches the accuracy asked for, FitError says which can be.
+      none reaches the requested accuracy, FitError says which can be.
 
     The paper takes a tenth of the rows, 500 at most, to find the threshold (the empirical quantile;
     for the accuracy an isotonic curve over 20 bins) and the rest for the temperature, drawn at
     random, and bounds both constraints with high probability. Here all rows serve both, so the
-    order of the rows is of no account and the threshold has a third of the noise or less; in return
+    order of the rows does not matter and the threshold has a third of the noise or less; in return
     the bounds above, which are for scores fixed in advance, neglect that the one number in the
     score, a temperature, comes from the same rows. The score is the paper's, the entropy of the
-    softmax, after division by the exact temperature of all rows: the scale of the logits is of no
-    account. If the accepted rows have no temperature of their own (all right), that one is kept.
+    softmax, after division by the exact temperature of all rows: the scale of the logits does not
+    matter. If the accepted rows have no finite temperature (all right), that one is used.
 
-    Rejected rows have no largest class: where a prediction is needed take it from the model.
+    Rejected rows have no largest class: if a prediction is needed, take it from the model.
 
     Ma, Blaschko: Meta-Cal, well-controlled post-hoc calibration by ranking. ICML 2021.
 
@@ -134,7 +134,7 @@ class MetaCal(AfterTemperature):
             raise ParameterError(
                 "bad_parameter",
                 f"MetaCal.{unused} must be {default} where constraint={self.constraint!r}, which "
-                f"does not look at it, got {value}: set constraint={unused!r}",
+                f"does not use it, got {value}: set constraint={unused!r}",
             )
 
     def _fit_scaled(
@@ -151,7 +151,7 @@ class MetaCal(AfterTemperature):
             threshold = float(scores[order[accepted - 1 : accepted + 1]].mean())
         temperature = _temperature(data, base, scores <= threshold, context)
         context.step(3, 3)
-        kept, correct = int(right[order[:accepted]].sum()), int(right.sum())
+        accepted_right, correct = int(right[order[:accepted]].sum()), int(right.sum())
         return MetaCalMap(
             k=data.k,
             kind=data.kind,
@@ -161,39 +161,39 @@ class MetaCal(AfterTemperature):
             fit_info={
                 "constraint": self.constraint,
                 "accepted": accepted,
-                "miscoverage": 1 - kept / correct if correct else 0.0,
-                "accuracy": kept / accepted,
+                "miscoverage": 1 - accepted_right / correct if correct else 0.0,
+                "accuracy": accepted_right / accepted,
                 "device": "cpu",
             },
         )
 
     def _accepted(self, scores: Floats, right: Floats) -> int:
-        """How many rows to accept, of rows in rising order of their scores."""
+        """Return how many rows to accept, of rows in ascending order of their scores."""
         n = len(scores)
-        # a cut between scores that differ by rounding alone would not be found again
+        # a cut between scores that differ only by rounding is not reproducible
         apart = np.diff(scores) > min(1e-5, 0.1 / n)
         cuts = np.append(np.flatnonzero(apart) + 1, n)
-        kept = np.cumsum(right)[cuts - 1]
+        hits = np.cumsum(right)[cuts - 1]
         if self.constraint == "miscoverage":
-            correct = int(kept[-1])
+            correct = int(hits[-1])
             most = math.floor(self.miscoverage * (correct + 1) + 1e-9) - 1
-            return int(cuts[np.argmax(correct - kept <= most)]) if most >= 0 else n
-        accuracies = np.where(cuts >= LEAST_SHARE * n, kept / cuts, 0.0)
+            return int(cuts[np.argmax(correct - hits <= most)]) if most >= 0 else n
+        accuracies = np.where(cuts >= MIN_SHARE * n, hits / cuts, 0.0)
         highest = float(accuracies.max())
-        wanted = self.accuracy or (highest + float(accuracies[-1])) / 2
-        if highest < wanted:
+        target = self.accuracy or (highest + float(accuracies[-1])) / 2
+        if highest < target:
             raise FitError(
                 "accuracy_out_of_reach",
                 f"MetaCal.accuracy must be at most {math.floor(highest * 1e4) / 1e4}, the highest "
-                f"of the surest rows (a twentieth of all at least), got {wanted:g}",
+                f"of the most confident rows (at least a twentieth of all), got {target:g}",
             )
-        return int(cuts[accuracies >= wanted].max())
+        return int(cuts[accuracies >= target].max())
 
 
 def _temperature(
     data: CalibrationSet, base: TemperatureMap, accepted: Floats, context: FitContext
 ) -> float:
-    """The exact temperature of the accepted rows; that of all rows if they have none."""
+    """Return the exact temperature of the accepted rows; that of all rows if they have none."""
     if accepted.all():
         return base.temperature
     inner = context.inner()

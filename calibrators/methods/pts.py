@@ -22,7 +22,7 @@ from calibrators.numerics.parallel import Floats, row_blocks, scratch_bytes
 
 LARGEST = 3.0
 ITERATIONS = 200
-MOST_PARAMETERS = 1000
+MAX_PARAMETERS = 1000
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,16 +61,16 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
             "w3": (hidden,),
         }
         count = hidden * (inputs + hidden + 2) + 1
-        if count > MOST_PARAMETERS:
+        if count > MAX_PARAMETERS:
             raise ParameterError(
                 "bad_parameter",
-                f"a PTS map has at most {MOST_PARAMETERS:,} parameters, got {count:,}",
+                f"a PTS map has at most {MAX_PARAMETERS:,} parameters, got {count:,}",
             )
         for name, shape in expected.items():
-            found = getattr(self, name).shape
-            if found != shape:
+            actual = getattr(self, name).shape
+            if actual != shape:
                 raise ParameterError(
-                    "bad_parameter", f"{name} must have shape {shape}, got {found}"
+                    "bad_parameter", f"{name} must have shape {shape}, got {actual}"
                 )
         check_temperature(self.base_temperature)
         if not (self.spread > 0).all():
@@ -80,7 +80,7 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
 
     @property
     def row_cost(self) -> int:
-        """Return about how many numbers are calculated for a row beside its logits."""
+        """Approximate count of numbers computed per row in addition to its logits."""
         return self.w1.size + self.w2.size
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
@@ -93,8 +93,8 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
         return inverse
 
     def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
-        def layer(given: str, weights: Floats, bias: Floats | float) -> str:
-            product = graph.add("MatMul", given, graph.constant(weights, np.float64))
+        def layer(inputs: str, weights: Floats, bias: Floats | float) -> str:
+            product = graph.add("MatMul", inputs, graph.constant(weights, np.float64))
             return graph.add("Add", product, graph.constant(bias, np.float64))
 
         gaps = onnx_sorted_gaps(graph, logits, len(self.centre), self.base_temperature)
@@ -111,7 +111,7 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
 
 @dataclass(frozen=True)
 class Run:
-    """What a network makes of its inputs, and what it passed through on the way."""
+    """Forward pass of a network: inputs, hidden activations and output."""
 
     inputs: Floats
     first: Floats
@@ -133,7 +133,7 @@ class Network:
 
     @classmethod
     def start(cls, inputs: int, hidden: int, seed: int) -> Network:
-        """Hidden layers uniform in +-1/sqrt(inputs) from the seed; the output 0 everywhere."""
+        """Return a network with random hidden layers, uniform in +-1/sqrt(inputs), and output 0."""
         rng = np.random.default_rng(seed)
 
         def drawn(wide: int, *size: int) -> Floats:
@@ -145,22 +145,24 @@ class Network:
 
     @property
     def parts(self) -> tuple[Floats, ...]:
+        """All parameters, layer by layer."""
         return self.w1, self.b1, self.w2, self.b2, self.w3, self.b3
 
     def moved(self, step: Floats) -> Network:
-        """The network with ``step`` added to its parameters, laid out one after the other."""
+        """Return the network with ``step`` added to its flattened parameters."""
         ends = np.cumsum([one.size for one in self.parts])[:-1]
         pieces = np.split(step, ends)
         return Network(*(a + b.reshape(a.shape) for a, b in zip(self.parts, pieces, strict=True)))
 
     def run(self, inputs: Floats) -> Run:
+        """Return the forward pass of some inputs."""
         first = np.maximum(inputs @ self.w1 + self.b1, 0)
         second = np.maximum(first @ self.w2 + self.b2, 0)
         raw = second @ self.w3 + self.b3
         return Run(inputs, first, second, raw.clip(-LARGEST, LARGEST), np.abs(raw) < LARGEST)
 
     def jacobian(self, run: Run) -> Floats:
-        """Derivative of each sample's output by every parameter, (parameters, n)."""
+        """Return the derivative of each sample's output by every parameter, (parameters, n)."""
         n = len(run.output)
         free = run.free.astype(np.float64)
         to_second = free * (run.second.T > 0) * self.w3[:, np.newaxis]
@@ -182,7 +184,7 @@ class ParametrizedTemperature(AfterTemperature):
     """Parametrized temperature scaling: ``p = softmax(z / T(z))``, T from the ten largest logits.
 
     Two hidden layers of 5 relu units turn the sorted gaps from the largest logit to the next nine
-    into log T; what is minimised is the mean of (c - a)^2, c the confidence and a the correctness
+    into log T; they minimise the mean of (c - a)^2, c the confidence and a the correctness
     of the prediction. The published procedure trains by 100,000 steps of Adam on batches. It is a
     small least-squares problem, and solved as one here: Levenberg-Marquardt on the confidence curve
     (numerics.confidence_curves), with the whole Jacobian of at most 86 parameters at hand, until
@@ -219,15 +221,15 @@ class ParametrizedTemperature(AfterTemperature):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = self.hidden * (self.logits + self.hidden + 2) + 1
-        if count > MOST_PARAMETERS:
+        if count > MAX_PARAMETERS:
             raise ParameterError(
                 "bad_parameter",
-                f"ParametrizedTemperature.logits and hidden must make at most {MOST_PARAMETERS:,} "
+                f"ParametrizedTemperature.logits and hidden must make at most {MAX_PARAMETERS:,} "
                 f"parameters, hidden (logits + hidden + 2) + 1, got {count:,}",
             )
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """The logits once, or the Jacobian, its products and the curves of confidence."""
+        """Estimate the peak memory: the logits, or the Jacobian, its products and the curves."""
         inputs = min(self.logits, k) - 1
         parameters = self.hidden * (inputs + self.hidden + 2) + 1
         return 8 * n * max(k, int(2.8 * parameters) + curve_numbers(k)) + scratch_bytes()
@@ -241,8 +243,8 @@ class ParametrizedTemperature(AfterTemperature):
         samples = observe(data, 1 / base.temperature)
         problem = PtsProblem(samples, (inputs - centre) / spread, self.decay / data.n)
         start = Network.start(inputs.shape[1], self.hidden, self.seed)
-        found, value, iterations = problem.solve(start, self.tolerance, context)
-        w1, b1, w2, b2, w3, b3 = found.parts
+        network, value, iterations = problem.solve(start, self.tolerance, context)
+        w1, b1, w2, b2, w3, b3 = network.parts
         return ParametrizedTemperatureMap(
             k=data.k,
             kind=data.kind,
@@ -275,7 +277,7 @@ class PtsProblem:
     def solve(
         self, start: Network, tolerance: float, context: FitContext
     ) -> tuple[Network, float, int]:
-        """Levenberg-Marquardt: the network found, its mean (c - a)^2 and the iterations made."""
+        """Return the network by Levenberg-Marquardt, its mean (c - a)^2 and the iterations."""
         at, moved = start, np.zeros(sum(one.size for one in start.parts))
         damping = 1e-2
         run, miss, slope = self._evaluate(at)
@@ -303,7 +305,7 @@ class PtsProblem:
         return at, float((miss * miss).mean()), iteration
 
     def _evaluate(self, network: Network) -> tuple[Run, Floats, Floats]:
-        """The run, c - a, and the derivative of c by the network's output log T."""
+        """Return the run, c - a, and the derivative of c by the network's output log T."""
         run = network.run(self.inputs)
         value, slope = self.samples.curve.log_partition(np.exp(-run.output))
         confidence = np.exp(-value)

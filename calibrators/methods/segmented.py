@@ -1,4 +1,4 @@
-"""Segmented: a method for all rows, then a temperature for each segment, as far as data back it."""
+"""Segmented: a method for all rows, then a shrunken temperature for each segment."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, ExportError, ParameterError
 from calibrators.export.onnx import Builder
 from calibrators.fitting.context import FitContext
-from calibrators.methods._after_temperature import why_hopeless
+from calibrators.methods._after_temperature import fallback_reason
 from calibrators.methods._shrinkage import REACH, Rounds, Solution, figures, shrink, split_up
 from calibrators.methods.temperature import check_temperature
 from calibrators.numerics.parallel import Floats
-from calibrators.segments import MOST_SEGMENTS, Segments, is_name
+from calibrators.segments import MAX_SEGMENTS, Segments, is_name
 
 TICKS, BASE_DONE = 1000, 500
-MOST_NAMED, SHOWN = 3, 80
+MAX_NAMED, SHOWN = 3, 80
 MANY_ROWS = 100
 
 
@@ -31,8 +31,8 @@ MANY_ROWS = 100
 class SegmentedMap(CalibrationMap):
     """``softmax(base.transform(z) / T_g)``, g the segment of the row.
 
-    Rows of a segment that is not among ``segments``, and all rows if none are named, get what
-    ``base`` gives. The predicted class is kept if ``base`` keeps it.
+    Rows of a segment that is not among ``segments``, and all rows if none are named, get the
+    result of ``base``. The predicted class is kept if ``base`` keeps it.
     """
 
     method = "segmented"
@@ -45,7 +45,7 @@ class SegmentedMap(CalibrationMap):
 
     @property
     def row_cost(self) -> int:
-        """Return about how many numbers are calculated for a row beside its logits."""
+        """Approximate count of numbers computed per row in addition to its logits."""
         return self.base.row_cost
 
     def __post_init__(self) -> None:
@@ -68,10 +68,10 @@ class SegmentedMap(CalibrationMap):
             )
         names = sorted(set(self.segments))
         is_ordered = list(self.segments) == names
-        if not is_ordered or not all(map(is_name, names)) or len(names) > MOST_SEGMENTS:
+        if not is_ordered or not all(map(is_name, names)) or len(names) > MAX_SEGMENTS:
             raise ParameterError(
                 "bad_parameter",
-                f"segments must be at most {MOST_SEGMENTS} valid names, each once and in order, "
+                f"segments must be at most {MAX_SEGMENTS} valid names, each once and in order, "
                 f"got {len(self.segments)}: {reprlib.repr(self.segments)}",
             )
         for temperature in self.temperatures.tolist():
@@ -79,13 +79,13 @@ class SegmentedMap(CalibrationMap):
         object.__setattr__(self, "keeps_class", self.base.keeps_class)
 
     def known_rows(self, segments: Segments | None) -> int:
-        """How many rows are in a segment of this map; the others get what holds for all."""
+        """Return how many rows are in a segment of this map; the others get the result of base."""
         if segments is None:
             return 0
         return int(segments.counts[np.isin(segments.names, self.segments)].sum())
 
     def unknown_note(self, segments: Segments) -> str | None:
-        """What to say of rows that are in no segment of this map, in ASCII; None if all are."""
+        """Return a note in ASCII on rows that are in no segment of this map; None if all are."""
         unknown = segments.codes.size - self.known_rows(segments)
         if not unknown:
             return None
@@ -96,7 +96,7 @@ class SegmentedMap(CalibrationMap):
         )
 
     def apply_set(self, data: CalibrationSet) -> Floats:
-        """Calibrated probabilities (n, k) of a checked set, each row by its segment if it has one.
+        """Return calibrated probabilities (n, k) of a checked set, by segment if it has any.
 
         The set must be of the map's kind and classes.
         """
@@ -106,10 +106,10 @@ class SegmentedMap(CalibrationMap):
         return self._softmax(self._transform(logits), self._segment_scales(data.segments))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Refused: a graph has the logits as its only input."""
+        """Raise an ExportError: a graph has the logits as its only input."""
         raise ExportError(
             "not_exportable",
-            "a segmented map needs the segment of each row beside its logits, which an exported "
+            "a segmented map needs the segment of each row besides its logits, which an exported "
             "model does not take: export its base, which serves rows of any segment",
         )
 
@@ -130,28 +130,28 @@ class Segmented(Calibrator):
 
     Needs the segment of each row, ``CalibrationSet(logits, labels, segments)``. ``base``, any other
     method with its default parameters, is fitted on all rows. Each segment g then gets the T_g that
-    is the best compromise between its own rows and T_g = 1, which is what ``base`` says:
+    is the best compromise between its own rows and T_g = 1, the result of ``base``:
 
     ``min over T_g of  sum of -log p(y_i) over the rows of g  +  (log T_g)^2 / (2 tau^2)``,
 
     the maximum a posteriori for log T_g ~ N(0, tau^2). tau, how much segments differ, is estimated
     from all of them together (empirical Bayes): it maximises their marginal likelihood in Laplace's
-    approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. A segment of a
-    few rows so keeps close to ``base``, one of many goes its own way, and if nothing shows that
-    segments differ tau is 0 and all T_g are 1. 1 is the largest tau, and T_g stays between 1/16 and
-    16, with a BoundarySolution warning where it ends there; each is found by Newton's method inside
-    a bracket. With ``shrinkage="none"`` every segment
+    approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. So a segment of a
+    few rows stays close to ``base``, one of many rows follows its own data, and without evidence
+    that segments differ tau is 0 and all T_g are 1. 1 is the largest tau, and T_g stays between
+    1/16 and 16, with a BoundarySolution warning where it ends there; each is found by Newton's
+    method within a bracket. With ``shrinkage="none"``, which is there for comparison, every segment
     has the T_g of its own rows alone (1, with a BoundarySolution warning, if there is none between
-    1/16 and 16); it is there for comparison.
+    1/16 and 16).
 
-    Why marginal likelihood: on drawn data with known truth it finds tau even from segments of 5
+    Why marginal likelihood: on simulated data with known truth it finds tau even from segments of 5
     rows, where moments of the segments' own estimates (DerSimonian and Laird 1986; Paule and Mandel
-    1982) see little of it and moments of their slopes too much; with more rows in each these differ
-    little (docs/segments.md). Why a temperature only and no bias: one number is what a segment of
-    some dozens of rows can bear, and it keeps the order of the classes.
+    1982) underestimate and moments of their slopes overestimate it; with more rows in each these
+    differ little (docs/how-to/segments.md). Why only a temperature and no bias: some dozens of rows
+    allow one number, and it keeps the order of the classes.
 
-    If ``base`` ends at its bound or finds flat logits there is nothing to build on: all T_g are 1.
-    ``seed`` goes to ``base``, if it has one.
+    If ``base`` ends at its bound or finds flat logits, all T_g are 1. ``seed`` is passed to
+    ``base``, if it has one.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 5)) * 2
@@ -190,7 +190,7 @@ class Segmented(Calibrator):
         return make_recipe(self.base, {}, seed=self.seed)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """That of the base, and its calibrated logits, once whole and once in segments."""
+        """Estimate the peak memory: that of the base, and its calibrated logits twice."""
         return self._base_recipe().memory_bytes(n, k) + 8 * (2 * n * k + 4 * n)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
@@ -200,14 +200,14 @@ class Segmented(Calibrator):
         rounds = Rounds(segments, context.part(BASE_DONE, TICKS, TICKS))
         free = rounds.solve(0.0)
         tau: float | None = None
-        if why_hopeless(base) is not None:
-            tau, found = 0.0, [Solution() for _ in segments]
+        if fallback_reason(base) is not None:
+            tau, solutions = 0.0, [Solution() for _ in segments]
         elif self.shrinkage == "none":
-            found = [one if one.is_inside else Solution() for one in free]
-            _warn_of_segments_without(data.segments, free, context)
+            solutions = [one if one.is_inside else Solution() for one in free]
+            _warn_of_missing_optima(data.segments, free, context)
         else:
-            tau, found = shrink(rounds)
-            _warn_of_bounds(data.segments, found, free, context)
+            tau, solutions = shrink(rounds)
+            _warn_of_bounds(data.segments, solutions, free, context)
         context.step(TICKS, TICKS)
         info = {"base": base.method, "base_fit": base.fit_info, "tau": tau}
         return SegmentedMap(
@@ -215,49 +215,51 @@ class Segmented(Calibrator):
             kind=data.kind,
             base=base,
             segments=data.segments.names,
-            temperatures=np.array([1 / one.beta for one in found]),
+            temperatures=np.array([1 / one.beta for one in solutions]),
             fit_info={
                 **info,
-                **figures(segments, found, tau),
+                **figures(segments, solutions, tau),
                 "evaluations": sum(one.evaluations for one in segments),
-                "segments": _described(data.segments, found, free),
+                "segments": _describe(data.segments, solutions, free),
             },
         )
 
 
 def _warn_of_bounds(
-    segments: Segments, found: Sequence[Solution], free: Sequence[Solution], context: FitContext
+    segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution], context: FitContext
 ) -> None:
-    """Say which segments would go beyond the bound, or with many rows if they were on their own.
+    """Warn of segments at a bound, and of large ones that are beyond it without shrinkage.
 
-    One segment on a scale of its own may hold all others at what the base says.
+    One segment on a scale of its own may keep all others at the temperature of the base.
     """
     bounds = (1 / REACH, REACH)
     ended = [
         f"{name!r} at T = {1 / (one if one.beta in bounds else alone).beta:g}"
-        for name, rows, one, alone in zip(segments.names, segments.counts, found, free, strict=True)
+        for name, rows, one, alone in zip(
+            segments.names, segments.counts, solutions, free, strict=True
+        )
         if one.beta in bounds or (rows >= MANY_ROWS and alone.beta in bounds)
     ]
     if ended:
         context.warn(
             BoundarySolution,
-            f"{len(ended)} of {len(found)} segments stop at a bound of their temperature, 1/16 or "
-            f"16 times what the base says: {_first(ended)}; choose a base that scales the logits "
+            f"{len(ended)} of {len(solutions)} segments stop at a bound of their temperature, 1/16 "
+            f"or 16 times that of the base: {_first(ended)}; choose a base that scales the logits "
             "first or, if it does, bring these segments' logits to the scale of the others",
         )
 
 
-def _warn_of_segments_without(
+def _warn_of_missing_optima(
     segments: Segments, free: Sequence[Solution], context: FitContext
 ) -> None:
-    """Say which segments have no temperature of their own rows."""
+    """Warn of segments whose own rows have no temperature within the bounds."""
     names = zip(segments.names, free, strict=True)
     without = [repr(name) for name, one in names if not one.is_inside]
     if without:
         context.warn(
             BoundarySolution,
             f"the rows of {len(without)} of {len(free)} segments have no temperature between 1/16 "
-            f"and 16 times what the base says, and keep that of the base: {_first(without)}",
+            f"and 16 times that of the base, and keep that of the base: {_first(without)}",
         )
 
 
@@ -266,13 +268,13 @@ def _shown(name: str) -> str:
 
 
 def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+    return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
 
 
-def _described(
-    segments: Segments, found: Sequence[Solution], free: Sequence[Solution]
+def _describe(
+    segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution]
 ) -> list[dict[str, Any]]:
-    """Each segment's temperature, and the one of its own rows alone if that is finite."""
+    """Return each segment's temperature, and the one of its own rows alone if it is finite."""
     return [
         {
             "name": name,
@@ -281,6 +283,6 @@ def _described(
             "unpenalised": 1 / alone.beta if alone.is_inside else None,
         }
         for name, rows, shrunk, alone in zip(
-            segments.names, segments.counts, found, free, strict=True
+            segments.names, segments.counts, solutions, free, strict=True
         )
     ]

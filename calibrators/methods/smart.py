@@ -19,7 +19,7 @@ from calibrators.methods._after_temperature import AfterTemperature
 from calibrators.methods._smart_features import Indicator, indicate, onnx_indicator
 from calibrators.methods.temperature import TemperatureMap, check_temperature
 from calibrators.numerics.adam import Adam
-from calibrators.numerics.cells import CELL_NUMBERS, MOST_CELLS, NODES, observe_cells
+from calibrators.numerics.cells import CELL_NUMBERS, MAX_CELLS, NODES, observe_cells
 from calibrators.numerics.confidence_curves import (
     Array,
     Samples,
@@ -32,7 +32,7 @@ from calibrators.numerics.curve_tables import FAR, CurveTable, tabulate
 from calibrators.numerics.objectives import Objective, ObjectiveName, make_objective
 from calibrators.numerics.parallel import Floats, scratch_bytes
 
-MOST_HIDDEN = 4096
+MAX_HIDDEN = 4096
 HIDDEN_AT_ONCE = 1 << 20
 FLOOR = 0.1
 NEUTRAL = math.log(math.expm1(1 - FLOOR))
@@ -63,9 +63,9 @@ class SmartMap(TemperatureTypeMap):
         expected = self.k if self.indicator == "all_logits" else 1
         if shapes != [(inputs,), (inputs,), (hidden,), (hidden,)] or inputs != expected:
             raise ParameterError("bad_parameter", "the arrays of a SMART map do not fit together")
-        if not 1 <= hidden <= MOST_HIDDEN:
+        if not 1 <= hidden <= MAX_HIDDEN:
             raise ParameterError(
-                "bad_parameter", f"a SMART map has 1 to {MOST_HIDDEN} hidden units, got {hidden}"
+                "bad_parameter", f"a SMART map has 1 to {MAX_HIDDEN} hidden units, got {hidden}"
             )
         check_temperature(self.base_temperature)
         if not (self.spread > 0).all():
@@ -85,7 +85,7 @@ class SmartMap(TemperatureTypeMap):
 
     @property
     def row_cost(self) -> int:
-        """Return about how many numbers are calculated for a row beside its logits."""
+        """Approximate count of numbers computed per row in addition to its logits."""
         return self.w1.size
 
     def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
@@ -114,16 +114,16 @@ class Smart(AfterTemperature):
 
     The margin, largest minus second largest logit, says how sure the model is of each sample; a
     hidden layer of 16 units turns it into that sample's temperature. Logits are divided by the
-    exact temperature of temperature scaling first, so their scale is of no account, and the network
+    exact temperature of temperature scaling first, so their scale does not matter, and the network
     starts there (T = 1 for every sample). It then minimises the soft-binned calibration error
     ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` (see numerics.objectives) by full-batch Adam with
     analytic gradients. The order of the classes never changes, so neither does accuracy. The
     objective is the *binned* form; the per-sample form stated in the paper's Eq. 6
     (``objective="pointwise"``) is minimised by confidences of 0 and 1.
 
-    More than 2,048 rows are merged into at most so many cells first, of rows that agree in margin,
+    More than 2,048 rows are first merged into at most that many cells of rows that agree in margin,
     confidence and correctness (see numerics.cells), so that a step costs the same however many
-    rows there are; docs/studies/smart.md has what that does to held-out errors. Rows are not merged
+    rows there are; docs/studies/smart.md has the effect on held-out errors. Rows are not merged
     for the indicator "all_logits" and the objective "brier".
 
     ``indicator`` and ``objective`` offer the alternatives the paper compares (its Tables 3 and 4).
@@ -148,7 +148,7 @@ class Smart(AfterTemperature):
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     steps: Annotated[int, Ge(1), Le(100_000)] = 300
     learning_rate: Annotated[float, Gt(0)] = 5e-3
-    hidden: Annotated[int, Ge(1), Le(MOST_HIDDEN)] = 16
+    hidden: Annotated[int, Ge(1), Le(MAX_HIDDEN)] = 16
     indicator: Indicator = "margin"
     objective: ObjectiveName = "charbonnier"
     bins: Annotated[int, Ge(2), Le(1000)] = 15
@@ -156,12 +156,12 @@ class Smart(AfterTemperature):
     delta: Annotated[float, Ge(0), Le(1)] = 1e-3
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Copies of logits, or the tables of confidence; the hidden units of what is trained on."""
+        """Estimate the peak memory: copies of the logits, or confidence tables; hidden units."""
         copies = 3 if self.indicator in ("all_logits", "entropy", "confidence") else 1
         network = 3 * self.hidden + 4
         if self._merges(n):
             numbers = copies * k if copies > 1 else k // 8  # TS starts with an eighth of the rows
-            taken = 8 * (n * max(numbers, CELL_NUMBERS) + MOST_CELLS * network)
+            taken = 8 * (n * max(numbers, CELL_NUMBERS) + MAX_CELLS * network)
         else:
             inputs = 3 * k if self.indicator == "all_logits" else 0
             taken = 8 * n * (max(copies * k, network + curve_numbers(k)) + inputs)
@@ -216,7 +216,7 @@ class Smart(AfterTemperature):
         signal: Floats,
         device: str | None,
     ) -> tuple[Samples, Floats]:
-        """Return what is trained on, and the network's inputs (n, inputs) for it."""
+        """Return the training samples, and the network's inputs (n, inputs) for them."""
         smoothed = self.objective == "label_smoothing"
         if table is None:
             return observe(data, scale, device, with_mean_gaps=smoothed), signal
@@ -226,8 +226,8 @@ class Smart(AfterTemperature):
         return samples, means[:, np.newaxis]
 
     def _merges(self, n: int) -> bool:
-        """Return whether cells stand for rows: Brier's score needs each row's label."""
-        return n > MOST_CELLS and self.indicator != "all_logits" and self.objective != "brier"
+        """Return whether rows are merged into cells: the Brier score needs each row's label."""
+        return n > MAX_CELLS and self.indicator != "all_logits" and self.objective != "brier"
 
     def _train(
         self, objective: Objective, inputs: Array, context: FitContext
@@ -278,6 +278,6 @@ def _gradient(
 
 
 def initial_weights(seed: int, inputs: int, hidden: int) -> tuple[Floats, Floats]:
-    """The hidden layer's start, uniform in (-1, 1): w1 (inputs, hidden) and b1 (hidden,)."""
+    """Return random weights of the hidden layer in (-1, 1): w1 (inputs, hidden), b1 (hidden,)."""
     rng = np.random.default_rng(seed)
     return rng.uniform(-1, 1, (inputs, hidden)), rng.uniform(-1, 1, hidden)

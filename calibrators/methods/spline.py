@@ -1,4 +1,4 @@
-"""Spline: a smooth correction of the confidence, from how accuracy adds up along its quantiles."""
+"""Spline: a smooth correction of the confidence, from cumulative accuracy along its quantiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from calibrators.errors import ParameterError
 from calibrators.export.onnx import Builder
 from calibrators.fitting.context import FitContext
-from calibrators.methods._isotonic_fit import tallied
+from calibrators.methods._isotonic_fit import tally
 from calibrators.methods._step_tables import (
     check_rising,
     onnx_confidence,
@@ -36,8 +36,8 @@ NODES = 2000
 class SplineMap(TopLabelMap):
     """``c + correction(c)``, the correction linear between the nodes ``confidence``.
 
-    It raises no confidence above ``1 - least`` and lowers none below ``least``; one that is there
-    already stays.
+    It raises no confidence above ``1 - least`` and lowers none below ``least``; one beyond that
+    already is unchanged.
     """
 
     method = "spline"
@@ -86,21 +86,21 @@ class SplineMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Spline(TopLabelCalibrator):
-    """``c + S'(q(c))``: S a smooth curve through how far right answers run ahead of confidence.
+    """``c + S'(q(c))``: S a smooth curve through the cumulative gap of accuracy to confidence.
 
     ``c = max softmax(z / T)`` with the T of temperature scaling. Rows are sorted by c;
-    ``D(i/n) = sum_{j <= i} (correct_j - c_j) / n`` is how far accuracy is ahead of confidence among
+    ``D(i/n) = sum_{j <= i} (correct_j - c_j) / n`` is the gap of accuracy to confidence among
     the i least confident rows. S is the natural cubic spline on ``knots`` equally spaced knots over
-    [0, 1] that is nearest to D in squares at i/n, i = 0..n. Its slope at the quantile q of a
+    [0, 1] that fits D best in least squares at i/n, i = 0..n. Its slope at the quantile q of a
     confidence is accuracy minus confidence there, and is added.
 
     Conventions: equal confidences (to about 1e-5 in log odds) share their mean correctness and the
     mean slope over their quantiles; the correction is kept at the mean confidences of at most 2,000
     groups of rows (single rows if there are no more; neighbours in equal numbers otherwise), linear
-    between them and constant outside. With few rows the spline of smallest knot values is taken.
+    between them and constant outside. With few rows the spline of smallest knot values is used.
     The correction can take a confidence out of [0, 1]: it stops at 1/(2 (n + 1)) from 0 and 1,
     which is all that n rows can tell, or where the confidence itself was nearer to the end. The
-    other classes share what is left in their old proportions, and the predicted class keeps the
+    other classes share the rest in their old proportions, and the predicted class keeps the
     largest probability. Two rows may change the order of their confidences.
 
     Rows with a single finite logit are certain whatever the map says, and are left out.
@@ -129,7 +129,7 @@ class Spline(TopLabelCalibrator):
     def _fit_confidence(
         self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
     ) -> SplineMap:
-        distinct, _, hits, rows = tallied(confidence_of(log_odds), correct)
+        distinct, _, hits, rows = tally(confidence_of(log_odds), correct)
         n = int(rows.sum())
         gaps = np.repeat(hits / rows - distinct, rows.astype(np.intp))
         ahead = _sums(gaps) / n
@@ -155,10 +155,10 @@ class Spline(TopLabelCalibrator):
 
 
 def nearest_spline(at: Floats, target: Floats, knots: int) -> tuple[Floats, Floats]:
-    """The natural cubic spline nearest in squares to ``target`` at rising points of [0, 1].
+    """Fit a natural cubic spline to ``target`` at ascending points of [0, 1] by least squares.
 
-    Gives its values at ``knots`` equally spaced knots and at the points. Of several splines that
-    are as near, the one with the smallest knot values.
+    Return its values at ``knots`` equally spaced knots and at the points. If several splines fit
+    equally well, return the one with the smallest knot values.
 
     >>> at = np.linspace(0, 1, 50)
     >>> values, curve = nearest_spline(at, 2 * at + 1, 3)
@@ -181,10 +181,10 @@ def nearest_spline(at: Floats, target: Floats, knots: int) -> tuple[Floats, Floa
 
 
 def _shapes(knots: int) -> list[Floats]:
-    """For each stretch between two knots, (4, knots): from the knot values to its four numbers.
+    """Return for each piece between two knots the matrix (4, knots) from knot values to it.
 
-    Those are the values at both ends and a sixth of the second derivatives there (the length of
-    the stretch taken as 1), which are linear along the stretch, go on into the next, and are 0 at
+    The four numbers are the values at both ends and a sixth of the second derivatives there (the
+    length of the piece taken as 1), which are linear along the piece, continuous, and 0 at
     the first and last knot.
     """
     bends = np.zeros((knots, knots))
@@ -195,12 +195,12 @@ def _shapes(knots: int) -> list[Floats]:
 
 
 def _sums(amounts: Floats) -> Floats:
-    """0 and the running sums."""
+    """Return 0 and the running sums."""
     return np.concatenate([[0.0], np.cumsum(amounts)])
 
 
 def _node_starts(rows: Floats) -> NDArray[np.intp]:
-    """Where groups of distinct confidences begin: at most NODES, of about equally many rows."""
+    """Return where at most NODES runs of confidences begin, of about equally many rows."""
     if rows.size <= NODES:
         return np.arange(rows.size)
     starts = np.searchsorted(_sums(rows)[:-1], np.arange(NODES) * rows.sum() / NODES)

@@ -23,12 +23,10 @@ from calibrators.numerics.softmax import margins, mean_gaps, partition_sums
 
 REACH = 1e4
 SUBSAMPLE = 500
-LEAST_START = 100
+MIN_START = 100
 OCTAVES = 4
 ITERATIONS = 100
-ALL_RIGHT = (
-    "every prediction on the fit set is right (or all but right), so the best T is 0 or near it"
-)
+ALL_RIGHT = "every prediction on the fit set is right (or nearly so), so the best T is 0 or near it"
 SCALES = {4: (1e-30, 1e15), 8: (1e-30, 1e30)}
 
 
@@ -63,9 +61,9 @@ class TemperatureMap(TemperatureTypeMap):
 class TemperatureScaling(Calibrator):
     """``p = softmax(z / T)``, T minimising the mean negative log likelihood on the fit set.
 
-    The NLL is convex in 1/T. It is solved by Halley's method inside a bracket, so the answer is the
+    The NLL is convex in 1/T. It is solved by Halley's method within a bracket, so the result is the
     optimum to about 1e-7 and not wherever a fixed number of steps ended. If the optimum is at T = 0
-    (every prediction right) or T = infinity (worse than chance) the map stops at a bound, 1e4 times
+    (every prediction right) or T = infinity (worse than chance) T stops at a bound, 1e4 times
     off the scale of the logits, with a BoundarySolution warning; flat logits give T = 1 with a
     FlatLogits warning.
 
@@ -140,7 +138,7 @@ class TemperatureScaling(Calibrator):
 
 
 def _bounds(data: CalibrationSet) -> tuple[float, float] | None:
-    """The smallest and largest 1/T looked at, relative to the scale of the logits; None if flat."""
+    """Return the bounds of 1/T, relative to the scale of the logits; None if they are flat."""
     mean_gap = float(mean_gaps(data).mean())
     if mean_gap == 0:
         return None
@@ -160,14 +158,14 @@ def _bounds(data: CalibrationSet) -> tuple[float, float] | None:
 def _minimise_nll(
     data: CalibrationSet, bounds: tuple[float, float], smoothing: float, accuracy: float = 1e-8
 ) -> Root:
-    """The best 1/T, started from the solution on every eighth row if there are many."""
+    """Return the best 1/T, started from the solution on every eighth row if there are many."""
     pull = data.label_gaps
     if smoothing:
         pull = (1 - smoothing) * pull + smoothing * mean_gaps(data)
     if not pull.any():
         return Root(bounds[1], True, 0)
     start = math.sqrt(bounds[0] * bounds[1])
-    if data.n >= 8 * LEAST_START:
+    if data.n >= 8 * MIN_START:
         nearly = _minimise_nll(_every(data, 8), bounds, smoothing, 1e-3)
         start = start if nearly.at_bound else nearly.value
     mean_pull = float(pull.mean(dtype=np.float64))
@@ -180,7 +178,7 @@ def _minimise_nll(
 
 
 def _every(data: CalibrationSet, stride: int) -> CalibrationSet:
-    """Every stride-th row."""
+    """Return every stride-th row."""
     return data if stride < 2 else data.take(np.arange(0, data.n, stride))
 
 
@@ -192,9 +190,9 @@ def _end_sentence(objective: str, beta: float) -> str:
 
 
 def _why_infinite(data: CalibrationSet) -> str:
-    """What drives T to infinity: one row without which it would not, or the logits as a whole."""
+    """Return why T is infinite: because of a single row, or of the logits as a whole."""
     pull = data.label_gaps.astype(np.float64)
-    excess = pull - mean_gaps(data)  # of each row, the slope of its NLL at 1/T = 0
+    excess = pull - mean_gaps(data)  # the slope of each row's NLL at 1/T = 0
     worst = int(excess.argmax())
     if excess.sum() - excess[worst] >= 0:
         return "the logits predict the labels no better than chance, so the best T is infinite"
@@ -220,10 +218,10 @@ def bracketed_newton(
     start: float,
     accuracy: float = 1e-7,
 ) -> Root:
-    """The minimiser of a convex function on [low, high], 0 < low < high.
+    """Return the minimiser of a convex function on [low, high], 0 < low < high.
 
-    ``derivatives(x)`` gives the first and second derivative, and the third if it is known. Steps
-    are taken in log x; one that leaves the bracket goes to the bound if that was not seen yet, else
+    ``derivatives(x)`` returns the first and second derivative, and the third if it is known. Steps
+    are taken in log x; one that leaves the bracket goes to the bound if that is still untried, else
     to the (geometric) middle, so no start and no data can make it cycle. A step squares the error
     (Newton), with a third derivative it cubes it (Halley): the last one, which is still taken, is
     the first whose square or cube is below ``accuracy``, relative to x.
@@ -256,7 +254,7 @@ def bracketed_newton(
 
 
 def _step(x: float, slope: float, bend: float, third: float = math.nan) -> float:
-    """Halley's step in log x; Newton's if the two differ twofold or no third is known."""
+    """Return Halley's step in log x; Newton's if they differ twofold or no third is known."""
     if not bend > 0:
         return math.copysign(math.inf, -slope)
     newton = -slope / (x * bend)
@@ -267,7 +265,7 @@ def _step(x: float, slope: float, bend: float, third: float = math.nan) -> float
 def minimise_on_grid(
     function: Callable[[float], float], centre: float, octaves: float = 4.0
 ) -> tuple[float, int]:
-    """The minimiser of a function of one positive number that need not be convex, and evaluations.
+    """Return the minimiser of any function of one positive number, and the evaluations.
 
     Eight points an octave around ``centre``, then ever finer grids around the best point, to one
     part in a million. Ties go to the point nearest to the centre.

@@ -1,4 +1,4 @@
-"""The one place where probabilities, labels, confidences and options are checked."""
+"""Checks of probabilities, labels, confidences and options."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """Probabilities (n, k) and labels (n,) that passed every check, and what one pass saw of them.
+    """Checked probabilities (n, k) and labels (n,), and their top labels from the same pass.
 
-    Of each row: the largest probability (in [0, 1]) and whether its first column is the label.
+    For each row: the largest probability (in [0, 1]) and whether its first column is the label.
     """
 
     probabilities: Array
@@ -36,6 +36,7 @@ class Checked:
 
     @property
     def classes(self) -> int:
+        """Number of classes."""
         return int(self.probabilities.shape[1])
 
     @property
@@ -63,7 +64,7 @@ def checked_blocks(
     labels: npt.ArrayLike,
     summarise: Callable[[Array, Bools, Scratch], Summary],
 ) -> list[Summary]:
-    """Check as `checked` does, keeping only a summary of each block's rows."""
+    """Check like `checked`, keeping only a summary of each block's rows."""
     matrix, truth = _shaped(probabilities, labels)
     return _each_block(matrix, truth, lambda start, stop, *rows: summarise(*rows))
 
@@ -76,7 +77,7 @@ def _shaped(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array,
 def _each_block(
     matrix: Array, truth: Integers, use: Callable[[int, int, Array, Bools, Scratch], Summary]
 ) -> list[Summary]:
-    """Hand each block's rows to ``use``: where they are, their largest value, is it right."""
+    """Call ``use`` for each block: its start and stop, largest values, and whether right."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Summary:
         values, axis = oriented(matrix[start:stop], scratch)
@@ -99,7 +100,7 @@ def _each_block(
 
 
 def checked_probabilities(probabilities: npt.ArrayLike, name: str) -> Array:
-    """The (n, k) matrix of probabilities without labels."""
+    """Return the (n, k) matrix of probabilities without labels."""
     matrix = _matrix(probabilities, name)
 
     def work(start: int, stop: int, scratch: Scratch) -> bool:
@@ -111,7 +112,7 @@ def checked_probabilities(probabilities: npt.ArrayLike, name: str) -> Array:
 
 
 def _row_maxima(values: Array, axis: int, scratch: Scratch) -> tuple[Array, bool]:
-    """The largest value of each row of an oriented block, and whether all are probabilities."""
+    """Return the largest value of each row of an oriented block, and whether all are valid."""
     rows = (values.shape[1 - axis],)
     largest, off = (scratch.take(name, rows, values.dtype) for name in ("largest", "off"))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -124,7 +125,7 @@ def _row_maxima(values: Array, axis: int, scratch: Scratch) -> tuple[Array, bool
 
 
 def _of_label(values: Array, axis: int, labels: Integers, scratch: Scratch) -> Array:
-    """The value of each row's own label in an oriented block."""
+    """Return the value of each row's own label in an oriented block."""
     rows = np.arange(labels.size)
     if axis == 1:
         return np.asarray(values[rows, labels])
@@ -135,7 +136,7 @@ def _of_label(values: Array, axis: int, labels: Integers, scratch: Scratch) -> A
 
 
 def _refuse_rows(matrix: Array, name: str) -> None:
-    """Say which rule is broken, in how many rows."""
+    """Raise with the broken rule and the number of rows."""
     with np.errstate(invalid="ignore", over="ignore"):
         outside = np.any((matrix < -ROUNDING) | (matrix > 1 + ROUNDING), axis=1)
         total: Array = matrix.sum(axis=1)
@@ -181,7 +182,7 @@ def _labels(labels: npt.ArrayLike, rows: int, classes: int) -> Integers:
         raise DataError("bad_input", f"labels must have shape (n,), got {array.shape}")
     if array.size != rows:
         raise DataError(
-            "bad_input", f"labels must be as many as the rows: {array.size} for {rows} rows"
+            "bad_input", f"there must be as many labels as rows: {array.size} for {rows} rows"
         )
     if array.min() < 0 or array.max() >= classes:
         outside = (array < 0) | (array >= classes)
@@ -190,7 +191,7 @@ def _labels(labels: npt.ArrayLike, rows: int, classes: int) -> Integers:
 
 
 def checked_confidence(confidence: npt.ArrayLike) -> Floats:
-    """Confidences (n,) as float64, finite and in [0, 1]; rounding beyond 1 is cut off."""
+    """Return confidences (n,) as float64, finite and in [0, 1]; rounding beyond 1 is cut off."""
     values = np.asarray(confidence, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
         raise DataError(
@@ -202,7 +203,7 @@ def checked_confidence(confidence: npt.ArrayLike) -> Floats:
 
 
 def checked_correct(correct: npt.ArrayLike, rows: int) -> Bools:
-    """Correctness (n,) as booleans; 0 and 1 are taken too."""
+    """Return correctness (n,) as booleans; 0 and 1 are accepted too."""
     values = np.asarray(correct)
     if values.shape != (rows,):
         raise DataError(
@@ -214,7 +215,7 @@ def checked_correct(correct: npt.ArrayLike, rows: int) -> Bools:
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Refuse an integer option below its least value."""
+    """Raise if an integer option is below its minimum."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ParameterError(
             "bad_parameter", f"{name} must be an integer of at least {least}, got {value!r}"
@@ -222,7 +223,7 @@ def at_least(name: str, value: int, least: int) -> None:
 
 
 def refuse(broken: Bools, rule: str, hint: str = "") -> None:
-    """Raise a DataError with the number of broken rows and the first, if there is any."""
+    """Raise a DataError with the number of broken rows and the first, if there are any."""
     count = int(np.count_nonzero(broken))
     if count:
         raise DataError("bad_input", rule + hint, rows=count, first=int(np.argmax(broken)))

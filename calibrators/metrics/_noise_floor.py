@@ -26,7 +26,7 @@ class NoiseFloor:
 def noise_floor(
     confidence: npt.ArrayLike, *, bins: int = 15, draws: int = 100, seed: int = 0
 ) -> NoiseFloor:
-    """The ECE (equally wide bins) that remains when nothing is wrong but the sample is finite.
+    """Return the ECE (equally wide bins) of a calibrated model, due to the finite sample alone.
 
     Correctness is redrawn `draws` times as `a_i ~ Bernoulli(c_i)`, the confidences stay. An ECE
     below `quantile95` is no evidence of miscalibration. Convention: each bin is cut into 16 equal
@@ -52,7 +52,7 @@ def _drawn_errors(count: Integers, expected: Floats, draws: int, seed: int) -> F
     filled = np.flatnonzero(count)
     rows, right = count[filled], expected[filled]
     chance = np.minimum(right / rows, 1.0)
-    # parts outside, draws inside: numpy sets up a binomial once for equal parameters in a row
+    # draws as the last axis: numpy sets up a binomial once for a run of equal parameters
     hits = np.random.default_rng(seed).binomial(
         rows[:, None], chance[:, None], (filled.size, draws)
     )

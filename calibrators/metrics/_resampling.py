@@ -1,4 +1,4 @@
-"""Resampled binned metrics from counts: a draw never looks at rows.
+"""Resampled binned metrics from counts, without looking at rows.
 
 The equally wide and the equal-mass bins of the full sample are both unions of *cells*, intervals of
 confidence between neighbouring edges of either kind; only a tie group on an equal-mass edge is a
@@ -25,9 +25,9 @@ DRAWN_AT_ONCE = 1 << 19
 
 
 class BinShares(NamedTuple):
-    """The shares of cells in bins, without the zeros: cell and share of each, bin after bin.
+    """Sparse shares of cells in bins: cell and share of each, bin after bin.
 
-    ``first`` are the places where a bin begins; bins without rows are left out.
+    ``first`` are the positions where a bin begins; bins without rows are left out.
     """
 
     cell: Integers
@@ -57,7 +57,7 @@ class Cells:
 class Strata:
     """Strata of one or two sides; arrays are (strata,) or lists of such with one for each side.
 
-    ``mean`` is that of the first side's confidence, and of what the second adds to it;
+    ``mean`` is that of the first side's confidence, and of the difference of the second to it;
     ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
     """
 
@@ -102,8 +102,8 @@ def resampled(
     random = np.random.default_rng(seed)
 
     def measured(count: Floats, random: np.random.Generator | None) -> list[dict[str, Floats]]:
-        found = _drawn_bins(strata, cells, count, random)
-        return [{name: figure(one) for name, figure in figures.items()} for one in found]
+        drawn = _drawn_bins(strata, cells, count, random)
+        return [{name: figure(one) for name, figure in figures.items()} for one in drawn]
 
     parts = [measured(strata.count[None, :].astype(np.float64), None)]
     at_once = max(1, DRAWN_AT_ONCE // strata.count.size)
@@ -185,8 +185,8 @@ def _strata(sides: list[TopLabel], cells: list[Cells]) -> Strata:
 
 
 def _occurring(code: Integers) -> tuple[Integers, Integers]:
-    """Return the numbers that occur, ascending, and the place of each row's number among them."""
-    if code.max() >= DRAWN_AT_ONCE:  # counts of all numbers would take more memory than the rows
+    """Return the codes that occur, ascending, and the position of each row's code among them."""
+    if code.max() >= DRAWN_AT_ONCE:  # counts of all codes would take more memory than the rows
         found, place = np.unique(code, return_inverse=True)
         return found, place
     occurs = np.bincount(code) > 0
@@ -198,7 +198,7 @@ def _drawn_bins(
 ) -> list[DrawnBins]:
     """Return the bins of each side for draws of `count` (draws, strata) rows.
 
-    Without `random` the sums of the confidences are what the strata expect.
+    Without `random` the sums of the confidences are their expectations.
     """
     sums = _confidence_sums(strata, count, random)
     return [

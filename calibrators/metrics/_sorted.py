@@ -23,7 +23,7 @@ __all__ = ["equal_mass"]
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Scores in rising order, the row of each, and the sums below each position (n + 1 of them).
+    """Scores in ascending order, the row of each, and the sums below each position (n + 1).
 
     Within a tie the order of the rows is arbitrary: nothing that is measured depends on it.
     """
@@ -45,7 +45,7 @@ class Ranked:
 
     @classmethod
     def of_sorted(cls, order: Integers, score: Floats, hit: Bools) -> Ranked:
-        """Take scores that are sorted already, and the row of each."""
+        """Make it from scores that are sorted already, and the row of each."""
         return cls(order, score, hit, _cumulated(score), _cumulated(hit))
 
     @cached_property
@@ -55,18 +55,18 @@ class Ranked:
         return np.concatenate(([0], steps, [self.score.size]))
 
     def group(self, position: Integers) -> tuple[Integers, Integers]:
-        """Begin and end of the tie group at each position (the last one at n)."""
+        """Return begin and end of the tie group at each position (the last one at n)."""
         value = self.score[np.minimum(position, self.score.size - 1)]
         begin = np.searchsorted(self.score, value, side="left")
         end = np.searchsorted(self.score, value, side="right")
         return begin, end
 
     def hits_at(self, position: Integers) -> Floats:
-        """Flags below a position, where a tie group counts in proportion."""
+        """Return the number of flags below a position; tie groups count in proportion."""
         return _shared(self.hits_below, position, *self.group(position))
 
     def equal_mass(self, bins: int) -> BinTable:
-        """The table of `bins` bins with edges at the positions floor(j n / M)."""
+        """Return the table of `bins` bins with edges at the positions floor(j n / M)."""
         count_all = self.score.size
         edge = np.arange(bins + 1) * count_all // bins
         begin, end = self.group(edge)
@@ -81,7 +81,7 @@ class Ranked:
 
 
 def equal_mass(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
-    """The table of `bins` bins of the sorted confidences, as equal in count as integers allow.
+    """Return the table of `bins` bins of the sorted confidences with equal counts.
 
     Tied confidences that straddle an edge are shared between the bins in proportion, so that
     the table never depends on the order of the rows. `lower` and `upper` are the smallest and
@@ -118,5 +118,5 @@ def _sum_of_squared_shares(edge: Integers, begin: Integers, end: Integers) -> Fl
 
 
 def _loss(taken: Integers, size: Integers) -> Floats:
-    """By how much the squares of the shares taken / size sum to less than the rows taken."""
+    """Return by how much the squared shares taken / size sum to less than the rows taken."""
     return taken - taken**2 / size

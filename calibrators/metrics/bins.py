@@ -23,9 +23,9 @@ __all__ = ["BinTable", "equal_width"]
 
 NEAR_AN_EDGE = 1e-6
 # fine cells of log-odds, for counts of many rows:
-# 2304 cells a unit between confidences of 0.018 and 0.9997, 128 outside. What cells lose is which
-# of the rows in one on the edge of two bins were right, and that matters little where nearly all
-# are. Below -12 a confidence needs 160,000 classes, from 37 on it is 1 in float64.
+# 2304 cells per unit between confidences of 0.018 and 0.9997, 128 outside. Cells do not tell which
+# of their rows are right, which matters on the edge of two bins, and little where nearly all
+# are. A confidence below -12 needs 160,000 classes; from 37 on it is 1 in float64.
 CELLS = 32768
 ODDS = (-12.0, -4.0, 8.0, 40.0)
 AT_CELL = (0, 1024, 28672, CELLS)
@@ -38,7 +38,7 @@ class BinTable:
 
     Counts may be fractional, because equal-mass bins share tied confidences in proportion.
     `effective_count` is (sum w)^2 / sum w^2 over the shares w of the rows in a bin: the plain
-    count wherever no row is shared. It is what the variance of a bin's accuracy depends on.
+    count wherever no row is shared. The variance of a bin's accuracy depends on it.
 
     >>> table = equal_width([0.2, 0.9, 0.9, 1.0], [False, True, False, True], bins=2)
     >>> table.count
@@ -72,15 +72,15 @@ class BinTable:
         return ratio(self.correct_sum - self.confidence_sum, self.count)
 
     def ece(self) -> float:
-        """Mean absolute gap, each bin weighted by its count."""
+        """Return the mean absolute gap, each bin weighted by its count."""
         return float(np.abs(self.correct_sum - self.confidence_sum).sum() / self.count.sum())
 
     def mce(self) -> float:
-        """Largest absolute gap of a bin that is not empty."""
+        """Return the largest absolute gap of a bin that is not empty."""
         return float(np.nanmax(np.abs(self.gap)))
 
     def debiased_squared(self) -> float:
-        """Mean squared gap without the part that sampling noise adds; see `debiased_squared`."""
+        """Return the mean squared gap without sampling noise; see `debiased_squared`."""
         return float(
             debiased_squared(
                 self.count,
@@ -104,7 +104,7 @@ class TiedRows:
     def equal_mass(self, bins: int) -> BinTable:
         """Return bins that end after floor(i n / M) rows; a tie on an edge is shared in proportion.
 
-        The outermost edges are 0 and 1; an edge inside a tie lies as far in it as its share.
+        The outermost edges are 0 and 1; an edge inside a tie is interpolated by its share.
         """
         rows = int(self.count.sum())
         cuts = np.arange(bins + 1) * rows // bins
@@ -118,15 +118,15 @@ class TiedRows:
         odds = self.lower[tie] + share * (self.upper - self.lower)[tie]
         edges = np.concatenate([[0.0], sigmoid(odds[1:-1]), [1.0]])
         count = np.diff(cuts).astype(np.float64)
-        sure, right = inside(self.count * self.confidence), inside(self.correct)
-        return BinTable(count, sure, right, edges[:-1], edges[1:], count)
+        confidence, right = inside(self.count * self.confidence), inside(self.correct)
+        return BinTable(count, confidence, right, edges[:-1], edges[1:], count)
 
 
 def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Floats) -> Floats:
-    """`sum_b w_b ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` along the last axis.
+    """Return `sum_b w_b ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over the last axis.
 
     The squared gap of a bin is too large by the variance of its accuracy, of which the second
-    term is an unbiased estimate. n_b is the effective count; bins with n_b <= 1 tell nothing
+    term is an unbiased estimate. n_b is the effective count; bins with n_b <= 1 say nothing
     about their variance and count as 0 (as in the code of Kumar et al. 2019). `gap` is the sum of
     correctness minus confidence.
     """
@@ -140,7 +140,7 @@ def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Flo
 
 
 def equal_width(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
-    """The table of `bins` equally wide bins (i/M, (i + 1)/M]; 0 belongs to the first.
+    """Return the table of `bins` equally wide bins (i/M, (i + 1)/M]; 0 belongs to the first.
 
     Edges are float64 and a confidence exactly on an edge belongs to the bin below it.
 
@@ -154,7 +154,7 @@ def equal_width(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 1
 
 
 def tabulate(scores: Floats, hits: Bools, bins: int) -> BinTable:
-    """The equal-width table of checked confidences and correctness."""
+    """Return the equal-width table of checked confidences and correctness."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Tally:
         return tally(scores[start:stop], hits[start:stop], bins, scratch)
@@ -163,7 +163,7 @@ def tabulate(scores: Floats, hits: Bools, bins: int) -> BinTable:
 
 
 def tally(scores: Array, hits: Bools, bins: int, scratch: Scratch) -> Tally:
-    """Of some rows, in each equal-width bin: the sum of confidence, the wrong and the right."""
+    """Return per equal-width bin of some rows: sum of confidence, wrong and right rows."""
     values = np.clip(scores, 0.0, 1.0, out=scratch.take("clipped", scores.shape, scores.dtype))
     index = bin_index(values, bins, scratch)
     sums: Floats = np.bincount(index, values, bins).astype(np.float64, copy=False)
@@ -173,7 +173,7 @@ def tally(scores: Array, hits: Bools, bins: int, scratch: Scratch) -> Tally:
 
 
 def table_of(parts: list[Tally]) -> BinTable:
-    """The equal-width table of all rows from the tallies of its parts, in their order."""
+    """Return the equal-width table of all rows from the tallies of its parts, in order."""
     sums = np.sum([part[0] for part in parts], axis=0)
     bins = sums.size
     wrong, right = np.sum([part[1] for part in parts], axis=0, dtype=float).reshape(bins, 2).T
@@ -183,19 +183,19 @@ def table_of(parts: list[Tally]) -> BinTable:
 
 
 def width_edges(bins: int) -> Floats:
-    """The edges 0, 1/M, ..., 1 in float64."""
+    """Return the edges 0, 1/M, ..., 1 in float64."""
     return np.arange(bins + 1) / bins
 
 
 def bin_index(values: Array, bins: int, scratch: Scratch | None = None) -> Integers:
-    """The equal-width bin of each value in [0, 1], exact at the float64 edges."""
+    """Return the equal-width bin of each value in [0, 1], exact at the float64 edges."""
     scratch = scratch or Scratch()
     scaled = scratch.take("scaled", values.shape, np.float64)
     index: Integers = scratch.take("index", values.shape, np.intp)
     np.multiply(values, bins, out=scaled, dtype=np.float64)
     np.ceil(scaled, out=index, casting="unsafe")
     index -= 1
-    if values.dtype != np.float32:  # of float32 the product is exact, and so is the bin
+    if values.dtype != np.float32:  # for float32 the product is exact, and so is the bin
         scaled -= np.rint(scaled)
         near = np.flatnonzero(np.abs(scaled, out=scaled) < NEAR_AN_EDGE)
         index.flat[near] += _correction(values.flat[near], index.flat[near], bins)
@@ -203,21 +203,21 @@ def bin_index(values: Array, bins: int, scratch: Scratch | None = None) -> Integ
 
 
 def _correction(values: Array, index: Integers, bins: int) -> Integers:
-    """How far off the bins of values are whose product with `bins` may have been rounded."""
+    """Return the correction of bins of values whose product with `bins` may be rounded."""
     edges = width_edges(bins)
     below, above = edges.take(index, mode="clip"), edges.take(index + 1, mode="clip")
     return (values > above).astype(np.intp) - (values <= below)
 
 
 def ratio(part: Floats, whole: Floats) -> Floats:
-    """part / whole, NaN where whole is 0."""
+    """Return part / whole, NaN where whole is 0."""
     share: Floats = np.full(part.shape, np.nan)
     np.divide(part, whole, out=share, where=whole > 0)
     return share
 
 
 def cell_of(odds: npt.NDArray[Any]) -> Integers:
-    """Return the cell of each log-odds; the outermost cells take what lies outside.
+    """Return the cell of each log-odds; the outermost cells include what lies outside.
 
     >>> cell_of(np.array([-np.inf, -4.0, 0.0, 39.999, np.inf])).tolist()
     [0, 1024, 10240, 32767, 32767]
@@ -227,7 +227,7 @@ def cell_of(odds: npt.NDArray[Any]) -> Integers:
 
 
 def odds_at(place: npt.NDArray[Any]) -> Floats:
-    """Return the log-odds at a place on the scale of cells, 0 to 32768.
+    """Return the log-odds at a position on the scale of cells, 0 to 32768.
 
     >>> odds_at(np.array([0, 10240.0, 32768])).tolist()
     [-12.0, 0.0, 40.0]
@@ -238,10 +238,10 @@ def odds_at(place: npt.NDArray[Any]) -> Floats:
 
 def sigmoid(odds: Floats) -> Floats:
     """Return the confidence of log-odds."""
-    sure: Floats = 1 / (1 + np.exp(-odds))
-    return sure
+    confidence: Floats = 1 / (1 + np.exp(-odds))
+    return confidence
 
 
 def _sums_below(amounts: Floats) -> Floats:
-    """Return the sum of all amounts before each place: one more than there are amounts."""
+    """Return the sum of all amounts before each position, and of all (n + 1,)."""
     return np.concatenate([[0.0], np.cumsum(amounts)])

@@ -18,7 +18,7 @@ __all__ = ["ada_ece", "debiased_squared_error", "ece", "ece_debiased", "ece_swee
 
 
 def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
-    """Expected calibration error with equally wide bins.
+    """Return the expected calibration error with equally wide bins.
 
     `sum_b (n_b / n) |acc_b - conf_b|` over the bins (i/M, (i + 1)/M] of the top-label
     confidence. Convention: confidence 0 falls in the first bin and 1 in the last; edges and
@@ -44,7 +44,7 @@ ECE = Metric(
 
 
 def ada_ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
-    """Expected calibration error with equal-mass bins (AdaECE, ECE-EM).
+    """Return the expected calibration error with equal-mass bins (AdaECE, ECE-EM).
 
     `sum_b (n_b / n) |acc_b - conf_b|` with edges at the sorted positions floor(j n / M).
     Convention: equal confidences at an edge are shared in proportion, so that the value never
@@ -68,7 +68,7 @@ ADA_ECE = Metric(
 
 
 def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
-    """Maximum calibration error: the largest `|acc_b - conf_b|` of the equally wide bins.
+    """Return the maximum calibration error: the largest `|acc_b - conf_b|` of equally wide bins.
 
     Convention: empty bins are left out, small ones are not. Naeini et al. 2015.
 
@@ -93,7 +93,7 @@ MCE = Metric(
 def debiased_squared_error(
     probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15
 ) -> float:
-    """Squared calibration error without the part that sampling noise adds.
+    """Return the squared calibration error without the part that sampling noise adds.
 
     `sum_b (n_b / n) ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over equal-mass bins.
     Its expectation is 0 for a calibrated model whatever n is, so it can be negative. Convention:
@@ -129,7 +129,7 @@ DEBIASED_SQUARED_ERROR = Metric(
 def ece_debiased(
     probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15
 ) -> float:
-    """Debiased root-mean-square calibration error of Kumar et al. 2019.
+    """Return the debiased root-mean-square calibration error of Kumar et al. 2019.
 
     `sqrt(max(0, debiased_squared_error))`. Convention: equal-mass bins, L2 (not L1) over bins.
 
@@ -153,9 +153,9 @@ ECE_DEBIASED = Metric(
 def ece_sweep(
     probabilities: Scores, labels: npt.ArrayLike | None = None, *, max_bins: int = 512
 ) -> float:
-    """ECE with as many equal-mass bins as leave the accuracies in rising order.
+    """Return the ECE with as many equal-mass bins as leave the accuracies in ascending order.
 
-    Bins are added one by one as long as `acc_1 <= ... <= acc_b`; the last b that held is used.
+    Bins are added one by one as long as `acc_1 <= ... <= acc_b`; the last such b is used.
     Convention: absolute gaps (L1), at most `max_bins` bins. Roelofs et al. 2022 (preprint 2020).
 
     >>> ece_sweep([[0.9, 0.1], [0.6, 0.4]], [0, 1])

@@ -1,4 +1,4 @@
-"""The metrics of a report, found by scanning this folder: a record beside each function."""
+"""The metrics of a report, found by scanning this folder: a record next to each function."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Metric:
     """A metric of a report: how it is measured, shown and defined.
 
-    ``measure`` takes what a report shares between metrics; None if the metric does not exist for
-    such data, NaN if these rows leave it undefined. ``function`` is the same for callers, of
+    ``measure`` takes the shared inputs of a report; it is None if the metric does not exist for
+    such data, NaN if these rows leave it undefined. ``function`` is the same for callers, from
     probabilities and labels. ``position`` orders the table. ``percent`` is the unit: a share, shown
     in percent, or a number as it is. ``meaning`` is the definition in a sentence. ``interval`` says
     how its interval is found, if it has one.
@@ -43,7 +43,7 @@ class Metric:
     interval: RowRule | Resampled | None = None
 
     def text(self, value: float | None, *, signed: bool = False) -> str:
-        """A value as people read it; empty if there is none.
+        """Format a value for people; empty if there is none.
 
         >>> ece = all_metrics()["ece"]
         >>> ece.text(0.0452), ece.text(-0.01, signed=True)
@@ -51,28 +51,28 @@ class Metric:
         """
         return "" if value is None else self._number(value, signed) + (" %" if self.percent else "")
 
-    def bounds(self, found: Interval, *, signed: bool = False) -> str:
-        """The bounds of an interval as people read them.
+    def bounds(self, interval: Interval, *, signed: bool = False) -> str:
+        """Format the bounds of an interval for people.
 
         >>> all_metrics()["nll"].bounds(Interval(0.5, 0.4, 0.6, 0.95))
         '[0.4000, 0.6000]'
         """
-        return f"[{self._number(found.low, signed)}, {self._number(found.high, signed)}]"
+        return f"[{self._number(interval.low, signed)}, {self._number(interval.high, signed)}]"
 
-    def change(self, found: Interval) -> str:
-        """Return a change and its bounds, with more digits where it would be rounded away.
+    def change(self, interval: Interval) -> str:
+        """Format a change and its bounds, with more digits where it would be rounded to 0.
 
         >>> all_metrics()["accuracy"].change(Interval(-0.025, -0.031, -0.019, 0.95))
         '-2.50 points [-3.10, -1.90]'
         >>> all_metrics()["nll"].change(Interval(0.0012, 0.0004, 0.002, 0.95))
         '+0.0012 [+0.0004, +0.0020]'
         """
-        size = abs(found.value) * (100 if self.percent else 1)
+        size = abs(interval.value) * (100 if self.percent else 1)
         digits = self.digits
         if 0 < size < math.inf:
             digits = max(digits, 1 - math.floor(math.log10(size)))
         value, low, high = (
-            self._number(one, True, digits) for one in (found.value, found.low, found.high)
+            self._number(one, True, digits) for one in (interval.value, interval.low, interval.high)
         )
         return f"{value}{' points' if self.percent else ''} [{low}, {high}]"
 

@@ -20,7 +20,7 @@ __all__ = ["ClassTable", "class_table", "classwise_ece", "sce"]
 def classwise_ece(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15, adaptive: bool = False
 ) -> float:
-    """Mean over classes of the calibration error of `p_c` as the probability of class c.
+    """Return the mean over classes of the calibration error of `p_c`.
 
     `(1/k) sum_c sum_b (n_bc / n) |freq_bc - mean p_c|`, where all n rows are binned by `p_c` and
     freq is the share of label c. Convention: equally wide bins (i/M, (i + 1)/M], or equal-mass
@@ -69,7 +69,7 @@ class ClassTable:
 def class_table(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15
 ) -> ClassTable:
-    """The errors whose mean is `classwise_ece`, with equally wide bins, and what goes with them.
+    """Return the calibration of each class, with equally wide bins; see `classwise_ece`.
 
     >>> table = class_table([[0.8, 0.2], [0.8, 0.2]], [0, 1])
     >>> table.labelled.tolist(), table.predicted.tolist(), table.ece.round(6).tolist()
@@ -113,7 +113,7 @@ def _equal_mass(data: Checked, bins: int) -> float:
 
 
 def sce(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15) -> float:
-    """Static calibration error exactly as Eq. 17 of the SECA paper states it.
+    """Return the static calibration error exactly as Eq. 17 of the SECA paper states it.
 
     `(1/k) sum_c sum_b (n_bc / n_c) |acc_bc - conf_bc|`, where only the n_c rows *labelled* c are
     binned, by their top-label confidence, and acc is the share of them predicted right.

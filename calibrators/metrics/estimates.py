@@ -40,12 +40,12 @@ class Interval:
         return Interval(self.value, low, high, self.level)
 
 
-MOST_LEVEL = 1 - 1e-9
+MAX_LEVEL = 1 - 1e-9
 
 
 def check_level(level: float) -> None:
     """Raise unless a normal interval of this level is finite: 0 < level <= 1 - 1e-9."""
-    if not 0 < level <= MOST_LEVEL:
+    if not 0 < level <= MAX_LEVEL:
         raise ParameterError(
             "bad_parameter", f"level must lie between 0 and 1, at most 1 - 1e-9, got {level!r}"
         )
@@ -61,10 +61,10 @@ def deviations(level: float) -> float:
 
 
 def fold_factor(folds: int) -> float:
-    """Return how much wider the interval of a paired mean must be for out-of-fold probabilities.
+    """Return the factor that widens the interval of a paired mean for out-of-fold probabilities.
 
-    Fits on overlapping folds are not independent, and what they learn is anti-correlated with the
-    fold they are judged on: rows alone show too little variance, by ``1 + folds / (folds - 1)``.
+    Fits on overlapping folds are not independent, and are anti-correlated with the
+    fold they are judged on: rows alone underestimate the variance by ``1 + folds / (folds - 1)``.
     Nadeau & Bengio 2003.
 
     >>> fold_factor(1), fold_factor(5)
@@ -110,11 +110,11 @@ def share_interval(hits: int, n: int, level: float) -> Interval:
 
 
 def share_change_interval(gained: int, lost: int, n: int, level: float) -> Interval:
-    """Return the interval of ``(gained - lost) / n``, the paired change of a share.
+    """Return the interval of ``(gained - lost) / n``, the paired change in a proportion.
 
-    ``gained`` and ``lost`` count the rows whose flag rose and fell. Half a row is added to each
-    cell of the two by two table, so that a few rows that all fell decide nothing. Convention:
-    where no row changed the change is known to be 0. Agresti & Min 2005.
+    ``gained`` and ``lost`` count the rows whose flag turned true and false. Half a row is added to
+    each cell of the 2 x 2 table, so that a few lost rows alone are not significant. By convention,
+    the interval is [0, 0] if no row changed. Agresti & Min 2005.
 
     >>> share_change_interval(0, 0, 100, 0.95)
     Interval(value=0.0, low=0.0, high=0.0, level=0.95)
@@ -132,7 +132,7 @@ def share_change_interval(gained: int, lost: int, n: int, level: float) -> Inter
 
 
 def wilson(share: Floats, count: Floats, level: float) -> tuple[Floats, Floats]:
-    """Return Wilson's score interval of a share seen among ``count`` rows; NaN where count is 0.
+    """Return Wilson's score interval of a share among ``count`` rows; NaN where count is 0.
 
     Wilson 1927.
 

@@ -1,4 +1,4 @@
-"""How the interval of a metric follows from its rows, or from resampled bins."""
+"""Rules for the interval of a metric, from its rows or from resampled bins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RowRule(ABC):
     """An interval in closed form, from the scores of each row."""
 
     widens_with_folds: ClassVar[bool] = True
-    """Return whether out-of-fold rows understate the variance of a change (see ``fold_factor``)."""
+    """Whether out-of-fold rows underestimate the variance of a change (see ``fold_factor``)."""
 
     @abstractmethod
     def alone(self, rows: RowScores, level: float) -> Interval | None:
@@ -48,9 +48,11 @@ class MeanOf(RowRule):
     limits: Range = ANY
 
     def alone(self, rows: RowScores, level: float) -> Interval:
+        """Return the interval of the metric."""
         return mean_interval(self.values(rows), level, self.limits)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval:
+        """Return the interval of after minus before on the same rows."""
         return mean_interval(self.values(after) - self.values(before), level)
 
 
@@ -62,10 +64,12 @@ class ShareOf(RowRule):
     widens_with_folds: ClassVar[bool] = False
 
     def alone(self, rows: RowScores, level: float) -> Interval:
+        """Return the interval of the metric."""
         flags = self.flags(rows)
         return share_interval(int(np.count_nonzero(flags)), flags.size, level)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval:
+        """Return the interval of after minus before on the same rows."""
         old, new = self.flags(before), self.flags(after)
         gained, lost = np.count_nonzero(new & ~old), np.count_nonzero(old & ~new)
         return share_change_interval(int(gained), int(lost), old.size, level)
@@ -79,9 +83,11 @@ class InfluenceOf(RowRule):
     influence: Callable[[RowScores], Floats | None]
 
     def alone(self, rows: RowScores, level: float) -> Interval | None:
+        """Return the interval of the metric."""
         return _around(self.value(rows), self.influence(rows), level, SHARE)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval | None:
+        """Return the interval of after minus before on the same rows."""
         old, new = self.influence(before), self.influence(after)
         if old is None or new is None:
             return None

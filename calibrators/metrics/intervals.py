@@ -3,9 +3,9 @@
 Means (NLL, Brier score), shares (accuracy) and rank statistics (AUROC, AURC) have intervals in
 closed form, see `estimates` and `selective`; binned errors are resampled. The bootstrap resamples
 a sample that already carries noise, so its draws carry that noise twice: a statistic that noise
-pushes up, such as every ECE, is pushed up again, and the plain percentile interval can lie entirely
+increases, such as every ECE, is increased again, and the plain percentile interval can lie entirely
 above the estimate. All draws are therefore shifted so that their mean is the point estimate, which
-keeps their spread and removes the second dose.
+keeps their spread and removes the second increase.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def bootstrap_interval(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """The interval of any metric `f(probabilities, labels)`, by calling it on resampled rows.
+    """Return the interval of any metric `f(probabilities, labels)` from resampled rows.
 
-    Percentiles of draws shifted to the point estimate (see the module). For the usual metrics
+    Percentiles of draws shifted to the point estimate (see the module). For built-in metrics
     `calibration_intervals` is much faster. Draws in which the metric is NaN are left out.
     Efron & Tibshirani 1993.
 
@@ -102,7 +102,7 @@ def paired_intervals(
     level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Intervals of the change, after minus before, with the same resampled rows on both sides.
+    """Return intervals of the change, after minus before, on the same resampled rows.
 
     Names as in `calibration_intervals`. An interval that lies entirely below 0 says that the
     metric fell. Both sides must be the same rows in the same order.
@@ -126,7 +126,7 @@ def compared_intervals(
     level: float = 0.95,
     seed: int = 0,
 ) -> Compared:
-    """The intervals of both sides and of the change in one go, see `paired_intervals`.
+    """Return the intervals of both sides and of the change at once, see `paired_intervals`.
 
     >>> from calibrators.metrics import row_scores
     >>> rows = row_scores([[0.8, 0.2]] * 100, [0] * 80 + [1] * 20)
@@ -149,7 +149,7 @@ def compared_intervals(
             case Resampled():
                 moved = new.draws[name] - old.draws[name]
                 change[name] = _interval(new.values[name] - old.values[name], moved, level, ANY)
-    return Compared(_alone(before, old, level), _alone(after, new, level), _there(change))
+    return Compared(_alone(before, old, level), _alone(after, new, level), _defined(change))
 
 
 def _resampled(sides: list[TopLabel], bins: int, draws: int, seed: int) -> list[Drawn]:
@@ -162,18 +162,18 @@ def _resampled(sides: list[TopLabel], bins: int, draws: int, seed: int) -> list[
 
 
 def _alone(rows: RowScores, drawn: Drawn, level: float) -> dict[str, Interval]:
-    found = {}
+    intervals = {}
     for name, metric in all_metrics().items():
         match metric.interval:
             case RowRule() as rule:
-                found[name] = rule.alone(rows, level)
+                intervals[name] = rule.alone(rows, level)
             case Resampled(limits=limits):
-                found[name] = _interval(drawn.values[name], drawn.draws[name], level, limits)
-    return _there(found)
+                intervals[name] = _interval(drawn.values[name], drawn.draws[name], level, limits)
+    return _defined(intervals)
 
 
-def _there(found: dict[str, Interval | None]) -> dict[str, Interval]:
-    return {name: one for name, one in found.items() if one is not None}
+def _defined(intervals: dict[str, Interval | None]) -> dict[str, Interval]:
+    return {name: one for name, one in intervals.items() if one is not None}
 
 
 def _check_options(draws: int, level: float) -> None:

@@ -13,13 +13,13 @@ __all__ = ["smce"]
 
 
 def smce(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Smooth calibration error, exactly.
+    """Return the exact smooth calibration error.
 
     `max over f of (1/n) sum_i (a_i - c_i) f(c_i)` for f with |f| <= 1 and
     |f(s) - f(t)| <= |s - t|. Convention: top label; f is bounded by 1.
 
-    Tied confidences share one value of f and only neighbours v_g, v_(g+1) bind each other, so this
-    is a linear program along a chain. With S_g the residuals summed up to v_g, its dual is
+    Tied confidences share one value of f and only neighbours v_g, v_(g+1) constrain each other, so
+    this is a linear program along a chain. With S_g the residuals summed up to v_g, its dual is
 
     `min over U of sum_g |U_g - U_(g-1)| + sum_g (v_(g+1) - v_g) |U_g - S_g|`,
 
@@ -37,7 +37,7 @@ def smce(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 
 
 def _total_variation_fit(target: list[float], weight: list[float]) -> float:
-    """Least cost of U from 0 to target[-1], where weight[g] pulls U_g to target[g].
+    """Return the least cost of U from 0 to target[-1], where weight[g] pulls U_g to target[g].
 
     The cost so far as a function of the present U is convex with slopes from -1 to 1: the line
     `intercept - U` on the far left, then kinks that add 2 to its slope. A pull adds one kink, and
@@ -58,7 +58,7 @@ def _total_variation_fit(target: list[float], weight: list[float]) -> float:
 
 
 def _cut(outermost: list[tuple[float, int]], size: list[float], amount: float) -> float:
-    """Take `amount` off the outermost kinks; returns the sum of what was taken times its place."""
+    """Take `amount` off the outermost kinks; return the sum of what was taken times position."""
     moment = 0.0
     while amount > 0 and outermost:
         place, kink = outermost[0]

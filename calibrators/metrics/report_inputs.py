@@ -1,4 +1,4 @@
-"""Everything a report needs of probabilities, from one check and one sort."""
+"""Inputs of a report from probabilities, with one check and one sort."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrators.metrics.scores import RowScores, missed_of, row_scores_of
 
 __all__ = ["Scored", "ScoredRows", "scored"]
 
-MOST_GUESSES = 5
+MAX_GUESSES = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +50,21 @@ class ScoredRows:
 
 @dataclass(frozen=True, eq=False)
 class Scored(ScoredRows):
-    """The same with the probabilities and labels themselves."""
+    """The inputs of all metrics, with the probabilities and labels themselves."""
 
     data: Checked
 
     @cached_property
     def classes(self) -> ClassTable:
+        """The calibration of each class's own probability."""
         return class_table_of(self.data, self.bins)
 
     @cached_property
     def top_5_error(self) -> float | None:
-        if self.data.classes <= MOST_GUESSES:
+        """The top-5 error; None where there are at most five classes."""
+        if self.data.classes <= MAX_GUESSES:
             return None
-        return missed_of(self.data, MOST_GUESSES) / self.data.labels.size
+        return missed_of(self.data, MAX_GUESSES) / self.data.labels.size
 
 
 def scored(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15) -> Scored:

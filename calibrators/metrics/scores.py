@@ -28,7 +28,7 @@ SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, eq=False)
 class RowScores:
-    """What each row contributes: its top label, negative log-likelihood and Brier score.
+    """Scores per row: top label, negative log-likelihood and Brier score.
 
     Everything the bootstrap needs, made by one check of (probabilities, labels).
     """
@@ -39,12 +39,12 @@ class RowScores:
 
     @cached_property
     def ranking(self) -> Ranking:
-        """AUROC and AURC, with what each row adds to them."""
+        """AUROC and AURC, with the influence of each row."""
         return ranking_of(self.top)
 
 
 def row_scores(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> RowScores:
-    """The RowScores of probabilities (n, k), or (n,) for binary, and labels (n,).
+    """Return the RowScores of probabilities (n, k), or (n,) for binary, and labels (n,).
 
     >>> rows = row_scores([[0.8, 0.2], [0.8, 0.2]], [0, 1])
     >>> rows.brier.round(2)
@@ -60,10 +60,10 @@ def row_scores_of(data: Checked) -> RowScores:
 
 
 def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Negative log-likelihood `-(1/n) sum_i log p_i[y_i]`, in nats.
+    """Return the negative log-likelihood `-(1/n) sum_i log p_i[y_i]`, in nats.
 
     Convention: a probability below 1.2e-38 (the smallest normal float32) counts as that, so that
-    one underflow costs 87.3 nats of a row and not the whole figure, and float32 and float64 agree.
+    one underflow costs a row 87.3 nats and not infinity, and float32 and float64 agree.
 
     >>> round(nll([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 4)
     0.9163
@@ -86,7 +86,7 @@ NLL = Metric(
 
 
 def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Brier score `(1/n) sum_i sum_c (p_ic - 1[y_i = c])^2`.
+    """Return the Brier score `(1/n) sum_i sum_c (p_ic - 1[y_i = c])^2`.
 
     Convention: summed over classes as in Brier 1950, between 0 and 2; twice the one-column
     score for binary problems.
@@ -113,7 +113,7 @@ BRIER = Metric(
 
 
 def accuracy(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Share of rows whose prediction, the first of the largest columns, is the label.
+    """Return the share of rows whose prediction, the first of the largest columns, is the label.
 
     >>> accuracy([[0.8, 0.2], [0.5, 0.5]], [0, 1])
     0.5
@@ -134,7 +134,7 @@ ACCURACY = Metric(
 
 
 def top_k_error(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, k: int = 5) -> float:
-    """Share of rows whose label is not among the k largest columns.
+    """Return the share of rows whose label is not among the k largest columns.
 
     Convention: among equal columns the first come first; with at most k classes it is 0.
 

@@ -1,4 +1,4 @@
-"""How well the scores rank: AUROC of several kinds, and risk-coverage curves."""
+"""Ranking metrics: AUROC of several kinds, and risk-coverage curves."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 
 
 def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """AUROC of the confidence separating correct from wrong predictions.
+    """Return the AUROC of the confidence separating correct from wrong predictions.
 
     `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`. NaN if all rows are right or all wrong.
-    Unchanged by any rising map of the confidence. Hendrycks & Gimpel 2017.
+    Unchanged by any increasing map of the confidence. Hendrycks & Gimpel 2017.
 
     >>> refinement_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 1, 1])
     1.0
@@ -55,7 +55,7 @@ REFINEMENT_AUROC = Metric(
 
 
 def classwise_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Mean over classes of the AUROC of `p_c` separating label c from the rest.
+    """Return the mean over classes of the AUROC of `p_c` separating label c from the rest.
 
     Convention: one against the rest, unweighted; classes without rows (or with all rows) are
     left out; NaN if none remains.
@@ -73,7 +73,7 @@ def classwise_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> floa
 
 
 def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike) -> float:
-    """AUROC of the softmax entropy separating unfamiliar rows (high) from familiar ones (low).
+    """Return the AUROC of the entropy separating out-of-distribution rows from the others.
 
     >>> ood_auroc([[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.6, 0.4]])
     1.0
@@ -92,7 +92,7 @@ def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike)
 
 
 def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Area under the risk-coverage curve: mean error rate of the i most confident rows.
+    """Return the area under the risk-coverage curve: mean error of the i most confident rows.
 
     `(1/n) sum_i (errors among the i most confident) / i`. Convention: within ties the expectation
     over their orders, so that the value never depends on the order of the rows.
@@ -119,7 +119,7 @@ AURC = Metric(
 
 
 def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Excess AURC: `aurc` minus that of the same predictions in the best possible order.
+    """Return the excess AURC: `aurc` minus that of the predictions in the best possible order.
 
     Convention: the best order's area is the exact finite sum, not the limit
     `r + (1 - r) log(1 - r)`, so a perfect order scores exactly 0. Geifman et al. 2019.
@@ -145,17 +145,17 @@ E_AURC = Metric(
 
 
 def best_aurc(correct: Bools) -> float:
-    """Return the least `aurc` that any order of these rows has: all right ones come first.
+    """Return the smallest `aurc` of any order of these rows: all right ones come first.
 
     >>> round(best_aurc(np.array([True, False, True])), 4)
     0.1111
     """
-    kept = np.arange(1, correct.size + 1)
-    return float((np.maximum(kept - np.count_nonzero(correct), 0) / kept).mean())
+    covered = np.arange(1, correct.size + 1)
+    return float((np.maximum(covered - np.count_nonzero(correct), 0) / covered).mean())
 
 
 def auroc_influence(top: TopLabel) -> Floats | None:
-    """Return what each row adds to `refinement_auroc` (n,), in the order of the rows.
+    """Return the influence of each row on `refinement_auroc` (n,), in the order of the rows.
 
     A right row counts with the share of the wrong ones below it, a wrong row with the share of the
     right ones above it (ties half), each minus the area and divided by the share of its kind. The
@@ -178,14 +178,14 @@ def auroc_influence(top: TopLabel) -> Floats | None:
     misses = (ties[:-1] + ties[1:]) / 2 - below
     sizes = np.diff(ties)
     area = float((np.diff(hits) * misses).sum() / (right * wrong))
-    # n - 1 in place of n for each kind, as DeLong's variance has it
+    # n - 1 in place of n for each kind, as in DeLong's variance
     of_right = (misses / wrong - area) * (n / right * np.sqrt(right / (right - 1)))
     of_wrong = (1 - below / right - area) * (n / wrong * np.sqrt(wrong / (wrong - 1)))
     return _by_row(ranked, np.repeat(of_right, sizes), np.repeat(of_wrong, sizes))
 
 
 def aurc_influence(top: TopLabel) -> Floats:
-    """Return what each row adds to `aurc` (n,), in the order of the rows; the mean is 0.
+    """Return the influence of each row on `aurc` (n,), in the order of the rows; the mean is 0.
 
     With r_i the error rate of the i most confident rows, the j-th of them, of error e_j, counts as
     `r_j - aurc + sum_{i >= j} (e_j - r_i) / i`: it is one of the rows kept at every i >= j.
@@ -198,7 +198,7 @@ def aurc_influence(top: TopLabel) -> Floats:
 
 
 class Ranking(NamedTuple):
-    """AUROC of right against wrong and AURC, with what each row adds to them."""
+    """AUROC of right against wrong and AURC, with the influence of each row."""
 
     auroc: float
     auroc_influence: Floats | None
@@ -219,25 +219,25 @@ def ranking_of(top: TopLabel) -> Ranking:
 
 def _aurc_influence(ranked: Ranked, risk: Floats) -> Floats:
     share = 1 / np.arange(1, risk.size + 1)
-    kept = np.cumsum(share[::-1])
+    covered = np.cumsum(share[::-1])
     share *= risk
     others = (risk - risk.mean())[::-1] - np.cumsum(share[::-1])
     sizes = np.diff(ranked.ties)
     if sizes.size < risk.size:
         begin = ranked.ties[:-1]
-        others, kept = (
-            np.repeat(np.add.reduceat(one, begin) / sizes, sizes) for one in (others, kept)
+        others, covered = (
+            np.repeat(np.add.reduceat(one, begin) / sizes, sizes) for one in (others, covered)
         )
-    kept += others
-    return _by_row(ranked, others, kept)
+    covered += others
+    return _by_row(ranked, others, covered)
 
 
 def _by_row(ranked: Ranked, of_right: Floats, of_wrong: Floats) -> Floats:
     """Return values by rank in the order of the rows, each row's by its correctness."""
-    found: Floats = np.empty(ranked.score.size)
+    values: Floats = np.empty(ranked.score.size)
     np.copyto(of_wrong, of_right, where=ranked.hit)
-    found[ranked.order] = of_wrong
-    return found
+    values[ranked.order] = of_wrong
+    return values
 
 
 def _risk(ranked: Ranked) -> Floats:
@@ -260,7 +260,7 @@ def _risk(ranked: Ranked) -> Floats:
 
 
 def _auroc(ranked: Ranked) -> float:
-    """Mann-Whitney statistic of the flags, ties counting half."""
+    """Return the Mann-Whitney statistic of the flags, ties counting half."""
     ties = ranked.ties
     right = ranked.hits_below[ties]
     wrong = ties - right

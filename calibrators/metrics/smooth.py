@@ -22,7 +22,7 @@ CELLS = 1 << 13
 
 
 def smece(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Smooth expected calibration error: no bins, bandwidth chosen by itself.
+    """Return the smooth expected calibration error: no bins, automatic bandwidth.
 
     `smECE_s = integral |(1/n) sum_i (a_i - c_i) K_s(t, c_i)| dt` with K_s the reflected Gaussian;
     the value is the s with `smECE_s = s`, which is unique as smECE_s falls with s. Convention:
@@ -57,15 +57,15 @@ def _falling_root(excess: Callable[[float], float]) -> float:
     side = 0
     while high - low > 1e-7:
         middle = low + (high - low) * above / (above - below)
-        # at least the tolerance inside, so that the bracket closes from both ends
+        # stay inside by the tolerance, so that the bracket closes from both ends
         middle = min(max(middle, low + 5e-8), high - 5e-8)
-        found = excess(middle)
-        if found > 0:
-            low, above = middle, found
+        value = excess(middle)
+        if value > 0:
+            low, above = middle, value
             below = below / 2 if side > 0 else below
             side = 1
         else:
-            high, below = middle, found
+            high, below = middle, value
             above = above / 2 if side < 0 else above
             side = -1
     return (low + high) / 2
@@ -77,7 +77,7 @@ def kde_ece(
     *,
     bandwidth: float | None = None,
 ) -> float:
-    """Calibration error from kernel density estimates.
+    """Return the calibration error from kernel density estimates.
 
     `integral |t f(t) - f_1(t)| dt`, with f the density of the confidence and f_1 the density of
     correct predictions (times the accuracy). Convention: top label, reflected Gaussian in place
@@ -103,7 +103,7 @@ def kde_ece(
 
 
 def _on_cells(position: Floats, weight: Floats) -> Floats:
-    """Weights at positions in [0, 1], each shared between the two nearest cell centres."""
+    """Return weights on cells, each shared between the two nearest cell centres."""
     place = np.clip(position * CELLS - 0.5, 0.0, CELLS - 1.0)
     left = np.minimum(place.astype(np.intp), CELLS - 2)
     share = place - left

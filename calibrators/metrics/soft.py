@@ -1,4 +1,4 @@
-"""The soft-binned functionals of the SMART paper, as plain functions to measure with."""
+"""The soft-binned functionals of the SMART paper as metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def soft_ece(
     lam: float = 200.0,
     delta: float = 0.0,
 ) -> float:
-    """Calibration error over soft bins: the objective SMART is fitted with.
+    """Return the calibration error over soft bins, the objective of SMART.
 
     `(1/n) sum_b sqrt(R_b^2 + (delta W_b)^2)` with `R_b = sum_i w_ib (a_i - c_i)`,
     `W_b = sum_i w_ib` and `w_ib` proportional to `exp(-lam (c_i - u_b)^2)`, summing to 1 over the
@@ -48,11 +48,11 @@ def soft_ece(
 def pointwise_charbonnier(
     probabilities: Scores, labels: npt.ArrayLike | None = None, *, delta: float = 1e-3
 ) -> float:
-    """H, the per-sample functional that Eq. 6 of the SMART paper literally states.
+    """Return H, the per-sample functional that Eq. 6 of the SMART paper literally states.
 
     `(1/n) sum_i sum_b w_ib sqrt((a_i - c_i)^2 + delta^2)`. The weights of a row sum to 1 over the
     bins, so bins and lambda drop out of the value. Not a calibration error: hard 0 or 1 scores
-    better than the truth. It is kept for Theorem 3.1 (`smce_bound`).
+    better than the truth. It exists for Theorem 3.1 (`smce_bound`).
 
     >>> round(pointwise_charbonnier([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 6)
     0.5
@@ -62,7 +62,7 @@ def pointwise_charbonnier(
 
 
 def kernel_bias(lam: float = 200.0, kappa: float = 1.0) -> float:
-    """B_lam of Theorem 3.1: how far a soft bin reaches.
+    """Return B_lam of Theorem 3.1, the bias by the width of a soft bin.
 
     `min(1, 2 kappa / (sqrt(pi lam) erf(sqrt(lam))))`; kappa bounds the ratio of the confidence's
     density to the uniform one. SMART, Theorem 3.1.
@@ -82,7 +82,7 @@ def smce_bound(
     delta: float = 1e-3,
     kappa: float = 1.0,
 ) -> float:
-    """The upper bound `H + 2 B_lam` on smCE of Theorem 3.1 (SMART).
+    """Return the upper bound `H + 2 B_lam` on smCE of Theorem 3.1 (SMART).
 
     >>> round(smce_bound([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 6)
     0.659577
@@ -91,7 +91,7 @@ def smce_bound(
 
 
 def soft_weights(confidence: Floats, bins: int, lam: float) -> Floats:
-    """Weights (n, bins) of each confidence in each soft bin; rows sum to 1."""
+    """Return the weights (n, bins) of each confidence in each soft bin; rows sum to 1."""
     centre = (np.arange(bins) + 0.5) / bins
     exponent: Array = -lam * (confidence[:, None] - centre) ** 2
     exponent -= exponent.max(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The predicted class of each row: how sure it is and whether it is right."""
+"""The predicted class of each row: its confidence and whether it is right."""
 
 from __future__ import annotations
 
@@ -50,14 +50,15 @@ class TopLabel:
 
     @classmethod
     def trusted(cls, confidence: Floats, correct: Bools) -> TopLabel:
-        """From float64 confidences in [0, 1] and booleans that need no further check."""
-        made = cls.__new__(cls)
-        object.__setattr__(made, "confidence", confidence)
-        object.__setattr__(made, "correct", correct)
-        return made
+        """Make one without checks, from float64 confidences in [0, 1] and booleans."""
+        top = cls.__new__(cls)
+        object.__setattr__(top, "confidence", confidence)
+        object.__setattr__(top, "correct", correct)
+        return top
 
     @property
     def accuracy(self) -> float:
+        """Share of correct predictions."""
         return float(np.count_nonzero(self.correct) / self.correct.size)
 
     @cached_property
@@ -71,23 +72,25 @@ class TopLabel:
         return Ranked.of(self.confidence, self.correct)
 
     def part(self, rows: Bools) -> TopLabel:
-        """Return the rows of a mask (n,) in rising order of confidence, without another sort.
+        """Return the rows of a mask (n,) in ascending order of confidence, without another sort.
 
         >>> TopLabel([0.9, 0.6, 0.7], [True, False, True]).part(np.array([1, 0, 1], bool)).correct
         array([ True,  True])
         """
         taken = rows[self.ranked.order]
-        found = TopLabel.trusted(self.ranked.score[taken], self.ranked.hit[taken])
-        order = np.arange(found.confidence.size)
+        top = TopLabel.trusted(self.ranked.score[taken], self.ranked.hit[taken])
+        order = np.arange(top.confidence.size)
         # a cached_property keeps its value in the dict of its instance
-        found.__dict__["ranked"] = Ranked.of_sorted(order, found.confidence, found.correct)
-        return found
+        top.__dict__["ranked"] = Ranked.of_sorted(order, top.confidence, top.correct)
+        return top
 
     def equal_width(self, bins: int = 15) -> BinTable:
+        """Return the reliability table of equally wide bins."""
         at_least("bins", bins, 1)
         return tabulate(self.confidence, self.correct, bins)
 
     def equal_mass(self, bins: int = 15) -> BinTable:
+        """Return the reliability table of equal-mass bins."""
         at_least("bins", bins, 1)
         return self.ranked.equal_mass(bins)
 
@@ -96,7 +99,7 @@ Scores: TypeAlias = npt.ArrayLike | TopLabel
 
 
 def top_label(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> TopLabel:
-    """The TopLabel of probabilities (n, k), or (n,) for binary, and labels (n,).
+    """Return the TopLabel of probabilities (n, k), or (n,) for binary, and labels (n,).
 
     The prediction is the first of the largest columns.
 
@@ -108,12 +111,12 @@ def top_label(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> TopLabel:
 
 
 def of_checked(data: Checked) -> TopLabel:
-    """The TopLabel of checked input."""
+    """Return the TopLabel of checked input."""
     return TopLabel.trusted(data.confidence, data.correct)
 
 
 def as_top_label(probabilities: Scores, labels: npt.ArrayLike | None) -> TopLabel:
-    """A TopLabel given as such, or made from probabilities and labels."""
+    """Return a TopLabel as it is, or make one from probabilities and labels."""
     if isinstance(probabilities, TopLabel):
         if labels is not None:
             raise DataError("bad_input", "labels must be left out when a TopLabel is given")
@@ -124,7 +127,7 @@ def as_top_label(probabilities: Scores, labels: npt.ArrayLike | None) -> TopLabe
 
 
 def width_table(scores: Scores, labels: npt.ArrayLike | None, bins: int) -> BinTable:
-    """The equal-width table of a TopLabel, or of probabilities and labels in a single pass."""
+    """Return the equal-width table of a TopLabel, or of probabilities and labels in one pass."""
     if isinstance(scores, TopLabel) or labels is None:
         return as_top_label(scores, labels).equal_width(bins)
 

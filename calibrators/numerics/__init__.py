@@ -1,1 +1,1 @@
-"""Numerical ground of the methods: parallel blocks, softmax, curves."""
+"""Numerical foundations of the methods: parallel blocks, softmax, curves."""

@@ -1,6 +1,6 @@
 """Adam for a vector of parameters, on numpy arrays and torch tensors alike.
 
-The one of ``torch.optim`` loads torch's compiler when it is made: two seconds and 70 MB that a
+``torch.optim.Adam`` loads torch's compiler on creation: two seconds and 70 MB that a
 fit of 49 numbers does not need.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-FIRST, SECOND = 0.9, 0.999  # how much of the gradient's mean and of its square's is kept
+FIRST, SECOND = 0.9, 0.999  # decay rates of the first and second moments
 EPSILON = 1e-8
 
 
@@ -26,7 +26,7 @@ class Adam:
         self._steps = 0
 
     def move(self, gradient: Any) -> Any:
-        """Return what to add to the parameters at which the objective has this gradient."""
+        """Return the step of the parameters for this gradient."""
         self._steps += 1
         self._mean = FIRST * self._mean + (1 - FIRST) * gradient
         self._square = SECOND * self._square + (1 - SECOND) * gradient * gradient

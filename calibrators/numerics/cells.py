@@ -1,7 +1,7 @@
-"""Rows merged into cells, so that a step of a fit costs the same however many rows there are.
+"""Merging of rows into cells, so that the cost of a fit's step does not depend on the rows.
 
 A temperature that is a function of one number s of each row acts on a row through s, its curve of
-confidence and whether its prediction is right. Rows which agree in all three are one row with a
+confidence and whether its prediction is right. Rows that agree in all three are one row with a
 weight. A cell holds rows that are close in s and in confidence at T = 1, and all right or all
 wrong; the means of s, of the margin and of the curve over its rows stand for it.
 """
@@ -19,10 +19,10 @@ from calibrators.numerics.curve_tables import CurveTable, Nodes
 from calibrators.numerics.parallel import Floats
 from calibrators.numerics.softmax import mean_gaps
 
-MOST_CELLS = 2048
+MAX_CELLS = 2048
 FINEST = 0.02
 NODES = Nodes(per_octave=2, up=3)
-CELL_NUMBERS = 30  # that a row takes while it is merged
+CELL_NUMBERS = 30  # memory per row while rows are merged
 COARSER = 1.1
 COARSEST = 100  # a cell of 1.1^100 * 0.02 holds all rows
 ODDS_FOR_SIGNAL = 3.0  # the sides of a cell: log odds for each unit of asinh(s)
@@ -38,7 +38,7 @@ def observe_cells(
     *,
     with_mean_gaps: bool = False,
 ) -> tuple[Samples, Floats]:
-    """Return at most ``MOST_CELLS`` cells of the rows, and the mean ``signal`` (n,) of each.
+    """Return at most ``MAX_CELLS`` cells of the rows, and the mean ``signal`` (n,) of each.
 
     ``signal`` is standardised; logits are taken times ``scale``, as in their ``table``.
     """
@@ -69,9 +69,9 @@ def observe_cells(
 def cells(signal: Floats, log_odds: Floats, correct: Floats) -> NDArray[np.intp]:
     """Return the cell of every row, numbered from 0 without gaps.
 
-    Rectangles are uniform in asinh(s), which takes the tails together, and in the log odds of the
-    prediction at T = 1. They are as fine as ``MOST_CELLS`` allows. Log odds are used rather than
-    the confidence because a temperature far from 1 pulls apart rows that are all sure at T = 1.
+    Rectangles are uniform in asinh(s), which compresses the tails, and in the log odds of the
+    prediction at T = 1. They are as fine as ``MAX_CELLS`` allows. Log odds are used rather than
+    the confidence because a temperature far from 1 separates rows that are all confident at T = 1.
     """
     along = np.arcsinh(signal)
     along -= along.min()
@@ -84,7 +84,7 @@ def cells(signal: Floats, log_odds: Floats, correct: Floats) -> NDArray[np.intp]
         return np.asarray(2 * (rows * (columns.max() + 1) + columns) + (correct > 0))
 
     def fits(power: int) -> bool:
-        return int(np.count_nonzero(np.bincount(keys(power)))) <= MOST_CELLS
+        return int(np.count_nonzero(np.bincount(keys(power)))) <= MAX_CELLS
 
     key = keys(bisect_left(range(COARSEST), True, key=fits))
     return np.asarray((np.cumsum(np.bincount(key) > 0) - 1)[key])

@@ -1,13 +1,13 @@
-"""All that a temperature does to a sample: the log-partition as a function of the temperature.
+"""Confidence curves: the log-partition of a sample as a function of the temperature.
 
-With ``d_k = z_max - z_k`` and ``beta = 1/T``, every temperature-type fit sees a sample only through
+With ``d_k = z_max - z_k`` and ``beta = 1/T``, a temperature-type fit depends on a sample only by
 ``L(beta) = log sum_k exp(-beta d_k)``: confidence = exp(-L), NLL = beta d_y + L, and
 ``sum_k p_k^2 = exp(L(2 beta) - 2 L(beta))``. A curve evaluates L for any beta of each sample: from
 the logits themselves (ExactCurve, few classes), or from a table made once (TabulatedCurve), after
 which an evaluation costs the same whatever k is.
 
-Curves work on numpy arrays and on torch tensors of any device alike: the array they are given
-decides.
+Curves work on numpy arrays and on torch tensors of any device alike, depending on the array
+they are given.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Curve(Protocol):
 class Samples:
     """Inputs of a temperature-type objective.
 
-    Each stands for ``weight`` rows of the ``n`` in all. ``mean_gap`` is None unless asked for.
+    Each stands for ``weight`` rows of the ``n`` in all. ``mean_gap`` is None unless requested.
     """
 
     curve: Curve
@@ -79,7 +79,7 @@ def to_device(array: Floats, device: str | None) -> Array:
 
 
 def curve_numbers(k: int) -> int:
-    """Estimate how many numbers a row ``observe`` takes for k classes at its peak."""
+    """Estimate the peak memory of ``observe`` for k classes, in numbers per row."""
     return k if k <= MANY_CLASSES else 4 * FINE.count
 
 
@@ -121,6 +121,7 @@ class ExactCurve:
 
     @classmethod
     def build(cls, data: CalibrationSet, scale: float, device: str | None) -> ExactCurve:
+        """Return the curves of a set, logits times ``scale``."""
         gaps = np.empty((data.k, data.n), dtype=data.logits.dtype)
         with np.errstate(over="ignore"):
             np.subtract(data.row_max, data.logits.T, out=gaps)
@@ -153,10 +154,10 @@ class ExactCurve:
 class TabulatedCurve:
     """L by quintic Hermite interpolation of ``r(beta) = log sum_{k != top} exp(-beta (d_k - m))``.
 
-    ``L = softplus(r - beta m)``. r is smooth where L itself decays to nothing; three nodes an
+    ``L = softplus(r - beta m)``. r is smooth where L itself decays to 0; three nodes per
     octave, each with a derivative, give the confidence to about 1e-6, and to 4e-5 in the worst
     case known; second derivatives make the third one continuous, which is nearly as good as their
-    exact values. Beyond the first and last node beta is held there. ``pieces`` is
+    exact values. Beyond the first and last node beta is clipped. ``pieces`` is
     (n, nodes - 1, 6): of every piece between two nodes the coefficients of its polynomial.
     """
 
@@ -166,6 +167,7 @@ class TabulatedCurve:
 
     @classmethod
     def build(cls, data: CalibrationSet, scale: float, device: str | None) -> TabulatedCurve:
+        """Return the curves of a set, logits times ``scale``."""
         return cls.of(tabulate(data, scale, FINE), device)
 
     @classmethod
@@ -192,9 +194,9 @@ class TabulatedCurve:
         """Return the log odds against the prediction, r - beta m, and their derivative."""
         xp = namespace(self.pieces)
         n, pieces, _ = self.pieces.shape
-        held = xp.zeros_like(self.margin) + beta
-        held = held.clip(min=2.0**-OCTAVES_DOWN, max=2.0**self.nodes.up)
-        place = (xp.log2(held) + OCTAVES_DOWN) * self.nodes.per_octave
+        clipped = xp.zeros_like(self.margin) + beta
+        clipped = clipped.clip(min=2.0**-OCTAVES_DOWN, max=2.0**self.nodes.up)
+        place = (xp.log2(clipped) + OCTAVES_DOWN) * self.nodes.per_octave
         left = whole(place.clip(max=pieces - 1))
         rows = np.arange(n) if xp is np else xp.arange(n, device=left.device)
         coefficients = _columns(self.pieces.reshape(n * pieces, 6), rows * pieces + left)
@@ -203,7 +205,7 @@ class TabulatedCurve:
         for coefficient in coefficients[4::-1] if xp is np else coefficients[:5].flip(0):
             slope = slope * t + rest
             rest = rest * t + coefficient
-        fall = held * self.margin
+        fall = clipped * self.margin
         return rest - fall, slope * (self.nodes.per_octave / math.log(2)) - fall
 
 
@@ -241,7 +243,7 @@ def _pieces(values: Floats, nodes: Nodes) -> Floats:
 
 @lru_cache(maxsize=4)
 def second_derivatives(nodes: int) -> Floats:
-    """Return the matrix (nodes, 2 nodes + 2) that takes a column of a table to a at every node.
+    """Return the matrix (nodes, 2 nodes + 2) that maps a column of a table to a at every node.
 
     With r, v = h r' and a = h^2 r'' / 2 at nodes h apart, the third derivative is continuous where
     ``-a[i-1] + 6 a[i] - a[i+1] = 10 (r[i+1] - 2 r[i] + r[i-1]) - 4 (v[i+1] - v[i-1])``;

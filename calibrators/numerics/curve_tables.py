@@ -19,7 +19,7 @@ FAR = 1e30
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where a table is made: ``per_octave`` values of beta an octave, from 2^-4 to 2^``up``."""
+    """Nodes of a table: ``per_octave`` values of beta per octave, from 2^-4 to 2^``up``."""
 
     per_octave: int
     up: int
@@ -45,7 +45,7 @@ class Nodes:
 
 
 class CurveTable(NamedTuple):
-    """The curves of n rows, times a scale, as :class:`confidence_curves.TabulatedCurve` uses them.
+    """The curves of n rows, times a scale, for :class:`confidence_curves.TabulatedCurve`.
 
     ``values`` is (2 nodes + 2, n) in float32: r at every node, its derivative in log beta at every
     node, and its second derivative at the first and the last node. ``margin`` (n,) is in float64,
@@ -66,8 +66,8 @@ class CurveTable(NamedTuple):
 def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> CurveTable:
     """Return the table of all rows, logits times ``scale``, in one pass.
 
-    Nodes an octave apart are one squaring apart, exp(-2 b e) = exp(-b e)^2, so few exponentials are
-    taken; a fresh one every ``RESTART`` octaves keeps rounding from growing. With E and V the mean
+    Nodes one octave apart differ by a squaring, exp(-2 b e) = exp(-b e)^2, so few exponentials are
+    needed; a new one every ``RESTART`` octaves limits rounding errors. With E and V the mean
     and variance of e under the weights, r' = -b E and r'' = r' + b^2 V.
     """
     last = nodes.count - 1
@@ -107,7 +107,7 @@ def _excess(
     """Return ``d_k - margin`` and the margins, times the scale, and the top classes.
 
     The top class and -inf have no weight at any node. In a row with a single finite logit one
-    other class takes part: its r is 0, and its margin so large that no beta shows it.
+    other class takes part: its r is 0, and its margin so large that it has no effect.
     """
     top = np.expand_dims(block.argmax(axis=axis), axis)
     rest = scratch.take("rest", block.shape, block.dtype)

@@ -1,6 +1,6 @@
-"""What a temperature-type fit minimises: value and gradient in log beta, without autograd.
+"""Objectives of temperature-type fits: value and gradient in log beta, without autograd.
 
-An objective takes beta (one for each sample, or one for all as an array of one) and gives its value
+An objective takes beta (one for each sample, or one for all as an array of one), returns its value
 and the derivative with respect to each sample's log beta. The same code runs on numpy arrays and on
 torch tensors.
 
@@ -39,7 +39,7 @@ GRID = 2048
 def make_objective(
     name: str, samples: Samples, *, bins: int = 15, lam: float = 200.0, delta: float = 1e-3
 ) -> Objective:
-    """The named objective on these samples."""
+    """Return the named objective on these samples."""
     match name:
         case "nll":
             return lambda beta: _linear(samples, samples.label_gap, beta)
@@ -58,7 +58,7 @@ def make_objective(
             return _soft_binned(samples, bins, lam, 0.0)
         case "charbonnier":
             return _soft_binned(samples, bins, lam, delta)
-    raise ParameterError("bad_parameter", f"no objective is called {name!r}")
+    raise ParameterError("bad_parameter", f"unknown objective {name!r}")
 
 
 def _linear(samples: Samples, gap: Array, beta: Array) -> tuple[float, Array]:
@@ -94,7 +94,7 @@ def _brier(samples: Samples, beta: Array) -> tuple[float, Array]:
 
 @lru_cache(maxsize=4)
 def soft_bin_weights(bins: int, lam: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1: two arrays (bins, GRID + 1)."""
+    """Return w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1: two (bins, GRID + 1)."""
     points = np.linspace(0, 1, GRID + 1)
     centres = ((np.arange(bins) + 0.5) / bins)[:, np.newaxis]
     exponent = -lam * (points - centres) ** 2
@@ -105,9 +105,9 @@ def soft_bin_weights(bins: int, lam: float) -> tuple[NDArray[np.float64], NDArra
 
 
 def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objective:
-    """The soft-binned error, with weights and their slopes taken linearly from a fine grid.
+    """Return the soft-binned error, with weights and slopes interpolated on a fine grid.
 
-    Samples meet the bins only on the grid: two numbers per grid point are added up, and two are
+    Samples affect bins only via the grid: two numbers per grid point are added up, and two are
     read back, so a step costs a few passes over n instead of n times bins exponentials.
     """
     xp = namespace(samples.correct)
@@ -145,17 +145,18 @@ class Grid:
 
     @classmethod
     def place(cls, xp: Any, confidence: Array) -> Grid:
+        """Return the positions of confidences on the grid."""
         place = confidence * GRID
         left = whole(place.clip(min=0, max=GRID - 1))
         return cls(xp, left, place - left)
 
     def spread(self, amount: Array) -> Array:
-        """Sums at the grid points of amounts shared between their two neighbours."""
+        """Return sums at the grid points of amounts shared between the two neighbours."""
         right = amount * self.fraction
         count = self.xp.bincount
         return count(self.left, amount - right, GRID + 1) + count(self.left + 1, right, GRID + 1)
 
     def read(self, values: Array) -> Array:
-        """Values at the grid points, taken linearly at the confidences."""
+        """Return values at the grid points, interpolated at the confidences."""
         left = values[self.left]
         return left + self.fraction * (values[self.left + 1] - left)

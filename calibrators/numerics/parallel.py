@@ -1,6 +1,6 @@
-"""Work on large arrays in blocks that fit a core's cache, on several threads.
+"""Process large arrays in blocks that fit a core's cache, on several threads.
 
-numpy lets other threads run while it computes, so two threads give nearly twice the speed. Results
+numpy releases the GIL while it computes, so two threads are nearly twice as fast. Results
 come back in block order, and a caller that adds them up gets the same bits on any number of
 threads.
 """
@@ -28,7 +28,7 @@ NARROW = 48
 WORKER = "calibrators-block"
 
 
-_Kept = threading.local()
+_PerThread = threading.local()
 
 
 class _Threads:
@@ -40,7 +40,7 @@ class _Threads:
 
 
 def set_threads(count: int) -> None:
-    """Use ``count`` threads from now on; the default is the cores this process may use."""
+    """Use ``count`` threads from now on; the default is the number of usable cores."""
     if not isinstance(count, int) or count < 1:
         raise ParameterError("bad_parameter", f"count must be at least 1, got {count}")
     _forget_pool()
@@ -48,7 +48,7 @@ def set_threads(count: int) -> None:
 
 
 def get_threads() -> int:
-    """How many threads large arrays are worked on with."""
+    """Return the number of threads for large arrays."""
     return _Threads.count
 
 
@@ -69,7 +69,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Scratch:
-    """Named buffers that one thread uses again for block after block.
+    """Named buffers that one thread reuses for block after block.
 
     >>> scratch = Scratch()
     >>> scratch.take("work", (2, 3), np.float32).shape
@@ -80,7 +80,7 @@ class Scratch:
         self._buffers: dict[str, NDArray[np.uint8]] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Floats:
-        """An uninitialised array; what it held under this name before is gone."""
+        """Return an uninitialised array, which invalidates the previous one of this name."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
@@ -89,12 +89,12 @@ class Scratch:
 
 
 def scratch_bytes() -> int:
-    """Estimate the memory of the buffers that blocks are worked on with."""
+    """Estimate the memory of the buffers of blocks."""
     return 2 * 8 * BLOCK_ELEMENTS * _Threads.count
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Slices of rows small enough for the block to stay in the cache.
+    """Yield slices of rows small enough for the block to stay in the cache.
 
     >>> list(row_blocks(100_000, 1))
     [slice(0, 100000, None)]
@@ -107,9 +107,9 @@ def row_blocks(rows: int, columns: int) -> Iterator[slice]:
 def map_blocks(
     work: Callable[[int, int, Scratch], Result], rows: int, columns: int
 ) -> list[Result]:
-    """Call ``work(start, stop, scratch)`` for consecutive blocks of rows; results in order.
+    """Call ``work(start, stop, scratch)`` for consecutive blocks; return the results in order.
 
-    Work that itself maps blocks does so on its own thread: threads never wait for each other.
+    Nested calls run on the calling thread: threads never wait for each other.
     """
     if rows * columns <= BLOCK_ELEMENTS:
         return [work(0, rows, Scratch())]
@@ -131,10 +131,10 @@ def map_blocks(
 
 
 class _Blocks(Generic[Result]):
-    """Blocks that threads take one after the other.
+    """Queue of blocks for several threads.
 
-    The thread that wants the results takes blocks too, so it is done even if all others are busy
-    with the work of somebody else.
+    The calling thread takes blocks too, so it finishes even if all others are busy
+    with other work.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class _Blocks(Generic[Result]):
         self._left = deque(enumerate(spans))
 
     def run(self) -> None:
-        """Work on blocks until none is left."""
+        """Process blocks until none is left."""
         scratch = _scratch()
         while True:
             try:
@@ -155,7 +155,7 @@ class _Blocks(Generic[Result]):
             self.results[place] = self._work(start, stop, scratch)
 
     def stop(self) -> None:
-        """Leave the rest undone."""
+        """Drop the remaining blocks."""
         self._left.clear()
 
 
@@ -165,21 +165,21 @@ def _run(work: Callable[[int, int, Scratch], Result], spans: list[tuple[int, int
 
 
 def _scratch() -> Scratch:
-    """Return buffers, on the threads of the pool the same for all work."""
-    scratch = getattr(_Kept, "scratch", None) or Scratch()
+    """Return buffers; threads of the pool reuse theirs."""
+    scratch = getattr(_PerThread, "scratch", None) or Scratch()
     if threading.current_thread().name.startswith(WORKER):
-        _Kept.scratch = scratch
+        _PerThread.scratch = scratch
     return scratch
 
 
 def oriented(block: Floats, scratch: Scratch) -> tuple[Floats, int]:
-    """A block in the layout numpy reduces fastest, and the axis its classes lie on.
+    """Return a block in the layout numpy reduces fastest, and the axis of its classes.
 
-    Rows of a few classes are turned into a few long rows: numpy's inner loop then runs over
+    Blocks of a few classes are transposed: numpy's inner loop then runs over
     samples.
     """
     if block.shape[1] > NARROW:
         return block, 1
-    turned = scratch.take("turned", block.shape[::-1], block.dtype)
-    turned[...] = block.T
-    return turned, 0
+    transposed = scratch.take("transposed", block.shape[::-1], block.dtype)
+    transposed[...] = block.T
+    return transposed, 0

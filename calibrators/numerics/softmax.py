@@ -23,9 +23,9 @@ InverseTemperature = Callable[[Floats], Floats | float] | Floats
 
 
 def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = None) -> Floats:
-    """Row-wise ``softmax(logits * inverse_temperature(logits))``; checks rows as it goes.
+    """Return row-wise ``softmax(logits * inverse_temperature(logits))`` and check the rows.
 
-    A MapError is raised where ``inverse_temperature`` leaves a row without finite probabilities.
+    Raise a MapError if ``inverse_temperature`` leaves a row without finite probabilities.
 
     ``inverse_temperature`` may also be an array with a number for each row (n,). The largest logit
     is subtracted before anything is multiplied, so margins of 1e4 and -inf are exact and the
@@ -38,7 +38,7 @@ def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = Non
 
 
 def scaled_logits(logits: Floats, inverse_temperature: InverseTemperature) -> Floats:
-    """``(logits - row maximum) * inverse_temperature``: logits with the same softmax.
+    """Return ``(logits - row maximum) * inverse_temperature``: logits with the same softmax.
 
     >>> scaled_logits(np.array([[3.0, 1.0]]), lambda block: 0.5).tolist()
     [[0.0, -1.0]]
@@ -56,13 +56,13 @@ def _scaled(
 
     def work(start: int, stop: int, scratch: Scratch) -> bool:
         block = logits[start:stop]
-        turned, axis = oriented(block, scratch)
-        maxima = turned.max(axis=axis, keepdims=True)
+        values, axis = oriented(block, scratch)
+        maxima = values.max(axis=axis, keepdims=True)
         if not np.isfinite(maxima).all():
             return False
-        target = out[start:stop] if axis == 1 else turned
+        target = out[start:stop] if axis == 1 else values
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            np.subtract(turned, maxima, out=target)
+            np.subtract(values, maxima, out=target)
             if inverse_temperature is not None:
                 beta = _of_rows(inverse_temperature, block, start, stop)
                 target *= beta if beta.ndim == 0 else np.expand_dims(beta, axis)
@@ -73,7 +73,7 @@ def _scaled(
                     broken.append(start + np.flatnonzero(~np.isfinite(totals)))
                 target /= totals
         if axis == 0:
-            out[start:stop] = turned.T
+            out[start:stop] = values.T
         return True
 
     if not all(map_blocks(work, *logits.shape)):
@@ -85,15 +85,15 @@ def _scaled(
 
 
 def _of_rows(inverse: InverseTemperature, block: Floats, start: int, stop: int) -> Floats:
-    """1/T of the rows from ``start`` to ``stop``, in their type."""
-    found = inverse(block) if callable(inverse) else inverse[start:stop]
-    return np.asarray(found, dtype=block.dtype)
+    """Return 1/T of the rows from ``start`` to ``stop``, in their type."""
+    beta = inverse(block) if callable(inverse) else inverse[start:stop]
+    return np.asarray(beta, dtype=block.dtype)
 
 
 def _scaled_row(
     logits: Floats, inverse_temperature: InverseTemperature | None, *, normalise: bool
 ) -> Floats:
-    """The same for a single row (1, k): on numbers in place of columns numpy is twice as fast."""
+    """Scale a single row (1, k): scalars in place of columns are twice as fast in numpy."""
     row = logits[0]
     largest = row.max()
     if not math.isfinite(largest):
@@ -114,7 +114,7 @@ def _scaled_row(
 def rewritten(
     logits: Floats, write: Callable[[Floats, Floats, Floats], None], row_cost: int = 0
 ) -> Floats:
-    """An array like ``logits``, made block by block; checks rows as it goes.
+    """Return an array like ``logits``, written block by block, and check the rows.
 
     ``write(block, maxima, target)`` fills ``target`` from rows and their maxima (n, 1), with about
     ``row_cost`` numbers a row in between if that is more than there are classes.
@@ -140,7 +140,7 @@ def rewritten(
 
 
 def margins(logits: Floats) -> Floats:
-    """Largest minus second largest logit of every row (n,); inf where only one is finite.
+    """Return the largest minus second largest logit of every row (n,); inf if one is finite.
 
     >>> margins(np.array([[1.0, 3.0, 2.5], [2.0, 2.0, 0.0]])).tolist()
     [0.5, 0.0]
@@ -154,7 +154,7 @@ def margins(logits: Floats) -> Floats:
 
 
 def two_largest(block: Floats, axis: int) -> tuple[Floats, Floats]:
-    """The largest and second largest value along an axis of a 2-d block."""
+    """Return the largest and second largest value along an axis of a 2-d block."""
     if axis == 0:
         largest, second = block[0].copy(), np.full(block.shape[1], -np.inf, dtype=block.dtype)
         for row in block[1:]:
@@ -193,7 +193,7 @@ class PartitionSums(NamedTuple):
 
 
 def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSums:
-    """All that temperature scaling needs to know, with ``d = row_max - logits``.
+    """Return the sums that temperature scaling needs, with ``d = row_max - logits``.
 
     Blocks in the type of the logits, sums in float64. Moments are those of ``beta d``, which has
     the same size whatever the scale of the logits is.
@@ -231,7 +231,7 @@ def _block_sums(gaps: Floats, axis: int, scratch: Scratch) -> NDArray[np.float64
 
 
 def _moments(weights: Floats, gaps: Floats, axis: int) -> Iterator[Floats]:
-    """Yield sums over classes of ``weights * gaps**i``, i = 0 to 3; ``weights`` is used up."""
+    """Yield sums over classes of ``weights * gaps**i``, i = 0 to 3; overwrite ``weights``."""
     if axis == 0:
         for power in range(4):
             if power:
@@ -246,6 +246,6 @@ def _moments(weights: Floats, gaps: Floats, axis: int) -> Iterator[Floats]:
 
 
 def mean_nll(data: CalibrationSet, beta: float) -> float:
-    """Mean negative log likelihood of ``softmax(beta * logits)``, at any scale."""
+    """Return the mean negative log likelihood of ``softmax(beta * logits)``, at any scale."""
     total = partition_sums(data.logits, data.row_max, beta).value
     return beta * float(data.label_gaps.mean(dtype=np.float64)) + total / data.n

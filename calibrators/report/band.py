@@ -15,7 +15,7 @@ from calibrators.report.measurement import thirds
 ALL = "all"
 CELLS = 20
 LEVEL = 0.9
-LEAST_ROWS = 5
+MIN_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BandCell:
 
 
 def band_of(fitted: CalibrationMap, data: CalibrationSet, margin: Floats) -> tuple[BandCell, ...]:
-    """Return the band of a map on a set with logit margins (n,); nothing if it has none.
+    """Return the band of a map on a set with logit margins (n,); empty if it has none.
 
     20 equally wide bins of confidence; those of fewer than 5 rows are left out.
     """
@@ -55,5 +55,5 @@ def _cells(name: str, confidence: Floats, low: Floats, high: Floats) -> list[Ban
     sums = [np.bincount(place, values, CELLS) for values in (confidence, low, high)]
     return [
         BandCell(name, int(rows[at]), *(rounded(float(one[at] / rows[at])) for one in sums))
-        for at in np.flatnonzero(rows >= LEAST_ROWS)
+        for at in np.flatnonzero(rows >= MIN_ROWS)
     ]

@@ -1,4 +1,4 @@
-"""The rows of a report that tell the classes apart: which of them are calibrated worst."""
+"""Calibration by class in a report, worst classes first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import numpy as np
 from calibrators.metrics import ClassTable
 from calibrators.report.json_form import rounded
 
-MOST_CLASSES = 50
+MAX_CLASSES = 50
 
 
 @dataclass(frozen=True)
 class ClassSide:
-    """One side of a class: rows predicted to be of it, the mean of its probability over all rows,
-    and its class-wise ECE.
-    """
+    """One side of a class: rows predicted as it, its mean probability, and its class-wise ECE."""
 
     predicted: int
     probability: float
@@ -25,7 +23,7 @@ class ClassSide:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A class: the rows that are labelled so, and their share of all rows."""
+    """A class: its labelled rows, and their share of all rows."""
 
     label: int
     rows: int
@@ -35,14 +33,14 @@ class ClassRow:
 
 
 def by_class(after: ClassTable, before: ClassTable | None) -> tuple[ClassRow, ...]:
-    """The classes whose ECE is largest after, worst first, at most 50 of them.
+    """Return the classes whose ECE is largest after, worst first, at most 50 of them.
 
     >>> from calibrators.metrics import class_table
     >>> found = by_class(class_table([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]], [0, 1]), None)
     >>> [(row.label, row.rows, row.after.predicted, row.after.ece) for row in found]
     [(0, 1, 2, 0.45), (1, 1, 0, 0.45), (2, 0, 0, 0.1)]
     """
-    worst = np.argsort(-after.ece, kind="stable")[:MOST_CLASSES]
+    worst = np.argsort(-after.ece, kind="stable")[:MAX_CLASSES]
     rows = after.labelled.sum()
     return tuple(
         ClassRow(

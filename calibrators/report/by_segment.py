@@ -1,4 +1,4 @@
-"""The rows of a report that tell segments apart: which of them are calibrated worst."""
+"""Calibration by segment in a report, worst segments first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calibrators.report.json_form import rounded
 from calibrators.report.measurement import FLOOR_DRAWS
 from calibrators.segments import Segments
 
-MOST_REPORTED = 100
+MAX_REPORTED = 100
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class SegmentSide:
 
     @property
     def excess(self) -> float:
-        """How far the ECE lies above the 95 % quantile of its noise floor.
+        """Excess of the ECE over the 95 % quantile of its noise floor.
 
-        Above the mean alone a segment of one row is by chance: its ECE is never near it.
+        The mean is no reference: the ECE of a segment of one row is never near it.
         """
         return self.ece - self.noise_floor.quantile95
 
@@ -46,10 +46,10 @@ class SegmentRow:
 def by_segment(
     segments: Segments, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
 ) -> tuple[SegmentRow, ...]:
-    """The segments of the most rows, at most 100, the worst of them first.
+    """Return the segments with the most rows, at most 100, worst first.
 
-    That is the one whose ECE lies farthest above the 95 % quantile of its noise floor. The order is
-    that of the after side; ``options`` are bins and seed among others.
+    The worst is the one whose ECE is farthest above the 95 % quantile of its noise floor, on the
+    after side; ``options`` are bins and seed among others.
 
     >>> top = TopLabel([0.9, 0.9, 0.6, 0.6], [False, False, True, False])
     >>> segments = Segments.of(["web", "web", "app", "app"])
@@ -57,11 +57,11 @@ def by_segment(
     >>> [(row.name, row.rows, row.after.accuracy, row.after.ece) for row in found]
     [('web', 2, 0.0, 0.9), ('app', 2, 0.5, 0.1)]
     """
-    largest = np.argsort(-segments.counts, kind="stable")[:MOST_REPORTED]
-    found = []
+    largest = np.argsort(-segments.counts, kind="stable")[:MAX_REPORTED]
+    table = []
     for place in largest:
         rows = segments.rows(place)
-        found.append(
+        table.append(
             SegmentRow(
                 name=segments.names[place],
                 rows=len(rows),
@@ -69,7 +69,7 @@ def by_segment(
                 before=None if before is None else _side(before, rows, options),
             )
         )
-    return tuple(sorted(found, key=lambda row: -row.after.excess))
+    return tuple(sorted(table, key=lambda row: -row.after.excess))
 
 
 def _side(top: TopLabel, rows: Any, options: dict[str, Any]) -> SegmentSide:

@@ -1,4 +1,4 @@
-"""The temperatures that a map gives to rows, by their margin."""
+"""The temperatures of a map by margin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAND = (0.1, 0.9)
 
 @dataclass(frozen=True)
 class TemperatureCell:
-    """Rows whose margin lies between ``lower`` and ``upper``, and the temperatures they get.
+    """Rows whose margin lies between ``lower`` and ``upper``, and their temperatures.
 
     ``temperature`` is their mean; ``low`` and ``high`` span the middle 80 % of the rows.
     """
@@ -37,7 +37,7 @@ class TemperatureCell:
 def temperatures_of(
     fitted: CalibrationMap, data: CalibrationSet, margin: Floats | None = None
 ) -> tuple[TemperatureCell, ...]:
-    """Return what a map does to the rows of a set; nothing if it is not of temperature type.
+    """Return the temperatures of a map on a set; empty if it is not of temperature type.
 
     ``margin`` (n,) is that of the rows' logits, if it is known already.
 
@@ -54,7 +54,7 @@ def temperatures_of(
 
 
 def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[TemperatureCell, ...]:
-    """The same of logits (n, k), or of probabilities if the map was fitted on those."""
+    """Return the temperatures of a map on logits (n, k), or probabilities, as it was fitted."""
     if not isinstance(fitted, TemperatureTypeMap):
         raise ParameterError(
             "no_temperature",
@@ -65,16 +65,16 @@ def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[Temperat
 
 
 def cells_of(margin: Floats, temperature: Floats) -> tuple[TemperatureCell, ...]:
-    """Rows put into 60 equal cells from 0 to the 99.5 % quantile of the margins.
+    """Return the rows in 60 equal cells from 0 to the 99.5 % quantile of the margins.
 
-    Empty cells are left out, and rows whose margin is infinite: a probability of theirs is 0.
+    Empty cells are left out, and rows whose margin is infinite, as one of their probabilities is 0.
     """
     finite = np.isfinite(margin)
     if not finite.any():
         return ()
     inside = margin[finite].astype(np.float64)
     end = (float(np.quantile(inside, SHOWN)) or 1.0) * (1 + 1e-9)
-    # the last number holds all beyond the end
+    # the last number stands for all beyond the end
     number = np.minimum(inside / end * CELLS, CELLS).astype(np.intp)
     order = np.argsort(number, kind="stable")
     places = np.searchsorted(number[order], np.arange(1, CELLS + 1))

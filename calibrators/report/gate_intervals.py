@@ -1,6 +1,6 @@
-"""Intervals that a gate decides by: honest where a bootstrap is blind or biased.
+"""Conservative intervals for gates, where a bootstrap is blind or biased.
 
-Rows that are all right, or all wrong, show no spread at all, and noise pushes every ECE up.
+Rows that are all right, or all wrong, have no spread at all, and noise increases every ECE.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from calibrators.numerics.parallel import Floats
 from calibrators.report.measurement import Bin
 
 DRAWS = 2000
-SURE = 2.5
+SIGNIFICANT = 2.5
 
 
 def cautious(squared_error: Interval, bins: Iterable[Bin], level: float) -> Interval:
-    """The interval of the squared calibration error, widened where the bootstrap is blind.
+    """Return the interval of the squared calibration error, widened where the bootstrap is blind.
 
     Upwards: the error is at least the gap of all rows together (Jensen), so it may be as large as
     the largest such gap that Wilson's interval of the accuracy allows. Downwards: a bin of equal
-    outcomes counts with the part of its gap that Wilson's interval leaves no doubt of.
+    outcomes counts with the part of its gap that lies outside Wilson's interval.
 
     >>> all_right = Bin(0.0, 1.0, 100.0, 0.999, 1.0, 0.001, 0.963, 1.0)
     >>> found = cautious(Interval(1e-6, 1e-6, 1e-6, 0.95), [all_right], 0.95)
     >>> found.low, round(found.high**0.5, 3)
     (0.0, 0.036)
     """
-    seen = [one for one in bins if one.accuracy is not None]
-    doubtful = sum(one.count * _doubtful(one) for one in seen) / sum(one.count for one in seen)
+    filled = [one for one in bins if one.accuracy is not None]
+    doubtful = sum(one.count * _doubtful(one) for one in filled) / sum(one.count for one in filled)
     return Interval(
         squared_error.value,
         squared_error.low - doubtful,
-        max(_largest_gap(*_sums(seen), level) ** 2, squared_error.high),
+        max(_largest_gap(*_sums(filled), level) ** 2, squared_error.high),
         squared_error.level,
     )
 
@@ -42,12 +42,12 @@ def cautious(squared_error: Interval, bins: Iterable[Bin], level: float) -> Inte
 def cautious_ece(bins: Iterable[Bin], level: float, seed: int = 0) -> Interval:
     """Return the interval of the ECE that a gate decides by, from an equal-width table.
 
-    The value is the ECE itself, which noise pushes up. Downwards the noise is taken off in full:
-    the bound is the ECE less the quantile of what noise adds, where only gaps beyond 2.5 standard
-    errors are taken for real and all other bins for calibrated; and it is 0 as long as a calibrated
-    model would show such an ECE by chance. Upwards nothing is taken off: the bound is the ECE and
-    the quantile of its spread, at least the gap of all rows together that Wilson's interval of the
-    accuracy allows. Right rows are drawn as binomials; confidences and bins stay.
+    The value is the ECE itself, which noise increases. The lower bound subtracts the noise in full:
+    it is the ECE less the quantile of what noise adds, where only gaps beyond 2.5 standard errors
+    count as real and all other bins as calibrated; and it is 0 as long as a calibrated model would
+    have such an ECE by chance. The upper bound subtracts nothing: it is the ECE plus the quantile
+    of its spread, at least the gap of all rows together that Wilson's interval of the accuracy
+    allows. Right rows are drawn as binomials; confidences and bins stay.
 
     >>> calibrated = [Bin(0.8, 1.0, 1000.0, 0.9, 0.91, 0.01, 0.89, 0.93)]
     >>> found = cautious_ece(calibrated, 0.95)
@@ -70,12 +70,12 @@ def cautious_ece(bins: Iterable[Bin], level: float, seed: int = 0) -> Interval:
     below, above = (1 - level) / 2, (1 + level) / 2
     gap = right / rows - confidence
     error = np.sqrt(confidence * (1 - confidence) / rows)
-    sure = np.where(np.abs(gap) > SURE * error, gap, 0.0)
+    significant = np.where(np.abs(gap) > SIGNIFICANT * error, gap, 0.0)
     low = 0.0
     if value > np.quantile(drawn(confidence), above):
-        added = drawn(confidence + sure) - np.abs(rows * sure).sum() / total
+        added = drawn(confidence + significant) - np.abs(rows * significant).sum() / total
         low = max(0.0, value - float(np.quantile(added, above)))
-    # one row of the bin's own confidence gives a spread to bins of equal outcomes
+    # one more row with the bin's own confidence gives a spread to bins of equal outcomes
     spread = drawn((right + confidence) / (rows + 1))
     high = value + float(spread.mean() - np.quantile(spread, below))
     high = min(1.0, max(high, _largest_gap(rows, right, claimed, level)))
@@ -98,7 +98,7 @@ def _largest_gap(rows: Floats, right: Floats, claimed: Floats, level: float) -> 
 
 
 def _doubtful(one: Bin) -> float:
-    """The part of a bin's squared gap that chance alone may have made, if it has no spread."""
+    """Return the part of a bin's squared gap that may be due to chance, if it has no spread."""
     if one.accuracy not in (0.0, 1.0) or one.confidence is None or one.gap is None:
         return 0.0
     low, high = one.accuracy_low or 0.0, one.accuracy_high or 0.0

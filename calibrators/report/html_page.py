@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no network, no script, light and dark."""
+"""A report as a self-contained HTML page: no network, no script, light and dark."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ body {{ {TEXT} margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; }}
 
 
 def render(report: Report, *, title: str = "Calibration report", draw: Draw = charts.to_svg) -> str:
-    """The page of a report.
+    """Return the page of a report.
 
     Every string is escaped. ``draw`` makes the SVG of a diagram.
     """
@@ -109,19 +109,19 @@ def render(report: Report, *, title: str = "Calibration report", draw: Draw = ch
 
 
 def header(report: Report) -> str:
-    """Which rows were judged, and the verdict."""
-    said = f'<p class="muted">{escape(text.heading(report))}</p>'
+    """Return the header: which rows were judged, and the verdict."""
+    lines = f'<p class="muted">{escape(text.heading(report))}</p>'
     if fallback := fallback_sentence(report.fit):
-        said += f"<p><strong>{escape(fallback)}</strong></p>"
+        lines += f"<p><strong>{escape(fallback)}</strong></p>"
     if report.verdict is None:
-        return said
+        return lines
     name = report.verdict.value
     badge = f'<span class="badge {name}">{escape(name.replace("_", " "))}</span>'
-    return f"{said}<p>{badge}{escape(report.verdict_sentence)}</p>"
+    return f"{lines}<p>{badge}{escape(report.verdict_sentence)}</p>"
 
 
 def reliability(report: Report) -> list[theme.Spec]:
-    """The reliability diagram of each side."""
+    """Return the reliability diagram of each side."""
     return [charts.reliability(report, sides=(name,)) for name in report.sides]
 
 
@@ -131,5 +131,5 @@ def _thirds(report: Report) -> list[theme.Spec]:
 
 def drawn(specs: list[theme.Spec], draw: Draw = charts.to_svg) -> str:
     """Return charts side by side, as SVG inside HTML: transparent, without a namespace."""
-    found = (draw({**spec, "background": "transparent", "padding": 2}) for spec in specs)
-    return f'<div class="charts">{"".join(found).replace(NAMESPACE, "")}</div>'
+    images = (draw({**spec, "background": "transparent", "padding": 2}) for spec in specs)
+    return f'<div class="charts">{"".join(images).replace(NAMESPACE, "")}</div>'

@@ -24,68 +24,72 @@ NOISE_FLOOR = (
 
 
 def metrics(report: Report) -> str:
-    """The table of metrics, with intervals and noise floor; pointing at one tells what it is."""
+    """Return the table of metrics, with intervals, noise floor and definitions as tooltips."""
     level = f"{100 * report.level:g} % intervals below each figure"
     names = [*report.sides, *(["change"] if report.before else [])]
     rows = []
     for row in report.rows():
         metric = row.metric
         shown = {"before": row.before, "after": row.after, "change": row.change}
-        held = {name: side.intervals for name, side in report.sides.items()}
-        held["change"] = report.change
+        intervals = {name: side.intervals for name, side in report.sides.items()}
+        intervals["change"] = report.change
         cells = [
-            _figure(shown[name], held[name], metric, signed=name == "change") for name in names
+            _figure(shown[name], intervals[name], metric, signed=name == "change") for name in names
         ]
-        rows.append((_meant(metric.title, metric.meaning), *cells))
+        rows.append((_defined(metric.title, metric.meaning), *cells))
         if metric.name == "ece":
             floors = [_floor(metric, side.noise_floor) for side in report.sides.values()]
             rows.append(
-                (_meant("its noise floor", NOISE_FLOOR), *floors, *([""] if report.before else []))
+                (
+                    _defined("its noise floor", NOISE_FLOOR),
+                    *floors,
+                    *([""] if report.before else []),
+                )
             )
     head = names if report.before else ["value"]
     return _table(("metric", *head), rows, caption=level)
 
 
 def definitions(report: Report) -> str:
-    """What each metric of the table is, for those who cannot point at it."""
+    """Return the definitions of the metrics, for devices without tooltips."""
     meanings = {row.metric.title: row.metric.meaning for row in report.rows()}
     return _folded("What the metrics are", facts({**meanings, "noise floor": NOISE_FLOOR}))
 
 
-def _meant(title: str, meaning: str) -> str:
+def _defined(title: str, meaning: str) -> str:
     return f'<abbr title="{escape(meaning)}">{escape(title)}</abbr>'
 
 
 def _figure(text: str, intervals: Mapping[str, Interval], metric: Metric, *, signed: bool) -> str:
-    found = intervals.get(metric.name)
-    bounds = "" if found is None else f"<small>{metric.bounds(found, signed=signed)}</small>"
+    interval = intervals.get(metric.name)
+    bounds = "" if interval is None else f"<small>{metric.bounds(interval, signed=signed)}</small>"
     return _minus(escape(text) + bounds)
 
 
-def _floor(metric: Metric, found: NoiseFloor) -> str:
-    return f"{metric.text(found.mean)}<small>up to {metric.text(found.quantile95)}</small>"
+def _floor(metric: Metric, floor: NoiseFloor) -> str:
+    return f"{metric.text(floor.mean)}<small>up to {metric.text(floor.quantile95)}</small>"
 
 
 def classes(report: Report) -> str:
-    """The classes that are calibrated worst; the first of them in sight."""
+    """Return the table of the worst classes; all but the first ones are folded."""
     if not report.by_class:
-        return "<p>This report was made before classes were told apart.</p>"
+        return "<p>This report was made before reports had a table of classes.</p>"
     shown, more = report.by_class[:WORST], report.by_class[WORST:]
     words = (
         f"all {report.k:,} classes"
         if len(shown) == report.k
         else (f"{len(shown)} of {report.k:,} classes")
     )
-    found = _class_table(shown, f"{words}, the largest class-wise ECE first")
-    return found + (_folded(f"the next {len(more)}", _class_table(more)) if more else "")
+    table = _class_table(shown, f"{words}, the largest class-wise ECE first")
+    return table + (_folded(f"the next {len(more)}", _class_table(more)) if more else "")
 
 
 def _class_table(rows: Sequence[ClassRow], caption: str = "") -> str:
     sides = ("before", "after") if rows[0].before else ("after",)
-    told = [f", {side}" if len(sides) == 2 else "" for side in sides]
+    suffixes = [f", {side}" if len(sides) == 2 else "" for side in sides]
     head = ["class", "rows", "predicted", "frequency"]
-    head += [f"mean probability{side}" for side in told] + [
-        f"class-wise ECE{side}" for side in told
+    head += [f"mean probability{side}" for side in suffixes] + [
+        f"class-wise ECE{side}" for side in suffixes
     ]
     return _table(head, (_class_cells(row) for row in rows), caption)
 
@@ -99,7 +103,7 @@ def _class_cells(row: ClassRow) -> list[str]:
 
 
 def segments(report: Report) -> str:
-    """The segments of the most rows, those calibrated worst first; empty if there are none."""
+    """Return the table of the segments with the most rows, worst first; empty if none."""
     if not report.by_segment:
         return ""
     shown, more = report.by_segment[:WORST], report.by_segment[WORST:]
@@ -108,12 +112,12 @@ def segments(report: Report) -> str:
         if len(shown) == report.segments
         else f"{len(shown)} of {report.segments:,} segments"
     )
-    found = _segment_table(
+    table = _segment_table(
         shown, f"{words}, the ECE farthest above the 95 % quantile of its floor first"
     )
-    found += _folded(f"the next {len(more)}", _segment_table(more)) if more else ""
+    table += _folded(f"the next {len(more)}", _segment_table(more)) if more else ""
     left_out = report.segments - len(report.by_segment)
-    return found + (f"<p>{left_out:,} more have fewer rows than these.</p>" if left_out else "")
+    return table + (f"<p>{left_out:,} more have fewer rows than these.</p>" if left_out else "")
 
 
 def _segment_table(rows: Sequence[SegmentRow], caption: str = "") -> str:
@@ -136,7 +140,7 @@ def _error_and_floor(side: SegmentSide) -> str:
 
 
 def temperatures(report: Report) -> str:
-    """The cells of the margin and their temperatures."""
+    """Return the table of temperatures by margin, folded."""
     return _folded("temperatures", _cells(report.temperatures)) if report.temperatures else ""
 
 
@@ -154,13 +158,13 @@ def _cells(cells: Sequence[TemperatureCell]) -> str:
 
 
 def reliability(report: Report) -> str:
-    """The reliability tables, folded."""
-    found = []
+    """Return the reliability tables, folded."""
+    tables = []
     for binning in ("equal_width", "equal_mass"):
         for name, side in report.sides.items():
             words = binning.replace("_", " ") + (f", {name}" if report.before else "")
-            found.append(_folded(words, _bins(getattr(side, binning))))
-    return "".join(found)
+            tables.append(_folded(words, _bins(getattr(side, binning))))
+    return "".join(tables)
 
 
 def _folded(words: str, content: str) -> str:
@@ -186,7 +190,7 @@ def _bins(bins: tuple[Bin, ...]) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> str:
-    """A table of cells that are HTML already."""
+    """Return a table of cells that are HTML already."""
     top = "".join(f'<th scope="col">{escape(one)}</th>' for one in head)
     lines = []
     for first, *rest in rows:
@@ -198,13 +202,13 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""
 
 
 def facts(entries: Mapping[str, Any]) -> str:
-    """Plain JSON by name, as a list of terms."""
+    """Return plain JSON by name, as a list of terms."""
     lines = (f"<dt>{_words(name)}</dt><dd>{plain(one)}</dd>" for name, one in entries.items())
     return f"<dl>{''.join(lines)}</dl>"
 
 
 def plain(value: Any) -> str:
-    """Plain JSON as HTML: intervals as such, a list of objects as a table.
+    """Return plain JSON as HTML: intervals as such, a list of objects as a table.
 
     >>> plain({"folds": 4, "ece": {"value": 0.5, "low": 0.25, "high": 0.75}})
     'folds 4, ece 0.5 <small>[0.25, 0.75]</small>'

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain JSON and back, from their annotations alone."""
+"""Conversion of frozen dataclasses to plain JSON and back, by their annotations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = (str, int, bool, type(None))
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses, enums, tuples and numpy values as plain JSON; NaN and infinity become None.
+    """Return dataclasses, enums, tuples and numpy values as JSON; NaN and infinity become None.
 
     >>> to_plain({"a": (1, float("nan")), "b": np.float32(0.5)})
     {'a': [1, None], 'b': 0.5}
@@ -44,7 +44,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[Made], value: Any) -> Made:
-    """The dataclass that ``to_plain`` wrote; ValueError or TypeError if it is no such thing.
+    """Return the dataclass that ``to_plain`` wrote; raise ValueError or TypeError if invalid.
 
     >>> from calibrators.metrics import NoiseFloor
     >>> from_plain(NoiseFloor, {"mean": 0.01, "quantile95": 0.02})
@@ -55,7 +55,7 @@ def from_plain(kind: type[Made], value: Any) -> Made:
 
 
 def rounded(value: float) -> float:
-    """The value with six significant digits: reports are stored, and no chart shows more.
+    """Return a value with six significant digits: reports are stored, and no chart shows more.
 
     >>> rounded(0.123456789), rounded(1 / 3e5)
     (0.123457, 3.33333e-06)
@@ -69,7 +69,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 @cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Return what reads values of an annotation: reports hold tens of thousands of them."""
+    """Return a cached reader of an annotation: reports hold tens of thousands of values."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return lambda value: None if value is None else _read(arguments[0], value)

@@ -1,4 +1,4 @@
-"""What a report measures: metrics with intervals, reliability tables, and the same by margin.
+"""Measurements of a report: metrics with intervals, reliability tables, both by margin.
 
 Nothing here is NaN or infinite: a figure that does not exist is None, so a report is plain JSON.
 """
@@ -67,7 +67,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MarginSide:
-    """The calibration of some of the rows: ECE (equal width), its noise floor, both tables."""
+    """The calibration of a third of the rows: ECE (equal width), its noise floor, both tables."""
 
     ece: float
     noise_floor: NoiseFloor
@@ -97,9 +97,9 @@ def measure(
 
     ``options`` are draws, level and seed, and bins as in ``scored``.
     """
-    found = {name: metric.measure(scored) for name, metric in all_metrics().items()}
+    values = {name: metric.measure(scored) for name, metric in all_metrics().items()}
     return Measurement(
-        metrics={name: finite(value) for name, value in found.items() if value is not None},
+        metrics={name: finite(value) for name, value in values.items() if value is not None},
         intervals=intervals,
         noise_floor=_floor(scored.rows.top, options),
         equal_width=reliability_bins(scored.equal_width, options["level"]),
@@ -108,7 +108,7 @@ def measure(
 
 
 def reliability_bins(table: BinTable, level: float = 0.95) -> tuple[Bin, ...]:
-    """The rows of a reliability table, each accuracy with its Wilson interval.
+    """Return the rows of a reliability table, each accuracy with its Wilson interval.
 
     >>> from calibrators.metrics import equal_width
     >>> first, second = reliability_bins(equal_width([0.9, 0.8], [True, False], bins=2))
@@ -126,7 +126,7 @@ def reliability_bins(table: BinTable, level: float = 0.95) -> tuple[Bin, ...]:
 
 
 def margins_of(probabilities: Floats) -> Floats:
-    """The logit margin that probabilities (n, k) show: log of the largest over the second (n,).
+    """Return the logit margin of probabilities (n, k): log of the largest over the second (n,).
 
     >>> margins_of(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist()
     [0.0, inf]
@@ -141,7 +141,7 @@ def margins_of(probabilities: Floats) -> Floats:
 
 
 def thirds(margin: Floats) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Which rows have low, middle and high margins; equal margins stay together.
+    """Return masks of the rows with low, middle and high margins; equal margins stay together.
 
     >>> [(name, rows.tolist()) for name, rows in thirds(np.array([3.0, 1.0, 2.0]))][0]
     ('low', [False, True, False])
@@ -157,7 +157,7 @@ def thirds(margin: Floats) -> list[tuple[str, NDArray[np.bool_]]]:
 def by_margin(
     margin: Floats, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
 ) -> tuple[MarginThird, ...]:
-    """Reliability in each third of the margins; a third that ties leave empty is left out."""
+    """Return the reliability in each third of the margins that ties do not leave empty."""
     if margin.shape != after.confidence.shape or np.isnan(margin).any():
         raise DataError(
             "bad_margin",
@@ -186,7 +186,7 @@ def by_margin(
 
 
 def finite(value: float) -> float | None:
-    """The value, or None if it is NaN or infinite."""
+    """Return the value, or None if it is NaN or infinite."""
     return value if math.isfinite(value) else None
 
 

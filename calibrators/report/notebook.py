@@ -1,6 +1,6 @@
-"""A report as a piece of HTML for notebooks: nothing of its look leaks, light and dark.
+"""A report as an HTML fragment for notebooks, with scoped styles, light and dark.
 
-A notebook's dark theme is not the browser's, so the known front ends are asked for theirs.
+A notebook's dark theme is not the browser's, so the selectors of known front ends are used.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from calibrators.report import html_page, html_tables
 if TYPE_CHECKING:
     from calibrators.report.report import Report
 
-# twice the class, to outweigh what a notebook says of all its tables
+# the class is repeated for a higher specificity than the notebook's own table styles
 SCOPE = ".calibrd.calibrd"
 LIGHT_THEMES = ('[data-jp-theme-light="true"]', ".vscode-light", "html[theme=light]")
 DARK_THEMES = ('[data-jp-theme-light="false"]', ".vscode-dark", "html[theme=dark]")
 
 
 def fragment(title: str, facts: Mapping[str, Any], report: Report | None) -> str:
-    """HTML of a heading, facts by name, and a report; every string is escaped."""
+    """Return HTML of a heading, facts by name, and a report; every string is escaped."""
     body = f"<p class='title'>{escape(title)}</p>"
     if report is not None:
         body += html_page.header(report)
@@ -34,7 +34,7 @@ def fragment(title: str, facts: Mapping[str, Any], report: Report | None) -> str
 
 
 def scoped(css: str) -> str:
-    """Flat rules that hold inside of our own element only.
+    """Return flat CSS rules limited to our own element.
 
     >>> scoped("th, td { margin: 0; }")
     '.calibrd.calibrd th, .calibrd.calibrd td { margin: 0; }'

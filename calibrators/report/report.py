@@ -1,4 +1,4 @@
-"""``evaluate(probabilities, labels)``: how well calibrated a model is, with error bars."""
+"""Reports: ``evaluate(probabilities, labels)`` measures calibration with intervals."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from calibrators.report.measurement import (
     margins_of,
     measure,
 )
-from calibrators.report.verdict import LEAST_ROWS, Gate, Verdict, decide, gate, lost, rooted
+from calibrators.report.verdict import MIN_ROWS, Gate, Verdict, decide, gate, lost, rooted
 from calibrators.segments import Segments
 
 FORMAT = 2
-LEAST_DRAWS = 100
+MIN_DRAWS = 100
 
 
 class MetricRow(NamedTuple):
-    """A line of a report's table, as text; what does not exist is empty."""
+    """A line of a report's table, as text; missing values are empty."""
 
     metric: Metric
     before: str
@@ -59,14 +59,13 @@ class Report(Measurement):
 
     The fields of Measurement are those of the probabilities evaluated (the "after" side).
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
-    intervals of after minus before, and ``verdict`` what they amount to; without ``before`` these
+    intervals of after minus before, and ``verdict`` the conclusion; without ``before`` these
     are None and empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
-    tells of the classes that are calibrated worst (at most 50, worst first), ``by_segment`` of the
-    segments of the most rows (at most 100, worst first), ``segments`` counts all of them,
-    ``temperatures`` what a map of temperature type does to the rows of each margin, ``band`` the
-    90 % credible band of a map that has one, by confidence and third of the margins,
-    ``conventions`` states in words how everything is counted, ``fit`` is plain JSON on the map that
-    was judged.
+    holds the worst calibrated classes (at most 50, worst first), ``by_segment`` the segments with
+    the most rows (at most 100, worst first), ``segments`` counts all of them, ``temperatures`` are
+    those of a map of temperature type by margin, ``band`` is the 90 % credible band of a map that
+    has one, by confidence and third of the margins, ``conventions`` states in words how everything
+    is counted, ``fit`` is plain JSON on the map that was judged.
     """
 
     n: int
@@ -94,19 +93,19 @@ class Report(Measurement):
 
     @property
     def sides(self) -> dict[str, Measurement]:
-        """What was measured, by name: "before" (if given) and "after"."""
+        """The measurements by name: "before" (if given) and "after"."""
         return {"after": self} if self.before is None else {"before": self.before, "after": self}
 
     @property
     def cautious_error(self) -> Interval:
-        """The interval of the debiased squared error that a gate decides by (see caution.py)."""
+        """The interval of the debiased squared error for a gate (see gate_intervals.py)."""
         return cautious(self.intervals["debiased_squared_error"], self.equal_mass, self.level)
 
     def gate_interval(self, metric: str = "calibration_error") -> Interval:
         """Return the interval that decides a gate, on the scale of its limit.
 
         ``calibration_error`` is the debiased root-mean-square error, ``ece`` the ECE of equally
-        wide bins; both are honest about noise and about bins without spread (see caution.py).
+        wide bins; both account for noise and for bins without spread (see gate_intervals.py).
         """
         match metric:
             case "calibration_error":
@@ -120,7 +119,7 @@ class Report(Measurement):
     def gate(self, limit: float, metric: str = "calibration_error") -> Gate:
         """Return whether an error is known to be at most ``limit`` (see ``gate_interval``)."""
         found = gate(self.gate_interval(metric), limit)
-        return found if self.n >= LEAST_ROWS else Gate.INSUFFICIENT_DATA
+        return found if self.n >= MIN_ROWS else Gate.INSUFFICIENT_DATA
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -136,23 +135,23 @@ class Report(Measurement):
         return text.verdict_sentence(self)
 
     def with_fit(self, **fit: Any) -> Report:
-        """The same report with more said about the fit; NaN and infinity become None."""
+        """Return the same report with more about the fit; NaN and infinity become None."""
         return replace(self, fit=to_plain({**self.fit, **fit}))
 
     def rows(self) -> list[MetricRow]:
-        """The table of metrics as text: percent where a metric is a share, else as it is."""
+        """Return the table of metrics as text: shares in percent, other numbers as they are."""
         return [self._row(one) for one in all_metrics().values() if one.name in self.metrics]
 
     def summary(self) -> str:
-        """The report as a plain-text table for terminals."""
+        """Return the report as a plain-text table for terminals."""
         return text.summary(self)
 
     def chart(self) -> dict[str, Any]:
-        """The overview as a Vega-Lite specification (a plain dict with its data inside)."""
+        """Return the overview as a Vega-Lite specification (a plain dict with its data inside)."""
         return charts.before_after(self)
 
     def to_frame(self) -> Any:
-        """The metrics as a pandas DataFrame: before, after, change, and the interval.
+        """Return the metrics as a pandas DataFrame: before, after, change, and the interval.
 
         ``low`` and ``high`` bound the change, or the value itself if there is nothing to compare.
         """
@@ -166,28 +165,28 @@ class Report(Measurement):
         index = pd.Index(names, name="metric")
         after = pd.Series(self.metrics, index, dtype=float)
         before = pd.Series({} if self.before is None else self.before.metrics, index, dtype=float)
-        held = self.intervals if self.before is None else self.change
+        intervals = self.intervals if self.before is None else self.change
         bounds = {
-            side: pd.Series({name: getattr(one, side) for name, one in held.items()}, index)
+            side: pd.Series({name: getattr(one, side) for name, one in intervals.items()}, index)
             for side in ("low", "high")
         }
         columns = {"before": before, "after": after, "change": after - before, **bounds}
         return pd.DataFrame(columns, dtype=float)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON; ``Report.from_dict`` turns it back."""
+        """Return the report as plain JSON; ``Report.from_dict`` is the inverse."""
         return {"format": FORMAT, **to_plain(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Report:
-        """The report that ``to_dict`` wrote."""
+        """Return the report that ``to_dict`` wrote."""
         try:
-            given = dict(values)
-            if given.pop("format", None) != FORMAT:
+            document = dict(values)
+            if document.pop("format", None) != FORMAT:
                 raise ValueError(f"format must be {FORMAT}, got {values.get('format')!r}")
-            return from_plain(cls, given)
+            return from_plain(cls, document)
         except (TypeError, ValueError, AttributeError) as error:
-            raise DataError("not_a_report", f"this is no report of ours: {error}") from error
+            raise DataError("not_a_report", f"not a calibrd report: {error}") from error
 
     def save(self, path: str | Path, *, title: str = "Calibration report") -> Path:
         """Write .html (a page that needs no network), .json, or the chart as .svg or .png."""
@@ -212,7 +211,7 @@ class Report(Measurement):
         return notebook.fragment("Calibration report", {}, self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """All forms, of which front ends show one: most the page, some draw the chart themselves.
+        """Return all forms; most front ends show the HTML, some draw the chart themselves.
 
         Without this method IPython would show the short ``repr`` as text.
         """
@@ -226,8 +225,8 @@ class Report(Measurement):
         after = self.metrics[metric.name]
         before = None if self.before is None else self.before.metrics[metric.name]
         change = None if before is None or after is None else after - before
-        held = self.change if self.before else self.intervals
-        interval = held.get(metric.name)
+        intervals = self.change if self.before else self.intervals
+        interval = intervals.get(metric.name)
         return MetricRow(
             metric,
             metric.text(before),
@@ -238,9 +237,9 @@ class Report(Measurement):
 
 
 def widened(change: Mapping[str, Interval], folds: int) -> dict[str, Interval]:
-    """Return changes of out-of-fold probabilities, wider where rows alone show too little variance.
+    """Return the changes of out-of-fold probabilities, widened by the rules of their metrics.
 
-    ``folds`` is the number of fits that the probabilities are of; 1 changes nothing.
+    ``folds`` is the number of fits that made the probabilities; 1 changes nothing.
     """
     factor = fold_factor(folds)
     rules = {name: all_metrics()[name].interval for name in change}
@@ -271,8 +270,8 @@ def evaluate(
     largest minus the second largest logit, if it is known better than from the (uncalibrated)
     probabilities. ``segments`` (n,) name the segment of each row, for a table of them.
     ``draws`` and ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these
-    are. If the probabilities are out-of-fold, ``folds`` says of how many fits. How
-    everything is counted is in ``report.conventions``.
+    are. If the probabilities are out-of-fold, ``folds`` is the number of fits. How everything is
+    counted is in ``report.conventions``.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=2000)
@@ -296,7 +295,7 @@ def evaluate(
     else:
         found = compared_intervals(old.rows, new.rows, **options)
     change, verdict = widened(found.change, folds), None
-    if change and draws >= LEAST_DRAWS:
+    if change and draws >= MIN_DRAWS:
         verdict = decide(shape[0], change)
     tops = new.rows.top, None if old is None else old.rows.top
     return Report(

@@ -1,18 +1,18 @@
-"""What a report says in words: its conventions, and its table for terminals."""
+"""Texts of a report: its conventions, its verdict, and its table for terminals."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from calibrators.metrics.catalogue import all_metrics
-from calibrators.report.by_class import MOST_CLASSES
-from calibrators.report.by_segment import MOST_REPORTED
+from calibrators.report.by_class import MAX_CLASSES
+from calibrators.report.by_segment import MAX_REPORTED
 from calibrators.report.by_temperature import CELLS, SHOWN
 from calibrators.report.measurement import FLOOR_DRAWS
 from calibrators.report.verdict import (
     CALIBRATION,
-    LEAST_RANKING_LOSS,
-    LEAST_ROWS,
+    MIN_RANKING_LOSS,
+    MIN_ROWS,
     RANKING,
     WIDEST_RANKING,
     Verdict,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
-    """How everything in a report is counted, a sentence or two for each subject.
+    """Return the conventions of a report, one or two sentences per subject.
 
     >>> conventions(15, 1000, 0.95)["equal width"][:40]
     'The 15 bins are (i/15, (i+1)/15]: a conf'
@@ -51,10 +51,11 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "intervals": f"{100 * level:g} % intervals. Those of binned errors are from {draws:,} "
         "bootstrap draws of the rows, with the bins kept; the draws are shifted so that their mean "
         "is the estimate, because resampling adds its noise a second time. Those of NLL and Brier "
-        "score are what endless draws would give, from mean, variance and skewness; of an accuracy "
-        "Wilson's, of its change Agresti and Min's; of AUROC and AURC by what each row adds to "
-        "them (DeLong). Changes are after minus before on the same rows. Where each row is judged "
-        "by a fit on other folds, the intervals of the changes of NLL, Brier score, AUROC and AURC "
+        "score are the limit of many draws, from mean, variance and skewness; that of an accuracy "
+        "is Wilson's, of its change Agresti and Min's; those of AUROC and AURC follow from the "
+        "influence of each row (DeLong). Changes are after minus before on the same rows. Where "
+        "each row is judged by a fit on other folds, the intervals of the changes of NLL, Brier "
+        "score, AUROC and AURC "
         "are widened (1.5 times for 5 folds; Nadeau & Bengio 2003), because such fits are not "
         "independent.",
         "noise floor": "The ECE of a perfectly calibrated model with these confidences on as many "
@@ -66,11 +67,11 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "classes": "Of each class: the rows labelled so and their share, the mean of its "
         "probability over all rows, and the mean absolute gap between the two over equally wide "
         "bins of that probability, each weighted by its rows. The mean of this error over all "
-        f"classes is the class-wise ECE. At most {MOST_CLASSES} classes are kept, the worst of "
+        f"classes is the class-wise ECE. At most {MAX_CLASSES} classes are kept, the worst of "
         "the after side.",
         "segments": "Of each segment: its rows, the accuracy and mean confidence of its "
         "predictions, the ECE of equally wide bins over its rows alone, and the noise floor of "
-        f"that ECE. At most {MOST_REPORTED} segments are kept, those of the most rows; the one "
+        f"that ECE. At most {MAX_REPORTED} segments are kept, those of the most rows; the one "
         "whose ECE after lies farthest above the 95 % quantile of its noise floor is the first.",
         "temperatures": "What a map of temperature type, fitted on all rows, divides the logits of "
         f"the judged rows by, in {CELLS} equal cells of the margin from 0 to its "
@@ -83,17 +84,17 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "an ECE by chance; its upper bound is the ECE and the quantile of its spread.",
         "verdict": "Better and worse mean that the whole interval of the change lies on that side "
         "of 0; a loss of AUROC counts beyond "
-        f"{100 * LEAST_RANKING_LOSS:g} points. It rests on the debiased squared error, NLL, Brier "
+        f"{100 * MIN_RANKING_LOSS:g} points. It rests on the debiased squared error, NLL, Brier "
         "score, accuracy and the AUROC of right against wrong. Where calibration is better, any "
         "loss makes a trade-off, and so does an AUROC whose interval reaches below 0 and more than "
         f"{100 * WIDEST_RANKING:g} points below its estimate; where it is not, worse needs "
         "intervals that hold for all five together (each of 99 % in place of 95 %). It needs "
-        f"{LEAST_ROWS} rows.",
+        f"{MIN_ROWS} rows.",
     }
 
 
 def summary(report: Report) -> str:
-    """A report as a plain-text table for terminals, about 90 columns wide."""
+    """Return a report as a plain-text table for terminals, about 90 columns wide."""
     compared = report.before is not None
     percent = f"{100 * report.level:g} % interval"
     head = ("", "before", "after", "change", percent) if compared else ("", "value", percent)
@@ -113,10 +114,10 @@ def summary(report: Report) -> str:
     if report.by_segment:
         worst = report.by_segment[0]
         figures = f"ECE {100 * worst.after.ece:.2f} %, noise floor {floor(worst.after.noise_floor)}"
-        looked_at = f"{report.segments:,} segments"
+        candidates = f"{report.segments:,} segments"
         if report.segments > len(report.by_segment):
-            looked_at = f"the {len(report.by_segment)} largest of {looked_at}"
-        lines.append(f"farthest off of {looked_at}: {worst.name} ({figures})")
+            candidates = f"the {len(report.by_segment)} largest of {candidates}"
+        lines.append(f"worst of {candidates}: {worst.name} ({figures})")
     if report.verdict is not None:
         lines.append(f"verdict: {report.verdict} ({verdict_sentence(report)})")
     lines += [f"warning: {one}" for one in _warnings(report)]
@@ -124,7 +125,7 @@ def summary(report: Report) -> str:
 
 
 def verdict_sentence(report: Report) -> str:
-    """Return what the verdict means for these rows: what got worse, and by how much.
+    """Return the verdict on these rows in words: what got worse, and by how much.
 
     Like ``Verdict.meaning`` it begins in lower case and has no full stop; empty without a verdict.
     """
@@ -146,33 +147,33 @@ def verdict_sentence(report: Report) -> str:
         case Verdict.NO_MEASURABLE_CHANGE if worse:
             return (
                 f"calibration is neither measurably better nor worse; possibly worse: {worse}, "
-                "not sure enough with five intervals looked at"
+                "not certain enough with five intervals tested"
             )
         case Verdict.NO_MEASURABLE_CHANGE if CALIBRATION in report.lost:
-            return "calibration is possibly worse, not sure enough with five intervals looked at"
+            return "calibration is possibly worse, not certain enough with five intervals tested"
         case None:
             return ""
-        case found:
-            return found.meaning
+        case other:
+            return other.meaning
 
 
 def _warnings(report: Report) -> list[str]:
-    """Return the messages of the fit's warnings; a report made elsewhere may hold anything."""
-    kept = report.fit.get("warnings")
-    found = kept if isinstance(kept, list) else []
-    return [str(one["message"]) for one in found if isinstance(one, dict) and "message" in one]
+    """Return the messages of the fit's warnings; foreign reports may hold anything."""
+    stored = report.fit.get("warnings")
+    warnings = stored if isinstance(stored, list) else []
+    return [str(one["message"]) for one in warnings if isinstance(one, dict) and "message" in one]
 
 
-def _change(name: str, found: Interval) -> str:
+def _change(name: str, interval: Interval) -> str:
     metric = all_metrics()[name]
-    return f"{metric.title} {metric.change(found)}"
+    return f"{metric.title} {metric.change(interval)}"
 
 
 def heading(report: Report) -> str:
-    """Which rows, and how they were judged."""
+    """Return the number of rows and classes, and how the rows were judged."""
     return f"{report.n:,} rows, {report.k:,} classes; judged on: {report.judged_on}"
 
 
 def floor(found: NoiseFloor) -> str:
-    """A noise floor in percent: mean, and the 95 % quantile."""
+    """Return a noise floor in percent: mean, and the 95 % quantile."""
     return f"{100 * found.mean:.2f} % (up to {100 * found.quantile95:.2f} %)"

@@ -1,4 +1,4 @@
-"""What the figures of a report amount to: pure decisions on intervals, nothing else."""
+"""Verdicts and gates: pure decisions on the intervals of a report."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Self
 from calibrators.errors import ParameterError
 from calibrators.metrics import Interval, deviations
 
-LEAST_ROWS = 100
+MIN_ROWS = 100
 CALIBRATION = "debiased_squared_error"
 RANKING = "refinement_auroc"
-LEAST_RANKING_LOSS = 0.001
+MIN_RANKING_LOSS = 0.001
 WIDEST_RANKING = 0.04
-# what a verdict rests on: whether more is better (1) or less (-1), and the least loss that counts
+# metrics of a verdict: whether more is better (1) or less (-1), and the least loss that counts
 JUDGED: dict[str, tuple[int, float]] = {
     CALIBRATION: (-1, 0.0),
     "nll": (-1, 0.0),
     "brier": (-1, 0.0),
     "accuracy": (1, 0.0),
-    RANKING: (1, LEAST_RANKING_LOSS),
+    RANKING: (1, MIN_RANKING_LOSS),
 }
 
 
-class _Meant(StrEnum):
+class _Explained(StrEnum):
     """A string enum whose members carry the sentence that explains them."""
 
     meaning: str
@@ -37,8 +37,8 @@ class _Meant(StrEnum):
         return member
 
 
-class Verdict(_Meant):
-    """Whether a calibration map did good on the judged rows.
+class Verdict(_Explained):
+    """Whether a calibration map improved the judged rows.
 
     "Better" and "worse" mean that the whole interval of the change lies on that side of 0.
 
@@ -66,12 +66,12 @@ class Verdict(_Meant):
     )
     INSUFFICIENT_DATA = (
         "insufficient_data",
-        f"fewer than {LEAST_ROWS} rows were judged: too few to say anything",
+        f"fewer than {MIN_ROWS} rows were judged: too few to say anything",
     )
 
 
-class Gate(_Meant):
-    """Whether a calibration error, or an ECE, is known to keep a limit.
+class Gate(_Explained):
+    """Whether a calibration error, or an ECE, is known to be within a limit.
 
     >>> str(Gate.PASS)
     'pass'
@@ -81,15 +81,15 @@ class Gate(_Meant):
     FAIL = "fail", "the whole interval of the calibration error is beyond the limit"
     INSUFFICIENT_DATA = (
         "insufficient_data",
-        "the interval of the calibration error holds the limit: more rows are needed to decide",
+        "the interval of the calibration error contains the limit: more rows are needed to decide",
     )
 
 
 def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
     """Return the verdict on ``n`` judged rows from the paired changes (after minus before).
 
-    Calibration is judged by the debiased squared calibration error, not by the ECE, whose own noise
-    is much of what it measures. If it is better, any loss (see ``lost``) makes a trade-off, and so
+    Calibration is judged by the debiased squared calibration error, not by the ECE, which consists
+    largely of noise. If it is better, any loss (see ``lost``) makes a trade-off, and so
     does a ranking in doubt (see ``in_doubt``). If it is not, the map is worse only if that holds
     with the five intervals taken together (Bonferroni: 99 % each, if 95 % together), because
     one of five would mislead far more often than one alone. Bounds that touch 0, or are NaN, are on
@@ -100,7 +100,7 @@ def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
     >>> str(decide(1000, good)), str(decide(99, good)), str(decide(1000, good | {"accuracy": fell}))
     ('improved', 'insufficient_data', 'trade_off')
     """
-    if n < LEAST_ROWS:
+    if n < MIN_ROWS:
         return Verdict.INSUFFICIENT_DATA
     if change[CALIBRATION].high < 0:
         doubtful = lost(change) or in_doubt(change)
@@ -111,9 +111,9 @@ def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
 
 
 def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
-    """Return the names of what is measurably worse, of those that a verdict rests on.
+    """Return the names of the metrics of a verdict that are measurably worse.
 
-    The whole interval must lie on the worse side of 0; of the AUROC beyond 0.1 points, because
+    The whole interval must lie on the worse side of 0, that of the AUROC beyond 0.1 points, because
     temperature scaling of more than two classes reorders rows a little and a million rows would
     show it.
 
@@ -132,36 +132,38 @@ def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
 def in_doubt(change: Mapping[str, Interval]) -> bool:
     """Return whether the rows are too few to say that the ranking is not worse.
 
-    That is where the interval of the change of the AUROC reaches below 0, and more than 4 points
+    That is if the interval of the change of the AUROC reaches below 0, and more than 4 points
     below the estimate. Two hundred rows cannot show a fall of 5 points; but a map that hardly
-    reorders them has a narrow interval all the same.
+    reorders them still has a narrow interval.
 
     >>> in_doubt({"refinement_auroc": Interval(0.0, -0.05, 0.05, 0.95)})
     True
     """
-    found = change.get(RANKING)
-    return found is not None and found.low < 0 and found.value - found.low > WIDEST_RANKING
+    interval = change.get(RANKING)
+    return (
+        interval is not None and interval.low < 0 and interval.value - interval.low > WIDEST_RANKING
+    )
 
 
-def together(found: Interval) -> Interval:
-    """Return an interval widened so that all that are judged hold together (Bonferroni).
+def together(interval: Interval) -> Interval:
+    """Return an interval widened so that all judged ones hold together (Bonferroni).
 
     >>> round(together(Interval(0.0, -1.96, 1.96, 0.95)).high, 2)
     2.58
     """
-    each = 1 - (1 - found.level) / len(JUDGED)
-    return found.widened(deviations(each) / deviations(found.level))
+    each = 1 - (1 - interval.level) / len(JUDGED)
+    return interval.widened(deviations(each) / deviations(interval.level))
 
 
-def _loss(found: Interval, better: int) -> float:
-    """Return the bound of a loss that is sure: the end of the interval that is nearest to better.
+def _loss(interval: Interval, better: int) -> float:
+    """Return the certain part of a loss: the end of the interval on the better side.
 
     ``better`` is 1 where more is better, -1 where less is.
     """
-    return -found.high if better > 0 else found.low
+    return -interval.high if better > 0 else interval.low
 
 
-def gate(found: Interval, limit: float) -> Gate:
+def gate(interval: Interval, limit: float) -> Gate:
     """Return whether an error is known to be at most ``limit``, from its interval.
 
     Both are on the scale of the ECE: 0.02 is two percentage points. ``rooted`` brings the debiased
@@ -173,9 +175,9 @@ def gate(found: Interval, limit: float) -> Gate:
     """
     if not 0 <= limit < math.inf:
         raise ParameterError("bad_limit", f"limit must be a finite number >= 0, got {limit!r}")
-    if found.high <= limit:
+    if interval.high <= limit:
         return Gate.PASS
-    return Gate.FAIL if found.low > limit else Gate.INSUFFICIENT_DATA
+    return Gate.FAIL if interval.low > limit else Gate.INSUFFICIENT_DATA
 
 
 def rooted(squared: Interval) -> Interval:

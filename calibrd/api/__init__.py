@@ -1,4 +1,4 @@
-"""Every call of the SDK, described once: a flow for each, gathered by what it is about."""
+"""Every call of the SDK, described once as a flow and grouped by subject."""
 
 from calibrd.api.aliases import AliasCalls
 from calibrd.api.datasets import DatasetCalls
@@ -22,7 +22,7 @@ class Calls(
     RunCalls,
     VersionCalls,
 ):
-    """All of them."""
+    """All calls of a client."""
 
 
 __all__ = ["Calls"]

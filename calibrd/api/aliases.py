@@ -1,4 +1,4 @@
-"""Promote, roll back, and who did so when."""
+"""Aliases: promote, roll back, history."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ class AliasCalls(VersionCalls):
         force: bool = False,
         expected: int | None = None,
     ) -> Flow[Alias]:
-        """Point an alias of a calibrator at a version: its number, or where another alias points.
+        """Point an alias of a calibrator at a version, given by its number or another alias.
 
         A version judged ``worse`` or ``insufficient_data``, or not judged, needs ``force`` and a
         ``reason``; so does one that measurably loses accuracy, against the model itself or against
-        the version that the alias points at. With ``expected``, the revision last seen (0: there is
-        none yet), the move is refused with ``alias_has_moved`` if somebody else moved it since.
+        the version that the alias points at. With ``expected``, the last known revision (0 if there
+        is no such alias yet), the move is refused with ``alias_has_moved`` if somebody else has
+        moved the alias since.
         """
         checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:
-            raise ValueError(f"{version.reference} is no version of {name!r}")
+            raise ValueError(f"{version.reference} is not a version of {name!r}")
         wanted = version.number if isinstance(version, Version) else version
         number = yield from self.number_at(Reference.of(f"{name}@{wanted}"))
         body = {"version": number, "reason": reason, "force": force}
         place = ("calibrators", name, "aliases", alias)
         return (
-            yield from self.ask_for(
+            yield from self.request_record(
                 Alias,
                 "PUT",
                 *place,
                 body=body,
                 headers=_condition(expected),
-                # a condition that held the first time does not hold again
+                # after a first success the condition no longer holds
                 repeatable=expected is None,
-                look=_look(name, alias),
+                check_hint=_check_hint(name, alias),
             )
         )
 
@@ -58,41 +59,46 @@ class AliasCalls(VersionCalls):
         reason: str = "",
         expected: int | None = None,
     ) -> Flow[Alias]:
-        """Take back the last move of an alias; again, the one before that.
+        """Undo the last move of an alias; called again, the one before that.
 
-        With ``expected``, the revision last seen, it is refused with ``alias_has_moved`` if
-        somebody else moved the alias since.
+        With ``expected``, the last known revision, it is refused with ``alias_has_moved`` if
+        somebody else has moved the alias since.
         """
         if expected == 0:
-            raise ValueError("expected must be a revision to take back, and there is none before 1")
+            raise ValueError("expected must be a revision to undo, 1 or more, got 0")
         place = ("calibrators", checked_name(name), "aliases", alias, "rollback")
-        headers, look = _condition(expected), _look(name, alias)
-        body = {"reason": reason}
         return (
-            yield from self.ask_for(Alias, "POST", *place, body=body, headers=headers, look=look)
+            yield from self.request_record(
+                Alias,
+                "POST",
+                *place,
+                body={"reason": reason},
+                headers=_condition(expected),
+                check_hint=_check_hint(name, alias),
+            )
         )
 
     @call
     def history(
         self, name: str, *, alias: str = "production", limit: int | None = None
     ) -> Flow[list[Move]]:
-        """The moves of an alias, newest first."""
+        """List the moves of an alias, newest first."""
         place = ("calibrators", checked_name(name), "aliases", alias, "history")
-        return (yield from self.ask_for_all(Move, *place, limit=limit))
+        return (yield from self.request_all(Move, *place, limit=limit))
 
     @call
     def get_alias(self, name: str, alias: str = "production") -> Flow[Alias]:
-        """Where an alias points."""
+        """Return an alias with the version it points at."""
         place = ("calibrators", checked_name(name), "aliases", alias)
-        return (yield from self.ask_for(Alias, "GET", *place))
+        return (yield from self.request_record(Alias, "GET", *place))
 
 
 def _condition(expected: int | None) -> dict[str, str]:
-    """The header that asks for a revision; 0 means that there is no such alias yet."""
+    """Return the header that requires a revision; 0 means that there is no such alias yet."""
     if expected is None:
         return {}
     return {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}
 
 
-def _look(name: str, alias: str) -> str:
-    return f"client.history({name!r}, alias={alias!r}) says whether the alias has moved"
+def _check_hint(name: str, alias: str) -> str:
+    return f"client.history({name!r}, alias={alias!r}) shows whether the alias has moved"

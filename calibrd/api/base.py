@@ -1,4 +1,4 @@
-"""What all calls need: the connection, and how to ask over it."""
+"""Base of all calls: the connection, and requests over it."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ import numpy as np
 from calibrd.api.references import Reference
 from calibrd.errors import NotCalibrd
 from calibrd.models import Alias, Record
-from calibrd.transport.connection import Connection, given, path
-from calibrd.transport.flows import Answer, Flow, Send
-from calibrd.transport.response_bodies import MOST_BYTES
+from calibrd.transport.connection import Connection, drop_none, path
+from calibrd.transport.flows import Flow, Response, Send
+from calibrd.transport.response_bodies import MAX_BYTES
 from calibrd.transport.responses import document_of, page_of, record_of
 
 PAGE = 200
-MOST_PAGES = 10_000
-# what makes no difference when it is done twice
+MAX_PAGES = 10_000
+# idempotent methods
 REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 
 
-class Asking:
-    """A client as its calls see it."""
+class ApiBase:
+    """A client as its calls use it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
     @property
     def url(self) -> str:
-        """Where the service is."""
+        """The URL of the service."""
         return self.connection.url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def ask(
+    def request(
         self,
         method: str,
         *place: object,
@@ -49,58 +49,61 @@ class Asking:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
         repeatable: bool | None = None,
-        look: str = "",
-        patience: float | None = None,
-        most_bytes: int = MOST_BYTES,
-    ) -> Flow[Answer]:
-        """The answer to a request at ``/v1/`` and its place; raises what it tells of.
+        check_hint: str = "",
+        retry_seconds: float | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> Flow[Response]:
+        """Return the response to a request to ``/v1/`` and its place; raise the error in it.
 
-        What is not ``repeatable`` is sent once; ``look`` says where to see whether it was done. An
-        answer of more than ``most_bytes`` is NotCalibrd.
+        A request that is not ``repeatable`` is sent once; ``check_hint`` says how to see whether it
+        was done. A response of more than ``max_bytes`` raises NotCalibrd.
         """
-        sent = dict(headers or {})
+        all_headers = dict(headers or {})
         if body is not None:
             content = _as_json(body)
-            sent["Content-Type"] = "application/json"
+            all_headers["Content-Type"] = "application/json"
         step = Send(
-            method, path(*place), content, query or {}, sent, timeout, most_bytes=most_bytes
+            method, path(*place), content, query or {}, all_headers, timeout, max_bytes=max_bytes
         )
-        again = method in REPEATABLE if repeatable is None else repeatable
-        return self.connection.ask(step, repeatable=again, look=look, patience=patience)
+        if repeatable is None:
+            repeatable = method in REPEATABLE
+        return self.connection.send(
+            step, repeatable=repeatable, check_hint=check_hint, retry_seconds=retry_seconds
+        )
 
-    def ask_for(
-        self, kind: type[Record], method: str, *place: object, **asked: Any
+    def request_record(
+        self, kind: type[Record], method: str, *place: object, **options: Any
     ) -> Flow[Record]:
-        """The record that a request is answered with."""
-        answer = yield from self.ask(method, *place, **asked)
-        return record_of(kind, document_of(answer))
+        """Return the record in the response to a request."""
+        response = yield from self.request(method, *place, **options)
+        return record_of(kind, document_of(response))
 
-    def ask_for_all(
+    def request_all(
         self, kind: type[Record], *place: object, limit: int | None, **query: Any
     ) -> Flow[list[Record]]:
-        """The records of a list, page by page, at most ``limit`` of them."""
+        """Return the records of a list, at most ``limit``, requested page by page."""
         found: list[Record] = []
         cursor: str | None = None
-        for _ in range(MOST_PAGES):
+        for _ in range(MAX_PAGES):
             if limit is not None and len(found) >= limit:
                 return found[:limit]
             most = PAGE if limit is None else min(PAGE, limit - len(found))
-            asked = given(limit=most, cursor=cursor, **query)
-            answer = yield from self.ask("GET", *place, query=asked)
-            page, cursor = page_of(kind, answer)
+            parameters = drop_none(limit=most, cursor=cursor, **query)
+            response = yield from self.request("GET", *place, query=parameters)
+            page, cursor = page_of(kind, response)
             found += page
             if cursor is None:
                 return found[:limit]
             if not page:
-                raise NotCalibrd("the answer is an empty page of a list that goes on")
-        raise NotCalibrd(f"the list does not end after {MOST_PAGES:,} pages")
+                raise NotCalibrd("the response is an empty page, but not the last one")
+        raise NotCalibrd(f"the list does not end after {MAX_PAGES:,} pages")
 
-    def number_at(self, ref: Reference, **asked: Any) -> Flow[int]:
-        """The number of the version that a reference means now."""
+    def number_at(self, ref: Reference, **options: Any) -> Flow[int]:
+        """Return the number of the version that a reference points at now."""
         if ref.number is not None:
             return ref.number
         place = ("calibrators", ref.name, "aliases", ref.ref)
-        alias = yield from self.ask_for(Alias, "GET", *place, **asked)
+        alias = yield from self.request_record(Alias, "GET", *place, **options)
         return alias.version
 
 
@@ -116,7 +119,7 @@ def _as_json(body: Any) -> bytes:
 
 
 def _not_finite(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers that JSON has no form for, and where they are.
+    """Yield the place and value of each number that JSON cannot express.
 
     >>> list(_not_finite({"params": [{"budget": math.inf}]}))
     [('params[0].budget', inf)]
@@ -133,12 +136,12 @@ def _not_finite(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy as one of Python."""
+    """Convert a numpy scalar to a Python number."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{reprlib.repr(value)} of {type(value).__name__} cannot be sent as JSON")
 
 
-def once() -> dict[str, str]:
-    """The header that makes a request safe to send again."""
+def idempotency_key() -> dict[str, str]:
+    """Return a header that makes a request safe to send again."""
     return {"Idempotency-Key": secrets.token_hex(16)}

@@ -1,19 +1,19 @@
-"""Upload, look, delete."""
+"""Datasets: upload, list, delete."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from calibrators.data import Kind
-from calibrd.api.base import Asking
+from calibrd.api.base import ApiBase
 from calibrd.api.upload import Retention, Upload
 from calibrd.errors import NotFound
-from calibrd.io.payload import Payload, packed
+from calibrd.io.payload import Payload, pack_dataset
 from calibrd.models import Dataset
 from calibrd.transport.flows import Flow, Work, call
 
 
-class DatasetCalls(Asking):
+class DatasetCalls(ApiBase):
     """Calls about datasets."""
 
     @call
@@ -28,32 +28,32 @@ class DatasetCalls(Asking):
         days: float | None = None,
         progress: bool = True,
     ) -> Flow[Dataset]:
-        """Send logits (or, with ``kind="probabilities"``, these) and labels.
+        """Upload logits, or probabilities with ``kind="probabilities"``, and their labels.
 
         ``segments`` name the segment of each row, as text or integers, for the method "segmented".
-        Arrays of numpy, torch, pandas, polars or pyarrow, or lists. They are checked here first;
-        bytes that the service has already are not sent. Big sets go in parts, several at once, and
-        an upload that broke off goes on with the parts that are missing.
+        All may be lists, or arrays of numpy, torch, pandas, polars or pyarrow. They are checked
+        here first; bytes that the service already has are not sent again. Large datasets are sent
+        in parts, several at a time, and an interrupted upload resumes with the missing parts.
         """
-        payload: Payload = yield Work(lambda: packed(logits, labels, kind, segments))
-        keeping = Retention(delete_after_fit, days)
-        return (yield from Upload(self, payload, keeping, progress=progress).flow())
+        payload: Payload = yield Work(lambda: pack_dataset(logits, labels, kind, segments))
+        retention = Retention(delete_after_fit, days)
+        return (yield from Upload(self, payload, retention, progress=progress).flow())
 
     @call
     def datasets(self, *, limit: int | None = None) -> Flow[list[Dataset]]:
-        """The datasets of this workspace, newest first."""
-        return (yield from self.ask_for_all(Dataset, "datasets", limit=limit))
+        """List the datasets of this workspace, newest first."""
+        return (yield from self.request_all(Dataset, "datasets", limit=limit))
 
     @call
     def get_dataset(self, id: str) -> Flow[Dataset]:
-        """A dataset, by its id or as ``sha256:...``."""
-        return (yield from self.ask_for(Dataset, "GET", "datasets", id))
+        """Return a dataset by its id or as ``sha256:...``."""
+        return (yield from self.request_record(Dataset, "GET", "datasets", id))
 
     @call
     def delete_dataset(self, id: str) -> Flow[None]:
-        """Delete a dataset; what was fitted on it stays."""
+        """Delete a dataset; versions fitted on it stay."""
         try:
-            yield from self.ask("DELETE", "datasets", id)
+            yield from self.request("DELETE", "datasets", id)
         except NotFound as error:
-            if not error.repeated:  # it was there when it was asked for first
+            if not error.repeated:  # else an earlier try has deleted it
                 raise

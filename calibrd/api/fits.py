@@ -1,4 +1,4 @@
-"""Order fits, watch them, and get what they made."""
+"""Fits: start, wait, list, cancel."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from calibrators.data import Kind
 from calibrators.registry import DEFAULT_METHOD
-from calibrd.api.base import once
+from calibrd.api.base import idempotency_key
 from calibrd.api.datasets import DatasetCalls
 from calibrd.api.references import Reference, checked_name
 from calibrd.api.versions import VersionCalls
-from calibrd.errors import FitFailed, FitWasCancelled, WaitedTooLong, going_on
+from calibrd.errors import FitFailed, FitWasCancelled, WaitedTooLong, resume_hint
 from calibrd.models import Dataset, Fit, Version
 from calibrd.progress import FitProgress
-from calibrd.transport.connection import given
+from calibrd.transport.connection import drop_none
 from calibrd.transport.flows import Flow, Pause, call
 from calibrd.transport.responses import member_of
 
 Params = Mapping[str, Any]
-LOOK_SECONDS = 1
-CALM_LOOK_SECONDS = 20
-ANSWER_SECONDS = 15
+POLL_SECONDS = 1
+QUIET_POLL_SECONDS = 20
+RESPONSE_SECONDS = 15
 
 
 class FitCalls(DatasetCalls, VersionCalls):
@@ -52,14 +52,14 @@ class FitCalls(DatasetCalls, VersionCalls):
         progress: bool = True,
         timeout: float | None = None,
     ) -> Flow[Version]:
-        """Fit a calibrator on the service and give the version it made, with its report.
+        """Fit a calibrator on the service and return the new version with its report.
 
-        On ``logits`` and ``labels`` (and ``segments``, the segment of each row, for the method
-        "segmented"), which are uploaded, or on a ``dataset`` that is there.
-        ``model`` is the fingerprint of the model whose logits these are. After ``timeout`` seconds
-        WaitedTooLong is raised; the fit goes on, and ``wait`` waits for it.
+        It is fitted on ``logits`` and ``labels`` (and ``segments``, the segment of each row, for
+        the method "segmented"), which are uploaded, or on an existing ``dataset``. ``model`` is the
+        fingerprint of the model that produced the logits. After ``timeout`` seconds WaitedTooLong
+        is raised; the fit continues, and ``wait`` waits for it.
         """
-        ordered = yield from FitCalls.order.flow(
+        fit = yield from FitCalls.start_fit.flow(
             self,
             name,
             logits,
@@ -78,12 +78,12 @@ class FitCalls(DatasetCalls, VersionCalls):
             delete_after_fit=delete_after_fit,
             progress=progress,
         )
-        done = yield from self._finished(ordered, progress=progress, timeout=timeout)
+        done = yield from self._finished(fit, progress=progress, timeout=timeout)
         number = member_of(done.versions, 0)
         return (yield from self.version_at(Reference(name, str(number))))
 
     @call
-    def order(
+    def start_fit(
         self,
         name: str,
         logits: Any = None,
@@ -103,18 +103,18 @@ class FitCalls(DatasetCalls, VersionCalls):
         delete_after_fit: bool = False,
         progress: bool = True,
     ) -> Flow[Fit]:
-        """Order a fit and do not wait for it; several methods make several versions.
+        """Start a fit without waiting for it; several methods make several versions.
 
-        A method is its name, or ``(name, parameters)``. ``wait`` waits for what it gives.
+        A method is given by its name or as ``(name, parameters)``. ``wait`` waits for the fit.
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
-            raise TypeError("a fit takes logits and labels, or dataset=, and not both")
+            raise TypeError("a fit takes either logits and labels or dataset=, not both")
         if dataset is not None and (delete_after_fit or kind != "logits" or segments is not None):
             raise TypeError(
                 "delete_after_fit=, kind= and segments= are for logits that are uploaded here"
             )
         checked_name(name)
-        judging = _id_of(evaluation, "evaluation")
+        evaluation_id = _id_of(evaluation, "evaluation")
         if dataset is None:
             dataset = yield from DatasetCalls.upload.flow(
                 self,
@@ -125,30 +125,32 @@ class FitCalls(DatasetCalls, VersionCalls):
                 delete_after_fit=delete_after_fit,
                 progress=progress,
             )
-        asked = [(one, {}) if isinstance(one, str) else one for one in methods]
-        body = given(
+        pairs = [(one, {}) if isinstance(one, str) else one for one in methods]
+        body = drop_none(
             dataset=_id_of(dataset, "dataset"),
-            methods=[{"method": method, "params": dict(params)} for method, params in asked],
+            methods=[{"method": method, "params": dict(params)} for method, params in pairs],
             seed=seed,
             model=model,
             held_out=held_out,
-            evaluation=judging,
+            evaluation=evaluation_id,
             device=device,
             tags=tags,
             description=description,
         )
         place = ("calibrators", name, "fits")
         return (
-            yield from self.ask_for(Fit, "POST", *place, body=body, headers=once(), repeatable=True)
+            yield from self.request_record(
+                Fit, "POST", *place, body=body, headers=idempotency_key(), repeatable=True
+            )
         )
 
     @call
     def wait(
         self, fit: str | Fit, *, progress: bool = True, timeout: float | None = None
     ) -> Flow[Fit]:
-        """Wait until a fit has succeeded; FitFailed, FitWasCancelled or WaitedTooLong if not."""
+        """Wait until a fit has succeeded; raise FitFailed, FitWasCancelled or WaitedTooLong."""
         if isinstance(fit, str):
-            fit = yield from self.ask_for(Fit, "GET", "fits", fit)
+            fit = yield from self.request_record(Fit, "GET", "fits", fit)
         return (yield from self._finished(fit, progress=progress, timeout=timeout))
 
     @call
@@ -159,26 +161,26 @@ class FitCalls(DatasetCalls, VersionCalls):
         status: str | None = None,
         limit: int | None = None,
     ) -> Flow[list[Fit]]:
-        """Fits, newest first."""
+        """List fits, newest first."""
         return (
-            yield from self.ask_for_all(
+            yield from self.request_all(
                 Fit, "fits", limit=limit, calibrator=calibrator, status=status
             )
         )
 
     @call
     def get_fit(self, id: str) -> Flow[Fit]:
-        """A fit and its progress."""
-        return (yield from self.ask_for(Fit, "GET", "fits", id))
+        """Return a fit with its progress."""
+        return (yield from self.request_record(Fit, "GET", "fits", id))
 
     @call
     def cancel(self, fit: str | Fit) -> Flow[Fit]:
-        """Stop a fit: at once if it waits, within seconds if it runs."""
+        """Cancel a fit: at once if it is queued, within seconds if it runs."""
         id = fit if isinstance(fit, str) else fit.id
-        return (yield from self.ask_for(Fit, "DELETE", "fits", id))
+        return (yield from self.request_record(Fit, "DELETE", "fits", id))
 
     def _finished(self, fit: Fit, *, progress: bool, timeout: float | None) -> Flow[Fit]:
-        """The fit when it has succeeded; the service holds each answer until there is news."""
+        """Return the fit once it has succeeded, by long polling."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         with FitProgress(fit, shown=progress) as bar:
             while not fit.is_finished:
@@ -186,32 +188,34 @@ class FitCalls(DatasetCalls, VersionCalls):
                 if left <= 0:
                     raise WaitedTooLong(fit.id, timeout or 0.0)
                 try:
-                    fit = yield from self._looked_at(fit, left, calm=not progress)
+                    fit = yield from self._polled(fit, left, quiet=not progress)
                 except BaseException as error:
-                    error.add_note(f"fit {fit.id} goes on: {going_on(fit.id)}")
+                    error.add_note(f"fit {fit.id} continues: {resume_hint(fit.id)}")
                     raise
                 bar.show(fit)
         if fit.status == "cancelled":
             raise FitWasCancelled(fit.id)
         if fit.status != "succeeded":
-            told = fit.error or {}
-            raise FitFailed(str(told.get("code", "unknown")), str(told.get("message", "")), fit.id)
+            reason = fit.error or {}
+            raise FitFailed(
+                str(reason.get("code", "unknown")), str(reason.get("message", "")), fit.id
+            )
         return fit
 
-    def _looked_at(self, fit: Fit, left: float, *, calm: bool) -> Flow[Fit]:
-        """The fit when it is finished, or as it is a moment later."""
-        look = min(CALM_LOOK_SECONDS if calm else LOOK_SECONDS, math.floor(min(left, 60)))
-        if not look:  # the service counts in whole seconds
+    def _polled(self, fit: Fit, left: float, *, quiet: bool) -> Flow[Fit]:
+        """Return the fit once it is finished, or as it is after the polling interval."""
+        wait = min(QUIET_POLL_SECONDS if quiet else POLL_SECONDS, math.floor(min(left, 60)))
+        if not wait:  # the service counts in whole seconds
             yield Pause(left)
         return (
-            yield from self.ask_for(
+            yield from self.request_record(
                 Fit,
                 "GET",
                 "fits",
                 fit.id,
-                headers={"Prefer": f"wait={look}"} if look else {},
-                timeout=look + min(ANSWER_SECONDS, self.connection.timeout),
-                patience=min(left, self.connection.patience),
+                headers={"Prefer": f"wait={wait}"} if wait else {},
+                timeout=wait + min(RESPONSE_SECONDS, self.connection.timeout),
+                retry_seconds=min(left, self.connection.retry_seconds),
             )
         )
 
@@ -221,6 +225,7 @@ def _id_of(dataset: str | Dataset | None, name: str) -> str | None:
         return dataset
     if not isinstance(dataset, Dataset):
         raise TypeError(
-            f"{name} must be what upload() gives, or its id, got {type(dataset).__name__}"
+            f"{name} must be a Dataset as upload() returns it, or its id, "
+            f"got {type(dataset).__name__}"
         )
     return dataset.id

@@ -1,41 +1,48 @@
-"""Keys of the workspace, for those whose key may manage them."""
+"""Keys of the workspace, for callers with the scope ``admin``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calibrd.api.base import Asking
+from calibrd.api.base import ApiBase
 from calibrd.models import Key, NewKey
-from calibrd.transport.connection import given
+from calibrd.transport.connection import drop_none
 from calibrd.transport.flows import Flow, call
 
-LOOK = "client.keys() shows a key made by it, and client.revoke_key ends it: its token is lost"
+CHECK_HINT = "client.keys() lists a key made by it; revoke that one, because its token is lost"
 
 
-class KeyCalls(Asking):
+class KeyCalls(ApiBase):
     """Calls about keys."""
 
     @call
     def keys(self, *, limit: int | None = None) -> Flow[list[Key]]:
-        """The keys of this workspace, newest first, also those that have ended."""
-        return (yield from self.ask_for_all(Key, "keys", limit=limit))
+        """List the keys of this workspace, newest first, including revoked and expired ones."""
+        return (yield from self.request_all(Key, "keys", limit=limit))
 
     @call
     def create_key(
         self, name: str, scopes: Sequence[str], *, days: float | None = None
     ) -> Flow[NewKey]:
-        """A new key with scopes out of predict, fit, promote and admin; its token is shown once."""
-        body = given(name=name, scopes=list(scopes), days=days)
-        return (yield from self.ask_for(NewKey, "POST", "keys", body=body, look=LOOK))
+        """Create a key with some of the scopes predict, fit, promote and admin.
+
+        Its token is returned this once.
+        """
+        body = drop_none(name=name, scopes=list(scopes), days=days)
+        return (
+            yield from self.request_record(NewKey, "POST", "keys", body=body, check_hint=CHECK_HINT)
+        )
 
     @call
     def rotate_key(self, id: str, *, grace_hours: float = 24.0) -> Flow[NewKey]:
-        """A new key in place of this one, which works on for the grace time."""
+        """Replace a key by a new one; the old one stays valid for the grace period."""
         body = {"grace_hours": grace_hours}
         place = ("keys", id, "rotate")
-        return (yield from self.ask_for(NewKey, "POST", *place, body=body, look=LOOK))
+        return (
+            yield from self.request_record(NewKey, "POST", *place, body=body, check_hint=CHECK_HINT)
+        )
 
     @call
     def revoke_key(self, id: str) -> Flow[Key]:
-        """End a key."""
-        return (yield from self.ask_for(Key, "DELETE", "keys", id))
+        """Revoke a key."""
+        return (yield from self.request_record(Key, "DELETE", "keys", id))

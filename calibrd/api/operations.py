@@ -1,28 +1,31 @@
-"""Whether the service and all its parts work."""
+"""Readiness of the service and its parts."""
 
 from __future__ import annotations
 
-from calibrd.api.base import Asking
+from calibrd.api.base import ApiBase
 from calibrd.errors import NotCalibrd
 from calibrd.models import Readiness
-from calibrd.transport.flows import Answer, Flow, Send, call
+from calibrd.transport.flows import Flow, Response, Send, call
 from calibrd.transport.responses import document_of, error_of, record_of
 
 NOT_READY = 503
 
 
-class OperationCalls(Asking):
-    """Calls for those who run the service."""
+class OperationCalls(ApiBase):
+    """Calls for operators of the service."""
 
     @call
     def ready(self) -> Flow[Readiness]:
-        """Which parts of the service work, asked once; true if all do. ServiceAway if none does."""
+        """Return which parts of the service work, without retries; true if all do.
+
+        Raise ServiceAway if there is no response.
+        """
         step = Send("GET", "/readyz")
-        answer: Answer = yield from self.connection.ask(
-            step, repeatable=True, patience=0.0, also=(NOT_READY,)
+        response: Response = yield from self.connection.send(
+            step, repeatable=True, retry_seconds=0.0, also=(NOT_READY,)
         )
         try:
-            return record_of(Readiness, document_of(answer))
+            return record_of(Readiness, document_of(response))
         except NotCalibrd:
-            # a proxy that finds nobody behind it answers with the same status
-            raise error_of(answer) or NotCalibrd("no calibrd service answers here") from None
+            # a proxy without a backend responds with the same status
+            raise error_of(response) or NotCalibrd("no calibrd service answers here") from None

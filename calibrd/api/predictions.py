@@ -14,50 +14,48 @@ from calibrators import DataError, Report
 from calibrators.data import Kind
 from calibrators.errors import UnknownSegments
 from calibrators.segments import Segments
-from calibrd.api.base import Asking
+from calibrd.api.base import ApiBase
 from calibrd.api.references import Reference
 from calibrd.errors import Invalid, NotCalibrd
 from calibrd.io.arrays import as_array
 from calibrd.io.calibration_sets import as_segments, names_of
-from calibrd.io.payload import NPZ, Payload, npz, packed
+from calibrd.io.payload import NPZ, Payload, npz, pack_dataset
 from calibrd.models import Version
-from calibrd.transport.connection import given
-from calibrd.transport.flows import Answer, Flow, Together, Work, call, warn_user
-from calibrd.transport.response_bodies import MEGABYTE, MOST_BYTES
+from calibrd.transport.connection import drop_none
+from calibrd.transport.flows import Flow, Response, Together, Work, call, warn_user
+from calibrd.transport.response_bodies import MAX_BYTES, MEGABYTE
 from calibrd.transport.responses import array_of, document_of, header_of, member_of, report_of
 
 Array = NDArray[Any]
 NPY = "application/x-npy"
 BLOCK_BYTES = 1 << 23
-JSON_BYTES = 10  # a number as text, for each byte of it as float16 or more
-WIDEST = 2  # the answer may be of float64, or of two columns for one
+JSON_BYTES = 10  # of a number as text, per byte of it as float16 or wider
+WIDEST = 2  # the response may have twice the bytes: float64, or two columns for one
 
 
 class SentRows(NamedTuple):
-    """Rows to be calibrated, and the names of their segments if they are given."""
+    """Rows to calibrate, with the names of their segments if there are any."""
 
     values: Array
     segments: Array | None
 
     @property
     def row_bytes(self) -> int:
-        """How many bytes a row takes, sent or answered."""
+        """The bytes of a row, in the request or the response."""
         width: int = self.values.itemsize * self.values.shape[1] * WIDEST
         return width if self.segments is None else width + self.segments.itemsize
 
-    def some(self, rows: range) -> SentRows:
-        """Some of them."""
-        chosen = slice(rows.start, rows.stop)
-        return SentRows(
-            self.values[chosen], None if self.segments is None else self.segments[chosen]
-        )
+    def block(self, rows: range) -> SentRows:
+        """Return a range of the rows."""
+        part = slice(rows.start, rows.stop)
+        return SentRows(self.values[part], None if self.segments is None else self.segments[part])
 
     def has_rows(self, count: int) -> bool:
-        """Return whether so many rows can be the answer to these."""
+        """Return whether the response to these rows may have so many."""
         return self.values.ndim == 1 or count == len(self.values)
 
     def content(self) -> bytes:
-        """The body of a request: npy, or with segments npz."""
+        """Return the body of a request: npy, or npz with segments."""
         if self.segments is not None:
             payload = npz({"values": self.values, "segments": self.segments})
             return payload.read(0, payload.bytes)
@@ -67,14 +65,14 @@ class SentRows(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Probabilities, the version that gave them, and what it says of segments unknown to it."""
+    """Probabilities, the version that gave them, and its note on unknown segments."""
 
     probabilities: Array
     version: str
     note: str
 
 
-class PredictCalls(Asking):
+class PredictCalls(ApiBase):
     """Calls that apply maps on the service."""
 
     @call
@@ -87,17 +85,17 @@ class PredictCalls(Asking):
         dtype: Literal["float32", "float64"] | None = None,
         model: str | None = None,
     ) -> Flow[Array]:
-        """Calibrated probabilities (n, k) of logits, or of probabilities for maps fitted on those.
+        """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on those.
 
-        Numbers without rows are one row; for a map of two classes they are the single logits (or
-        probabilities) of as many rows, as for the maps of ``load``, and so are more than fit into
-        one request. Many rows are sent in blocks, several at once. ``segments`` name the segment of
-        each row, for a map that has segments, with an UnknownSegments warning if it does not know
-        some. With ``model``, a version that was fitted for another model is refused with
-        ``model_mismatch``. ``load`` does the same without a network.
+        A flat array is one row; for a map of two classes, or if it does not fit into one request,
+        it holds the single logit (or probability) of each row, as for the maps of ``load``. Many
+        rows are sent in blocks, several at a time. ``segments`` name the segment of each row, for
+        a map that has segments, with an UnknownSegments warning if it does not know some. With
+        ``model``, a version that was fitted for another model is refused with ``model_mismatch``.
+        ``load`` does the same without a network.
         """
         found, notes = yield from self._in_blocks(
-            ref, values, segments, given(dtype=dtype, model=model)
+            ref, values, segments, drop_none(dtype=dtype, model=model)
         )
         warn_of_unknown_segments(notes, len(found))
         return found
@@ -113,33 +111,33 @@ class PredictCalls(Asking):
         segments: Any = None,
         model: str | None = None,
     ) -> Flow[Report]:
-        """How well a version calibrates these rows, at most 100,000; calculated on the service.
+        """Measure on the service how well a version calibrates these rows, at most 100,000.
 
-        With ``segments`` the report tells of each segment, whether the map has them or not; one
-        that has is applied as by ``predict``, with the same warning.
+        With ``segments`` the report covers each segment, whether the map has segments or not; a map
+        that has them is applied as by ``predict``, with the same warning.
         """
-        payload: Payload = yield Work(lambda: packed(values, labels, kind, segments))
+        payload: Payload = yield Work(lambda: pack_dataset(values, labels, kind, segments))
         content: bytes = yield Work(lambda: payload.read(0, payload.bytes))
-        answer = yield from self.ask(
+        response = yield from self.request(
             "POST",
             "calibrators",
             Reference.of(ref),
             "predict",
             content=content,
             headers={"Content-Type": payload.media_type, "Accept": "application/json"},
-            query=given(model=model),
+            query=drop_none(model=model),
             repeatable=True,
-            # which holds the probabilities as well
-            most_bytes=MOST_BYTES + JSON_BYTES * payload.bytes,
+            # the response holds the probabilities as well
+            max_bytes=MAX_BYTES + JSON_BYTES * payload.bytes,
         )
-        report = report_of(member_of(document_of(answer), "evaluation"))
-        warn_of_unknown_segments([unknown_segments(answer)], report.n)
+        report = report_of(member_of(document_of(response), "evaluation"))
+        warn_of_unknown_segments([unknown_segments(response)], report.n)
         return report
 
     def _in_blocks(
         self, ref: str | Version, values: Any, segments: Any, query: Any
     ) -> Flow[tuple[Array, list[str]]]:
-        """Probabilities of all rows, and what was said of segments that the map does not know."""
+        """Return the probabilities of all rows, and the notes on unknown segments."""
         array: Array = yield Work(lambda: as_array(values))
         names: Array | None = None
         if segments is not None:
@@ -169,7 +167,7 @@ class PredictCalls(Asking):
         first = yield from self._block(name, sent, range(rows), query)
 
         def of(start: int) -> Callable[[], Flow[Predicted]]:
-            # by the version that answered first: an alias may move meanwhile
+            # by the version of the first block: an alias may move meanwhile
             return lambda: self._block(first.version, sent, range(start, start + rows), query)
 
         others: list[Predicted] = yield Together([of(start) for start in starts])
@@ -179,8 +177,8 @@ class PredictCalls(Asking):
         return np.concatenate([one.probabilities for one in blocks]), [one.note for one in blocks]
 
     def _block(self, ref: str, sent: SentRows, rows: range, query: Any) -> Flow[Predicted]:
-        """What is predicted of some rows; errors name a row by its place in the whole array."""
-        block = sent.some(rows)
+        """Return the predictions of some rows; errors count rows from the start of the array."""
+        block = sent.block(rows)
         try:
             return (yield from self._predicted(ref, block, query))
         except Invalid as error:
@@ -191,16 +189,16 @@ class PredictCalls(Asking):
             sentence = error.detail.replace(f"first row {first}", f"first row {here}")
             raise type(error)(
                 error.code,
-                f"{sentence}; looked at rows {rows.start} to {last}",
+                f"{sentence}; checked rows {rows.start} to {last}",
                 status=error.status,
                 request_id=error.request_id,
                 details={**error.details, "first": here},
             ) from error
 
     def _predicted(self, ref: str, block: SentRows, query: Any) -> Flow[Predicted]:
-        """What is predicted of a block as it is."""
+        """Return the predictions of one request."""
         content: bytes = yield Work(block.content)
-        answer = yield from self.ask(
+        response = yield from self.request(
             "POST",
             "calibrators",
             ref,
@@ -209,38 +207,38 @@ class PredictCalls(Asking):
             headers={"Content-Type": NPY if block.segments is None else NPZ, "Accept": NPY},
             query=query,
             repeatable=True,
-            most_bytes=MEGABYTE + 8 * 2 * block.values.size,
+            max_bytes=MEGABYTE + 8 * 2 * block.values.size,
         )
-        version = header_of(answer, "calibrd-version")
-        found = array_of(answer)
+        version = header_of(response, "calibrd-version")
+        found = array_of(response)
         if found.dtype.kind != "f" or found.ndim != 2 or not block.has_rows(len(found)):
             raise NotCalibrd(
-                f"the answer is npy, but not of {len(block.values)} rows of probabilities: "
+                f"the response is npy, but not {len(block.values)} rows of probabilities: "
                 f"{found.dtype} of shape {found.shape}"
             )
-        return Predicted(found, _checked(version), unknown_segments(answer))
+        return Predicted(found, _checked(version), unknown_segments(response))
 
 
 def _checked(version: str) -> str:
-    """Return what a header calls the version; NotCalibrd if that is none."""
+    """Return the version named by a header; raise NotCalibrd if it is not a reference."""
     try:
         return str(Reference.of(version))
     except ValueError as error:
-        raise NotCalibrd(f"the answer's header calibrd-version names none: {error}") from error
+        raise NotCalibrd(f"the header calibrd-version names no version: {error}") from error
 
 
-def unknown_segments(answer: Answer) -> str:
-    """What the service says of rows of segments that a map does not know; empty if nothing."""
-    return answer.headers.get("calibrd-warning", "").partition(f"{UnknownSegments.code}; ")[2]
+def unknown_segments(response: Response) -> str:
+    """Return the service's note on rows of unknown segments; empty if there is none."""
+    return response.headers.get("calibrd-warning", "").partition(f"{UnknownSegments.code}; ")[2]
 
 
 def warn_of_unknown_segments(notes: Sequence[str], rows: int) -> None:
-    """One warning, at the line of the user's code, for what was said of blocks of the rows."""
-    said = [one for one in notes if one]
-    if not said:
+    """Warn once, at the line of the user's code, with the notes on all blocks merged."""
+    present = [one for one in notes if one]
+    if not present:
         return
-    counts = [re.match(r"\d+", one) for one in said]
+    counts = [re.match(r"\d+", one) for one in present]
     if len(notes) > 1 and all(counts):
         total = sum(int(one[0]) for one in counts if one)
-        said[0] = re.sub(r"\d+ of \d+", f"{total} of {rows}", said[0], count=1)
-    warn_user(said[0], UnknownSegments)
+        present[0] = re.sub(r"\d+ of \d+", f"{total} of {rows}", present[0], count=1)
+    warn_user(present[0], UnknownSegments)

@@ -1,4 +1,4 @@
-"""What a user calls a version: ``name@production``, ``name@3``, ``name``."""
+"""References to versions: ``name@production``, ``name@3``, ``name``."""
 
 from __future__ import annotations
 
@@ -11,54 +11,53 @@ DEFAULT_ALIAS = "production"
 
 
 def checked_name(name: str) -> str:
-    """The name of a calibrator alone; ValueError for all else, also for ``name@alias``."""
+    """Return the name of a calibrator; raise ValueError for anything else, even ``name@alias``."""
     if not NAME.fullmatch(name):
         raise ValueError(
-            "a calibrator's name is of 1 to 64 letters a-z, digits, '.', '_' and '-', without "
+            "a calibrator's name must be 1 to 64 letters a-z, digits, '.', '_' and '-', without "
             f"'@', got {name!r}"
         )
     return name
 
 
 def checked_alias(alias: str) -> str:
-    """The name of an alias; ValueError for all else, also for a version's number."""
+    """Return the name of an alias; raise ValueError for anything else, even a version's number."""
     if not NAME.fullmatch(alias) or alias.isdigit():
         raise ValueError(
-            "an alias is of 1 to 64 letters a-z, digits, '.', '_' and '-', not of digits alone, "
+            "an alias must be 1 to 64 letters a-z, digits, '.', '_' and '-', not digits alone, "
             f"got {alias!r}"
         )
     return alias
 
 
 class Reference(NamedTuple):
-    """A calibrator and which of its versions: an alias, or a number."""
+    """A calibrator and one of its versions, given by alias or number."""
 
     name: str
     ref: str
 
     @classmethod
-    def of(cls, given: str | Version) -> Reference:
-        """What was meant; without ``@`` it is the alias production.
+    def of(cls, ref: str | Version) -> Reference:
+        """Parse a reference; without ``@`` it is the alias production.
 
         >>> Reference.of("resnet50@3").number, Reference.of("resnet50").ref
         (3, 'production')
         """
-        if isinstance(given, Version):
-            given = given.reference
-        if not isinstance(given, str):
-            raise TypeError(f"a version is called by a str or a Version, got {given!r}")
-        name, at, ref = given.partition("@")
-        ref = ref if at else DEFAULT_ALIAS
-        if not (NAME.fullmatch(name) and NAME.fullmatch(ref)):
+        text = ref.reference if isinstance(ref, Version) else ref
+        if not isinstance(text, str):
+            raise TypeError(f"a reference must be a str or a Version, got {text!r}")
+        name, at, which = text.partition("@")
+        which = which if at else DEFAULT_ALIAS
+        if not (NAME.fullmatch(name) and NAME.fullmatch(which)):
             raise ValueError(
-                "a version is called name@alias or name@number, each of 1 to 64 letters a-z, "
-                f"digits, '.', '_' and '-', got {given!r}"
+                "a reference must be name@alias or name@number, each 1 to 64 letters a-z, "
+                f"digits, '.', '_' and '-', got {text!r}"
             )
-        return cls(name, ref)
+        return cls(name, which)
 
     @property
     def number(self) -> int | None:
-        """The version's number, if it is named by it."""
+        """The version's number, if the reference is ``name@number``."""
         return int(self.ref) if self.ref.isdigit() else None
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Calibrators, their versions and reports, and maps that were fitted elsewhere."""
+"""Calibrators, their versions and reports; maps fitted elsewhere can be registered."""
 
 from __future__ import annotations
 
@@ -7,50 +7,52 @@ import dataclasses
 
 from calibrators import CalibrationMap, Report, archive
 from calibrators.comparison.judged_rows import JudgedRows
-from calibrd.api.base import Asking, once
+from calibrd.api.base import ApiBase, idempotency_key
 from calibrd.api.references import Reference, checked_name
 from calibrd.errors import NotFound
 from calibrd.maps.local_map import LocalMap, map_of
 from calibrd.models import Calibrator, Comparison, Dataset, Method, Version
-from calibrd.transport.connection import given
+from calibrd.transport.connection import drop_none
 from calibrd.transport.flows import Flow, Work, call
-from calibrd.transport.response_bodies import MOST_MAP_BYTES
+from calibrd.transport.response_bodies import MAX_MAP_BYTES
 from calibrd.transport.responses import document_of, member_of, record_of, records_of, report_of
 
 
-class VersionCalls(Asking):
+class VersionCalls(ApiBase):
     """Calls about calibrators and versions."""
 
     @call
     def methods(self) -> Flow[list[Method]]:
-        """What the service can fit."""
-        answer = yield from self.ask("GET", "methods")
-        return records_of(Method, document_of(answer))
+        """List the methods that the service can fit."""
+        response = yield from self.request("GET", "methods")
+        return records_of(Method, document_of(response))
 
     @call
     def calibrators(self, *, limit: int | None = None) -> Flow[list[Calibrator]]:
-        """The calibrators of this workspace, by name."""
-        return (yield from self.ask_for_all(Calibrator, "calibrators", limit=limit))
+        """List the calibrators of this workspace, by name."""
+        return (yield from self.request_all(Calibrator, "calibrators", limit=limit))
 
     @call
     def get_calibrator(self, name: str) -> Flow[Calibrator]:
-        """A calibrator and its aliases."""
-        return (yield from self.ask_for(Calibrator, "GET", "calibrators", checked_name(name)))
+        """Return a calibrator with its aliases."""
+        return (
+            yield from self.request_record(Calibrator, "GET", "calibrators", checked_name(name))
+        )
 
     @call
     def versions(self, name: str, *, limit: int | None = None) -> Flow[list[Version]]:
-        """The versions of a calibrator, newest first, without their reports."""
+        """List the versions of a calibrator, newest first, without their reports."""
         place = ("calibrators", checked_name(name), "versions")
-        return (yield from self.ask_for_all(Version, *place, limit=limit))
+        return (yield from self.request_all(Version, *place, limit=limit))
 
     @call
     def get_version(self, ref: str | Version) -> Flow[Version]:
-        """A version (``name@3`` or ``name@production``) with its report."""
+        """Return a version (``name@3`` or ``name@production``) with its report."""
         return (yield from self.version_at(Reference.of(ref)))
 
     @call
     def report(self, ref: str | Version) -> Flow[Report]:
-        """How a version was judged; ``no_report`` if it was registered without a report."""
+        """Return the report of a version; ``no_report`` if it was registered without one."""
         number = yield from self.number_at(Reference.of(ref))
         return (yield from self.report_of(Reference.of(ref).name, number))
 
@@ -62,12 +64,14 @@ class VersionCalls(Asking):
         tags: dict[str, str] | None = None,
         description: str | None = None,
     ) -> Flow[Version]:
-        """Change the tags or the description of a version; nothing else of it ever changes."""
-        wanted = Reference.of(ref)
-        number = yield from self.number_at(wanted)
-        place = ("calibrators", wanted.name, "versions", number)
-        body = given(tags=tags, description=description)
-        return (yield from self.ask_for(Version, "PATCH", *place, body=body, repeatable=True))
+        """Change the tags or the description of a version; everything else is immutable."""
+        target = Reference.of(ref)
+        number = yield from self.number_at(target)
+        place = ("calibrators", target.name, "versions", number)
+        body = drop_none(tags=tags, description=description)
+        return (
+            yield from self.request_record(Version, "PATCH", *place, body=body, repeatable=True)
+        )
 
     @call
     def register(
@@ -81,32 +85,33 @@ class VersionCalls(Asking):
         tags: dict[str, str] | None = None,
         description: str = "",
     ) -> Flow[Version]:
-        """Make a version of a map that was fitted here: no logits leave this machine.
+        """Register a map that was fitted here as a version: no logits leave this machine.
 
-        ``calibrd.fit_local`` gives both the map and its report: ``register(name, *fitted)``.
-        Without a report the version can only be promoted by force. ``judged_rows``, the ``rows`` of
-        what ``fit_local`` gives, let ``compare`` compare it with other versions judged on the same
-        data: of each judged row its confidence, NLL, Brier score, margin and whether it was right.
+        ``calibrd.fit_local`` returns both the map and its report: ``register(name, *fitted)``.
+        Without a report the version can only be promoted by force. ``judged_rows``, the ``rows`` in
+        the result of ``fit_local``, let ``compare`` compare it with other versions judged on the
+        same data. They hold the confidence, NLL, Brier score and margin of each judged row, and
+        whether it was right.
         """
         checked_name(name)
         plain = map_of(fitted)
         content: bytes = yield Work(lambda: archive.dump(plain))
         rows = None if judged_rows is None else judged_rows.dump()
-        body = given(
+        body = drop_none(
             map=base64.b64encode(content).decode(),
             report=None if report is None else report.to_dict(),
             judged_rows=None if rows is None else base64.b64encode(rows).decode(),
             model=model,
             tags=tags,
         )
-        version = yield from self.ask_for(
+        version = yield from self.request_record(
             Version,
             "POST",
             "calibrators",
             name,
             "versions",
             body={**body, "description": description},
-            headers=once(),
+            headers=idempotency_key(),
             repeatable=True,
         )
         return dataclasses.replace(version, report=report)
@@ -120,41 +125,42 @@ class VersionCalls(Asking):
         *,
         dataset: str | Dataset | None = None,
     ) -> Flow[Comparison]:
-        """Measure two versions of a calibrator, numbers or aliases, on the same rows.
+        """Compare two versions of a calibrator, given by number or alias, on the same rows.
 
-        On rows that both were judged on, by fits that had not seen them; or on a ``dataset``. There
-        is no verdict on rows that one of them was fitted on.
+        These are rows that both were judged on and neither fit has seen, or those of a ``dataset``.
+        There is no verdict on rows that one of the versions was fitted on.
         """
         checked_name(name)
         numbers = []
         for one in (first, second):
-            wanted = one.number if isinstance(one, Version) else one
-            numbers.append((yield from self.number_at(Reference.of(f"{name}@{wanted}"))))
-        named = dataset.id if isinstance(dataset, Dataset) else dataset
-        query = given(first=numbers[0], second=numbers[1], dataset=named)
-        answer = yield from self.ask("GET", "calibrators", name, "compare", query=query)
-        document = document_of(answer)
+            which = one.number if isinstance(one, Version) else one
+            numbers.append((yield from self.number_at(Reference.of(f"{name}@{which}"))))
+        dataset_id = dataset.id if isinstance(dataset, Dataset) else dataset
+        query = drop_none(first=numbers[0], second=numbers[1], dataset=dataset_id)
+        response = yield from self.request("GET", "calibrators", name, "compare", query=query)
+        document = document_of(response)
         report = report_of(member_of(document, "report"))
         facts = {name: one for name, one in document.items() if name != "report"}
         return record_of(Comparison, facts, report=report)
 
     @call
     def get_map(self, ref: str | Version) -> Flow[bytes]:
-        """The bytes of a version's map; ``calibrators.archive.load`` reads them."""
+        """Return the bytes of a version's map; ``calibrators.archive.load`` reads them."""
         return (yield from self._bytes(Reference.of(ref), "map"))
 
     @call
     def get_onnx(self, ref: str | Version) -> Flow[bytes]:
-        """A version that the service fitted as ONNX: float32 logits (n, k) to probabilities (n, k).
+        """Return a version that the service fitted as an ONNX model.
 
-        One that was registered has none there; make it with ``calibrators.export.onnx``.
+        It maps float32 logits (n, k) to probabilities (n, k). Registered versions have none; export
+        their maps with ``calibrators.export.onnx``.
         """
         return (yield from self._bytes(Reference.of(ref), "onnx"))
 
     def version_at(self, ref: Reference) -> Flow[Version]:
-        """The version that a reference means now, with its report."""
+        """Return the version that a reference points at now, with its report."""
         number = yield from self.number_at(ref)
-        version = yield from self.ask_for(
+        version = yield from self.request_record(
             Version, "GET", "calibrators", ref.name, "versions", number
         )
         if version.verdict is None:
@@ -167,12 +173,12 @@ class VersionCalls(Asking):
         return dataclasses.replace(version, report=report)
 
     def report_of(self, name: str, number: int) -> Flow[Report]:
-        """The report of a version."""
-        answer = yield from self.ask("GET", "calibrators", name, "versions", number, "report")
-        return report_of(document_of(answer))
+        """Return the report of a version."""
+        response = yield from self.request("GET", "calibrators", name, "versions", number, "report")
+        return report_of(document_of(response))
 
     def _bytes(self, ref: Reference, form: str) -> Flow[bytes]:
         number = yield from self.number_at(ref)
         place = ("calibrators", ref.name, "versions", number, form)
-        answer = yield from self.ask("GET", *place, most_bytes=MOST_MAP_BYTES)
-        return answer.content
+        response = yield from self.request("GET", *place, max_bytes=MAX_MAP_BYTES)
+        return response.content

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from calibrd.api.references import checked_alias, checked_name
-from calibrd.cli.context import CommandContext, Verb, add_limit_flag
+from calibrd.cli.context import AddCommand, CommandContext, add_limit_flag
 from calibrd.cli.figures import Figures
 from calibrd.cli.output import minute, table
 from calibrd.errors import Refused
@@ -13,33 +13,33 @@ from calibrd.models import Move
 from calibrd.terminal import printable
 
 
-def add_to(verb: Verb) -> None:
+def add_to(add_command: AddCommand) -> None:
     """Add the commands."""
-    promoting = verb("promote", promote, "point an alias of a calibrator at a version")
-    promoting.add_argument("name", metavar="NAME")
-    promoting.add_argument("version", metavar="VERSION", help="its number, or another alias")
-    _add_alias_flag(promoting)
-    promoting.add_argument("--reason", default="", help="is kept in the history")
-    promoting.add_argument(
+    promote_parser = add_command("promote", promote, "point an alias of a calibrator at a version")
+    promote_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
+    promote_parser.add_argument("version", metavar="VERSION", help="its number, or another alias")
+    _add_alias_flag(promote_parser)
+    promote_parser.add_argument("--reason", default="", help="recorded in the history")
+    promote_parser.add_argument(
         "--force",
         action="store_true",
-        help="also a version judged worse, on too few rows, or less accurate; needs a reason",
+        help="allow a version judged worse or on too few rows, or less accurate; needs --reason",
     )
-    returning = verb("rollback", rollback, "take back the last move of an alias")
-    returning.add_argument("name", metavar="NAME")
-    _add_alias_flag(returning)
-    returning.add_argument("--reason", default="", help="is kept in the history")
-    telling = verb("history", history, "list the moves of an alias, newest first")
-    telling.add_argument("name", metavar="NAME")
-    _add_alias_flag(telling)
-    add_limit_flag(telling)
+    rollback_parser = add_command("rollback", rollback, "undo the last move of an alias")
+    rollback_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
+    _add_alias_flag(rollback_parser)
+    rollback_parser.add_argument("--reason", default="", help="recorded in the history")
+    history_parser = add_command("history", history, "list the moves of an alias, newest first")
+    history_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
+    _add_alias_flag(history_parser)
+    add_limit_flag(history_parser)
 
 
-def promote(asked: CommandContext) -> None:
+def promote(context: CommandContext) -> None:
     """Move an alias, and show what that changes."""
-    flags = asked.flags
+    flags = context.flags
     checked_alias(flags.alias)
-    with asked.client() as client:
+    with context.client() as client:
         version = client.get_version(f"{checked_name(flags.name)}@{flags.version}")
         figures = Figures.of(client, version, flags.alias)
         lines = [] if figures is None else figures.lines
@@ -48,30 +48,30 @@ def promote(asked: CommandContext) -> None:
                 flags.name, version, alias=flags.alias, reason=flags.reason, force=flags.force
             )
         except Refused:
-            asked.output.note("\n".join(lines))
+            context.output.note("\n".join(lines))
             raise
     if alias.warning:
-        asked.output.note(printable(f"warning: {alias.warning}"))
+        context.output.note(printable(f"warning: {alias.warning}"))
     document = {**vars(alias), "figures": None if figures is None else figures.document}
     lines.append(f"{flags.name}@{alias.name} is version {alias.version}")
-    asked.output.answer(document, "\n".join(lines))
+    context.output.answer(document, "\n".join(lines))
 
 
-def rollback(asked: CommandContext) -> None:
-    """Take a move back."""
-    flags = asked.flags
-    with asked.client() as client:
+def rollback(context: CommandContext) -> None:
+    """Undo the last move of an alias."""
+    flags = context.flags
+    with context.client() as client:
         alias = client.rollback(flags.name, alias=flags.alias, reason=flags.reason)
-    asked.output.answer(alias, f"{flags.name}@{alias.name} is version {alias.version} again")
+    context.output.answer(alias, f"{flags.name}@{alias.name} is version {alias.version} again")
 
 
-def history(asked: CommandContext) -> None:
-    """List moves."""
-    flags = asked.flags
-    with asked.client() as client:
+def history(context: CommandContext) -> None:
+    """List the moves of an alias."""
+    flags = context.flags
+    with context.client() as client:
         moves = client.history(flags.name, alias=flags.alias, limit=flags.limit)
     head = ("move", "from", "to", "when (UTC)", "by", "", "reason")
-    asked.output.answer(moves, table(head, [_line(move) for move in moves]))
+    context.output.answer(moves, table(head, [_line(move) for move in moves]))
 
 
 def _line(move: Move) -> tuple[object, ...]:

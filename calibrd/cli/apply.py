@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 from calibrd.batch import apply_file
-from calibrd.cli.context import CommandContext, Verb, add_map_flags, add_rows_flags, note_segments
+from calibrd.cli.context import (
+    AddCommand,
+    CommandContext,
+    add_map_flags,
+    add_rows_flags,
+    note_segments,
+)
 
 
-def add_to(verb: Verb) -> None:
+def add_to(add_command: AddCommand) -> None:
     """Add the command."""
-    applying = verb("apply", apply, "apply a map to a file of any size, here, in constant memory")
-    applying.add_argument("source", metavar="IN", help=".npy, .npz, .parquet or .arrow")
-    applying.add_argument("target", metavar="OUT", help="likewise; appears when it is whole")
-    add_map_flags(applying)
-    applying.add_argument(
-        "--dtype", choices=["float32", "float64"], help="to calculate and answer in [as IN]"
+    parser = add_command(
+        "apply", apply, "apply a map here to a file of any size, in constant memory"
     )
-    applying.add_argument("--force", action="store_true", help="replace OUT if it is there")
-    add_rows_flags(applying, labelled=False)
-    out = applying.add_argument_group("what the target gets")
+    parser.add_argument("source", metavar="IN", help=".npy, .npz, .parquet or .arrow")
+    parser.add_argument("target", metavar="OUT", help="same formats; appears once it is complete")
+    add_map_flags(parser)
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "float64"],
+        help="of the calculation and the output [that of IN]",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    add_rows_flags(parser, labelled=False)
+    out = parser.add_argument_group("output")
     out.add_argument(
         "--output-column",
         default="probabilities",
         metavar="NAME",
-        help="of the probabilities; an .npy has no names [probabilities]",
+        help="name of the probabilities; an .npy has none [probabilities]",
     )
     out.add_argument(
         "--columns-out",
         action="store_true",
-        help="in tables a column for each class: probabilities_0, ...",
+        help="one column per class in tables: probabilities_0, ...",
     )
     out.add_argument(
-        "--predictions", action="store_true", help="in tables also prediction and confidence"
+        "--predictions",
+        action="store_true",
+        help="add the columns prediction and confidence to tables",
     )
-    out.add_argument("--drop-inputs", action="store_true", help="leave out what was read")
+    out.add_argument("--drop-inputs", action="store_true", help="leave out the input columns")
 
 
-def apply(asked: CommandContext) -> None:
+def apply(context: CommandContext) -> None:
     """Apply a map to a file."""
-    flags, columns = asked.flags, asked.columns
-    used = asked.map()
-    asked.output.note(f"applying {used.words} to {flags.source}")
+    flags, columns = context.flags, context.columns
+    used = context.map()
+    context.output.note(f"applying {used.description} to {flags.source}")
     done = apply_file(
         used.fitted,
         flags.source,
@@ -52,10 +64,10 @@ def apply(asked: CommandContext) -> None:
         drop_inputs=flags.drop_inputs,
         segments=flags.segments_column,
         force=flags.force,
-        progress=asked.output.bars,
+        progress=context.output.bars,
     )
     if done.in_segments is not None:
-        note_segments(asked, done.in_segments, done.rows)
+        note_segments(context, done.in_segments, done.rows)
     document = {
         "file": str(done.target),
         "rows": done.rows,
@@ -63,5 +75,5 @@ def apply(asked: CommandContext) -> None:
         "rows_in_segments": done.in_segments,
         "map": used.facts,
     }
-    words = f"{done.target}: {done.rows:,} rows of {done.classes} probabilities by {used.words}"
-    asked.output.answer(document, words)
+    size = f"{done.rows:,} rows of {done.classes} probabilities"
+    context.output.answer(document, f"{done.target}: {size} by {used.description}")

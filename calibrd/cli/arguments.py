@@ -1,4 +1,4 @@
-"""The command line: its flags, its exit codes, and what its user did wrong."""
+"""The command line: its parser, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -20,70 +20,69 @@ from calibrd.cli.output import (
     CommandError,
     NotWritten,
     Output,
+    error_document,
+    escape_unencodable,
     finish,
-    take_any_text,
-    tell,
-    told_of,
+    write_stderr,
 )
 
-TROUBLE = 3  # below are the gate's verdicts
+ERROR = 3  # 0 to 2 are the gate's decisions
 BROKEN_PIPE = 141
 
 Command = Callable[[CommandContext], int | None]
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and give its exit code; a trouble is told in a line or two."""
-    given = [*(sys.argv[1:] if arguments is None else arguments)]
-    output = Output(json="--json" in given, quiet="--quiet" in given or "-q" in given)
-    take_any_text()
+    """Run a command and return its exit code; report an error in a line or two."""
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    output = Output(json="--json" in words, quiet="--quiet" in words or "-q" in words)
+    escape_unencodable()
     try:
-        code = _run(given, output)
+        code = _run(words, output)
         finish()
     except KeyboardInterrupt as stop:
         if output.json:
-            output.error(told_of(stop))
+            output.error(error_document(stop))
         return INTERRUPTED
     except ClosedPipe:
         return BROKEN_PIPE
     except NotWritten as error:
-        Output().error(told_of(error))
-        return TROUBLE
-    except Exception as error:  # noqa: BLE001 - a user is told in a line, a bug by --traceback
-        if "--traceback" in given:
-            tell(traceback.format_exc())
-        output.error(told_of(error))
-        return TROUBLE
+        Output().error(error_document(error))
+        return ERROR
+    except Exception as error:  # noqa: BLE001 - reported in a line; --traceback shows more
+        if "--traceback" in words:
+            write_stderr(traceback.format_exc())
+        output.error(error_document(error))
+        return ERROR
     return code
 
 
-def _run(given: list[str], output: Output) -> int:
+def _run(words: list[str], output: Output) -> int:
     parser = command_parser()
     try:
-        asked, rest = parser.parse_known_args(given)
+        flags, rest = parser.parse_known_args(words)
     except SystemExit as end:  # --help has been printed
         return int(end.code or 0)
-    if asked.tell_version:
+    if flags.show_version:
         output.answer({"version": __version__}, f"calibrd {__version__}")
         return 0
-    if "run" not in asked:
-        parser.error("say what to do: one of the commands that --help lists")
-    if rest and not asked.takes_all:
+    if "run" not in flags:
+        parser.error("give one of the commands that --help lists")
+    if rest and not flags.takes_all:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    command: Command = asked.run
+    command: Command = flags.run
     with _notes(output):
-        return command(CommandContext(asked, output, rest)) or 0
+        return command(CommandContext(flags, output, rest)) or 0
 
 
 @contextmanager
 def _notes(output: Output) -> Iterator[None]:
-    """Warnings and log lines of the packages as notes."""
-
-    told = set()  # every fold of a fit may warn of the same
+    """Show warnings and log lines of the packages as notes."""
+    shown = set()  # each fold of a fit may give the same warning
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, UserWarning) and str(message) not in told:
-            told.add(str(message))
+        if issubclass(category, UserWarning) and str(message) not in shown:
+            shown.add(str(message))
             output.note(f"warning: {message}")
 
     handler = logging.Handler(logging.WARNING)
@@ -100,7 +99,7 @@ def _notes(output: Output) -> Iterator[None]:
 
 
 class _Once(argparse.Action):
-    """Store a value; refuse a second one, of which the first would be lost."""
+    """Store a value; refuse a second one, which would replace the first."""
 
     was_given = False
 
@@ -118,7 +117,7 @@ class _Once(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser for one command line, whose errors are told as all others are."""
+    """Argument parser that raises CommandError: usage errors are reported like any other."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -126,28 +125,30 @@ class _Parser(argparse.ArgumentParser):
             self.register("action", name, _Once)
 
     def error(self, message: str) -> NoReturn:
-        raise CommandError("usage", message, f"{self.prog} --help lists what it takes")
+        raise CommandError("usage", message, f"{self.prog} --help lists its arguments")
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
+    """Return the parser of all commands and their flags."""
     common = _common_flags()
     parser = _Parser(
         prog="calibrd",
         description="Calibrated probabilities: fit, judge, promote, apply, gate.",
-        epilog="`calibrd COMMAND --help` lists what a command takes. Exit codes: 0 done (gate: "
-        "pass), 1 gate: fail, 2 gate: insufficient data, 3 any trouble, 130 Ctrl-C.",
+        epilog="`calibrd COMMAND --help` lists the arguments of a command. Exit codes: 0 done "
+        "(gate: pass), 1 gate: fail, 2 gate: insufficient data, 3 error, 130 Ctrl-C.",
         parents=[common],
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--version", dest="tell_version", action="store_true", help="print the version, and end"
+        "--version", dest="show_version", action="store_true", help="print the version and exit"
     )
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
 
-    def verb(name: str, run: Command, summary: str, **options: Any) -> argparse.ArgumentParser:
+    def add_command(
+        name: str, run: Command, summary: str, **options: Any
+    ) -> argparse.ArgumentParser:
         takes_all = options.pop("takes_all", False)
-        made: argparse.ArgumentParser = verbs.add_parser(
+        made: argparse.ArgumentParser = commands.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
@@ -160,28 +161,28 @@ def command_parser() -> argparse.ArgumentParser:
         return made
 
     for module in (demo, fit, apply, gate, report, aliases, listing, server):
-        module.add_to(verb)
+        module.add_to(add_command)
     return parser
 
 
 def _common_flags() -> _Parser:
     flags = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    group = flags.add_argument_group("for every command")
+    group = flags.add_argument_group("common options")
     group.add_argument(
-        "--json", action="store_true", help="answer with one JSON document on stdout, errors too"
+        "--json", action="store_true", help="print one JSON document on stdout, also for an error"
     )
     group.add_argument("--quiet", "-q", action="store_true", help="no notes and no progress bars")
-    group.add_argument("--url", help="of the service [CALIBRD_URL, or http://127.0.0.1:8000]")
+    group.add_argument("--url", help="URL of the service [CALIBRD_URL, or http://127.0.0.1:8000]")
     group.add_argument(
         "--api-key",
         metavar="KEY",
-        help="better set CALIBRD_API_KEY: others on a machine can read what a command is given",
+        help="prefer CALIBRD_API_KEY: other users of this machine can read command lines",
     )
     group.add_argument(
-        "--patience",
+        "--retry-seconds",
         type=seconds,
         metavar="SECONDS",
-        help="how long to try again while the service is away [5, fit: 30]",
+        help="how long to retry while the service is away [5, fit: 30]",
     )
     group.add_argument(
         "--traceback", action="store_true", help="show where an error came from, for bug reports"

@@ -1,4 +1,4 @@
-"""What a command was given, and what most commands need of it."""
+"""The context of a command, and flags that several commands share."""
 
 from __future__ import annotations
 
@@ -14,45 +14,46 @@ from calibrd.cli.output import CommandError, Output
 from calibrd.client import Client
 from calibrd.io.dataset_files import SetFile, read_map, read_set
 
-PATIENCE = 5.0
+RETRY_SECONDS = 5.0
 MAP_ENDING = ".calibrd"
 
 
-class Verb(Protocol):
-    """What adds a command to the parser."""
+class AddCommand(Protocol):
+    """The function that adds a command to the parser."""
 
     def __call__(
         self, name: str, run: Any, summary: str, **options: Any
-    ) -> argparse.ArgumentParser: ...
+    ) -> argparse.ArgumentParser:
+        """Add a command and return its parser."""
 
 
 class NamedMap(NamedTuple):
-    """A map, and what it is called: a file, or a version of the service."""
+    """A map with its description: a file, or a version of the service."""
 
     fitted: CalibrationMap
-    words: str
+    description: str
     facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class CommandContext:
-    """The flags of a command, and where its answer goes."""
+    """The flags of a command, and its output."""
 
     flags: argparse.Namespace
     output: Output
     rest: list[str]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A flag, or the default if it was not given."""
+        """Return a flag, or the default if it was not given."""
         return getattr(self.flags, name, default)
 
-    def client(self, patience: float = PATIENCE) -> Client:
-        """A client of the service that is meant."""
-        given = self.get("patience", patience)
-        return Client(self.get("url"), self.get("api_key"), patience=given)
+    def client(self, retry_seconds: float = RETRY_SECONDS) -> Client:
+        """Make a client of the service."""
+        retry_seconds = self.get("retry_seconds", retry_seconds)
+        return Client(self.get("url"), self.get("api_key"), retry_seconds=retry_seconds)
 
     def set_file(self, path: str) -> SetFile:
-        """A file of labelled rows."""
+        """Read a file of labelled rows."""
         return read_set(
             path,
             columns=self.columns,
@@ -63,7 +64,7 @@ class CommandContext:
 
     @property
     def columns(self) -> list[str] | None:
-        """The columns that hold the numbers, if they were named."""
+        """The columns that hold the values, if they were named."""
         several, one = self.get("columns"), self.get("logits_column")
         if several is not None and one is not None:
             raise CommandError("usage", "--columns and --logits-column cannot both be given")
@@ -72,25 +73,27 @@ class CommandContext:
         return None if several is None else [name.strip() for name in several.split(",")]
 
     def map(self, *, confirmed: bool = False) -> NamedMap:
-        """The map of ``--map``: a file that ends in .calibrd, or a version of the service.
+        """Return the map of ``--map``: a file that ends in .calibrd, or a version of the service.
 
-        Without the service it is the one that was loaded here last, unless it must be
+        While the service is away it is the one that was loaded last, unless it must be
         ``confirmed``.
         """
-        given: str = self.flags.map
-        if given.endswith(MAP_ENDING) or "/" in given:
+        name: str = self.flags.map
+        if name.endswith(MAP_ENDING) or "/" in name:
             if self.get("model") is not None:
-                raise CommandError("usage", f"--model has no use: {given} does not say its model")
-            fitted = _read(Path(given))
-            return NamedMap(fitted, given, {"file": given, "method": fitted.method})
+                raise CommandError(
+                    "usage", f"--model cannot be used: {name} does not say its model"
+                )
+            fitted = _read(Path(name))
+            return NamedMap(fitted, name, {"file": name, "method": fitted.method})
         with self.client() as client:
-            local = client.load(given, model=self.get("model"), refresh=None)
-        now, ref = local.current, Reference.of(given)
+            local = client.load(name, model=self.get("model"), refresh=None)
+        now, ref = local.current, Reference.of(name)
         if local.problem is not None and confirmed and ref.number is None:
             raise CommandError(
-                "not_confirmed", f"what {ref} means now is not known: {local.problem}"
+                "not_confirmed", f"cannot confirm which version {ref} is now: {local.problem}"
             )
-        said = f"{ref.name}@{now.number}" if ref.number else f"{ref} (version {now.number})"
+        description = f"{ref.name}@{now.number}" if ref.number else f"{ref} (version {now.number})"
         facts = {
             "name": ref.name,
             "version": now.number,
@@ -100,7 +103,7 @@ class CommandContext:
             "confirmed_at": now.confirmed_at,
             "problem": local.problem,
         }
-        return NamedMap(now.map, said, facts)
+        return NamedMap(now.map, description, facts)
 
 
 def _read(path: Path) -> CalibrationMap:
@@ -120,58 +123,62 @@ def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) ->
         )
 
 
-def note_segments(asked: CommandContext, known: int, rows: int) -> None:
-    """Tell how many rows are in a segment of the map, if not all are."""
+def note_segments(context: CommandContext, known: int, rows: int) -> None:
+    """Note how many rows are in a segment of the map, unless all are."""
     if known < rows:
-        asked.output.note(
-            f"{known:,} of {rows:,} rows are in a segment of this map; the others get what holds "
-            "for all"
+        context.output.note(
+            f"{known:,} of {rows:,} rows are in a segment of this map; the others get the map of "
+            "all rows"
         )
 
 
 def add_limit_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag that shortens a list."""
-    parser.add_argument("--limit", type=_count, metavar="N", help="at most so many")
+    """Add the flag that limits a list."""
+    parser.add_argument("--limit", type=_count, metavar="N", help="list at most N")
 
 
 def seconds(text: str) -> float:
-    """A time that a flag gives."""
+    """Parse the seconds of a flag."""
     with suppress(ValueError):
-        if (given := float(text)) >= 0:
-            return given
+        if (value := float(text)) >= 0:
+            return value
     raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more, got {text!r}")
 
 
 def _count(text: str) -> int:
     with suppress(ValueError):
-        if (given := int(text)) >= 1:
-            return given
+        if (value := int(text)) >= 1:
+            return value
     raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
 
 
 def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) -> None:
-    """The flags that say where in a file the numbers are."""
+    """Add the flags that name the columns of a file."""
     group = parser.add_argument_group("in parquet and arrow files")
-    group.add_argument("--columns", metavar="A,B,...", help="with a number for each class")
     group.add_argument(
-        "--logits-column", metavar="NAME", help="with a list for each row [its kind]"
+        "--columns", metavar="A,B,...", help="columns with one number each, one per class"
+    )
+    group.add_argument(
+        "--logits-column", metavar="NAME", help="column with a list in each row [the kind]"
     )
     group.add_argument(
         "--segments-column",
         metavar="NAME",
-        help="with the segment of each row [segments or segment, if it is there]",
+        help="column with the segment of each row [segments or segment, if present]",
     )
     if labelled:
-        group.add_argument("--labels-column", metavar="NAME", help="with the labels [labels]")
+        group.add_argument(
+            "--labels-column", metavar="NAME", help="column with the labels [labels]"
+        )
         group.add_argument(
             "--kind",
             choices=["logits", "probabilities"],
-            help="what the numbers are; an npz says it by its names [logits]",
+            help="kind of the values; in an npz the name of the array says it [logits]",
         )
 
 
 def add_map_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that say which map."""
+    """Add the flags that choose the map."""
     parser.add_argument(
         "--map",
         required=True,

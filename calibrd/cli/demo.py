@@ -1,4 +1,4 @@
-"""``calibrd demo``: every method on a real model, judged on rows that no fit saw."""
+"""``calibrd demo``: every method on a real model, judged on rows that no fit has seen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calibrators.report import html_page
 from calibrators.report.by_temperature import temperatures_of
 from calibrators.report.report import Report, evaluate
 from calibrators.sample import TITLE, sample
-from calibrd.cli.context import CommandContext, Verb
+from calibrd.cli.context import AddCommand, CommandContext
 
 WIDEST_NAME = 21
 HEAD = {
@@ -40,12 +40,12 @@ class Row:
     seconds: float
 
 
-def add_to(verb: Verb) -> None:
+def add_to(add_command: AddCommand) -> None:
     """Add the command."""
-    showing = verb(
-        "demo", demo, "fit every method to a bundled real sample: no service, no network"
+    parser = add_command(
+        "demo", demo, "fit every method to a bundled real sample, without service or network"
     )
-    showing.add_argument(
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("calibrd-demo.html"),
@@ -54,12 +54,12 @@ def add_to(verb: Verb) -> None:
     )
 
 
-def demo(asked: CommandContext) -> None:
+def demo(context: CommandContext) -> None:
     """Fit, print the table, write the page."""
-    say = asked.output.say
+    say = context.output.say
     cal, test = sample("cal"), sample("test")
     say(f"{TITLE}: fitted on {cal.n:,} rows, judged on {test.n:,} others.")
-    say("An ECE at its floor is as small as a perfectly calibrated model would measure.\n")
+    say("An ECE at its floor is what a perfectly calibrated model would show.\n")
     say(_aligned("method", HEAD, "verdict"))
     rows = []
     of_segments = [name for name, recipe in all_methods().items() if recipe.needs_segments]
@@ -67,11 +67,11 @@ def demo(asked: CommandContext) -> None:
     for name in sorted(methods, key=lambda one: (one == DEFAULT_METHOD, one != "identity", one)):
         rows.append(_fitted(name, cal, test))
         say(_line(rows[-1]))
-    say(f"\nleft out, for want of segments in this sample: {', '.join(of_segments)}")
+    say(f"\nleft out, because this sample has no segments: {', '.join(of_segments)}")
     chosen = next(row for row in rows if row.name == DEFAULT_METHOD)
-    target = _write_page(chosen, asked.flags.out)
+    target = _write_page(chosen, context.flags.out)
     say(f"\nThe report of {chosen.name!r} is in {target}")
-    asked.output.document(_document(rows, of_segments, target))
+    context.output.document(_document(rows, of_segments, target))
 
 
 def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row:

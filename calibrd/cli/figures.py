@@ -1,4 +1,4 @@
-"""The figures that ``calibrd promote`` shows of a version, before an alias points at it."""
+"""The figures that ``calibrd promote`` shows before it moves an alias."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calibrd.models import Version
 
 
 class Figures(NamedTuple):
-    """A version against another (``against``), or against the model itself (None)."""
+    """A version compared with another (``against``), or with the model itself (None)."""
 
     against: int | None
     number: int
@@ -21,7 +21,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def of(cls, client: Client, version: Version, alias: str) -> Figures | None:
-        """Measure a version against where the alias points, or return how it was judged."""
+        """Compare a version with the one the alias points at, or else with the model."""
         compared = _compared(client, version, alias)
         if compared is not None:
             return compared
@@ -61,7 +61,7 @@ class Figures(NamedTuple):
 
 
 def _compared(client: Client, version: Version, alias: str) -> Figures | None:
-    """Compare with where the alias points; None if that is nowhere, here, or not possible."""
+    """Compare with the version the alias points at; None if there is no other, or no verdict."""
     try:
         there = client.get_alias(version.calibrator, alias).version
         if there == version.number:

@@ -1,4 +1,4 @@
-"""``calibrd fit``: on the service, or here."""
+"""``calibrd fit``, on the service or locally."""
 
 from __future__ import annotations
 
@@ -13,89 +13,102 @@ from calibrators.comparison.recommendation import Candidate, recommend
 from calibrators.fitting.evaluation import Judged
 from calibrators.registry import DEFAULT_METHOD, make_recipe
 from calibrd.api.references import checked_alias, checked_name
-from calibrd.cli.context import MAP_ENDING, CommandContext, Verb, add_rows_flags
+from calibrd.cli.context import MAP_ENDING, AddCommand, CommandContext, add_rows_flags
 from calibrd.cli.fit_output import answer_all, answer_one, choice
-from calibrd.cli.output import AfterVersion, CommandError
+from calibrd.cli.output import CommandError, PromotionFailed
 from calibrd.client import Client
 from calibrd.io.dataset_files import ENDINGS, SetFile
-from calibrd.io.parquet_files import errors_of
-from calibrd.io.row_blocks import check_folder, written_whole
+from calibrd.io.parquet_files import locate_errors
+from calibrd.io.row_blocks import atomic_target, check_folder
 from calibrd.maps.local_fit import fit_local
 from calibrd.models import Dataset, Recommendation, Version
 
-PATIENCE = 30.0
+RETRY_SECONDS = 30.0
 # methods, each with its parameters
-Wanted = list[tuple[str, Mapping[str, Any]]]
+Methods = list[tuple[str, Mapping[str, Any]]]
 # versions, and which of several is recommended
 Made = tuple[list[Version], Recommendation | None]
 
 
-def add_to(verb: Verb) -> None:
+def add_to(add_command: AddCommand) -> None:
     """Add the command."""
-    fitting = verb("fit", fit, "fit a map, judge it on rows the fit never saw, make a version")
-    fitting.add_argument(
+    parser = add_command(
+        "fit", fit, "fit a map, judge it on rows the fit has not seen, make a version"
+    )
+    parser.add_argument(
         "data",
         metavar="DATA",
-        help=f"{ENDINGS} with logits (or probabilities), labels and perhaps segments, one a row",
+        help=f"{ENDINGS} with logits (or probabilities) and labels, and segments if there are any",
     )
-    fitting.add_argument("--name", help="of the calibrator on the service")
-    fitting.add_argument(
+    parser.add_argument("--name", help="name of the calibrator on the service")
+    parser.add_argument(
         "--method",
         action="append",
-        help="auto, temperature, smart, ...; given several times, a version of each "
+        help="auto, temperature, smart, ...; may be repeated, for one version of each "
         f"[{DEFAULT_METHOD}]",
     )
-    fitting.add_argument(
+    parser.add_argument(
         "--param",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the one method, such as steps=200; may be given several times",
+        help="a parameter of the method, such as steps=200; may be repeated",
     )
-    fitting.add_argument("--model", metavar="FINGERPRINT", help="of the model that made the logits")
-    fitting.add_argument("--seed", type=int, default=0, metavar="N", help="of splits and fit [0]")
-    fitting.add_argument(
-        "--held-out", type=float, metavar="SHARE", help="of the rows that judge [0.2, or folds]"
+    parser.add_argument(
+        "--model", metavar="FINGERPRINT", help="identifies the model that made the logits"
     )
-    fitting.add_argument("--evaluation", metavar="FILE", help="rows that judge instead")
-    fitting.add_argument("--description", default="", help="is kept with the version")
-    fitting.add_argument("--promote", metavar="ALIAS", help="then point this alias at the version")
-    fitting.add_argument(
-        "--local", action="store_true", help="fit here and register only the map: no row leaves"
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of splits and fit [0]"
     )
-    fitting.add_argument(
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        metavar="SHARE",
+        help="share of the rows to judge on [0.2, or folds]",
+    )
+    parser.add_argument(
+        "--evaluation", metavar="FILE", help="judge on the rows of this file instead"
+    )
+    parser.add_argument("--description", default="", help="stored with the version")
+    parser.add_argument("--promote", metavar="ALIAS", help="point this alias at the new version")
+    parser.add_argument(
+        "--local", action="store_true", help="fit here and register only the map; no row is sent"
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar=f"FILE{MAP_ENDING}",
-        help="fit here and write the map: no service",
+        help="fit here and write the map to a file, without a service",
     )
-    fitting.add_argument("--force", action="store_true", help="replace the file if it is there")
-    add_rows_flags(fitting)
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    add_rows_flags(parser)
 
 
-def fit(asked: CommandContext) -> None:
-    """Fit and show how it was judged."""
-    flags = asked.flags
+def fit(context: CommandContext) -> None:
+    """Fit, and show how the map was judged."""
+    flags = context.flags
     _check(flags)
-    wanted = _wanted(flags)
+    methods = _methods(flags)
     if flags.out is not None:
-        _fit_to_file(asked, wanted)
+        _fit_to_file(context, methods)
         return
-    with asked.client(PATIENCE) as client:
-        versions, advice = (_fit_here if flags.local else _fit_there)(asked, client, wanted)
+    with context.client(RETRY_SECONDS) as client:
+        versions, advice = (_fit_locally if flags.local else _fit_on_service)(
+            context, client, methods
+        )
         if len(versions) > 1:
-            answer_all(asked, versions, advice)
+            answer_all(context, versions, advice)
             return
         (version,), alias = versions, None
         if flags.promote is not None:
             try:
                 alias = client.promote(flags.name, version, alias=flags.promote)
             except Exception as error:
-                raise AfterVersion(version.reference, error) from error
-    answer_one(asked, version, alias)
+                raise PromotionFailed(version.reference, error) from error
+    answer_one(context, version, alias)
 
 
-def _wanted(flags: argparse.Namespace) -> Wanted:
+def _methods(flags: argparse.Namespace) -> Methods:
     """Return the methods to fit, each with its parameters."""
     methods: list[str] = flags.method or [DEFAULT_METHOD]
     params: dict[str, Any] = {}
@@ -120,60 +133,62 @@ def _wanted(flags: argparse.Namespace) -> Wanted:
 def _check(flags: argparse.Namespace) -> None:
     if (flags.name is None) == (flags.out is None):
         raise CommandError(
-            "usage", "say --name NAME for a version on the service, or --out FILE for a file"
+            "usage", "give --name NAME for a version on the service, or --out FILE for a file"
         )
     if flags.name is not None:
         checked_name(flags.name)
     if flags.promote is not None:
         checked_alias(flags.promote)
     if flags.evaluation and Path(flags.evaluation).resolve() == Path(flags.data).resolve():
-        raise CommandError("usage", "--evaluation must hold other rows than the fit sees")
+        raise CommandError("usage", "--evaluation must hold other rows than those of the fit")
     if flags.out is None:
         return
     if flags.local or flags.promote is not None or flags.model is not None:
-        raise CommandError("usage", "--local, --promote and --model have no use with --out")
+        raise CommandError("usage", "--local, --promote and --model cannot be used with --out")
     if flags.out.suffix != MAP_ENDING:
         raise CommandError("usage", f"--out must end in {MAP_ENDING}, got {flags.out}")
     check_folder(flags.out)
     if flags.out.exists() and not flags.force:
-        raise CommandError("file_exists", f"{flags.out} is there already; --force replaces it")
+        raise CommandError("file_exists", f"{flags.out} already exists; --force replaces it")
 
 
-def _fit_there(asked: CommandContext, client: Client, wanted: Wanted) -> Made:
-    flags, bars = asked.flags, asked.output.bars
-    data = _rows(asked, flags.data, wanted)
-    other = None if flags.evaluation is None else _evaluation(asked, data, wanted)
-    dataset = _uploaded(asked, client, data)
-    judging = None if other is None else _uploaded(asked, client, other)
-    ordered = client.order(
+def _fit_on_service(context: CommandContext, client: Client, methods: Methods) -> Made:
+    flags, bars = context.flags, context.output.bars
+    data = _rows(context, flags.data, methods)
+    other = None if flags.evaluation is None else _evaluation(context, data, methods)
+    dataset = _uploaded(context, client, data)
+    evaluation = None if other is None else _uploaded(context, client, other)
+    started = client.start_fit(
         flags.name,
         dataset=dataset,
-        methods=wanted,
+        methods=methods,
         seed=flags.seed,
         model=flags.model,
         held_out=flags.held_out,
-        evaluation=judging,
+        evaluation=evaluation,
         description=flags.description,
         progress=bars,
     )
     try:
-        done = client.wait(ordered, progress=bars)
+        done = client.wait(started, progress=bars)
     except KeyboardInterrupt:
-        asked.output.note(f"fit {ordered.id} goes on; `calibrd versions {flags.name}` will list it")
+        context.output.note(
+            f"fit {started.id} continues; `calibrd versions {flags.name}` will list its version"
+        )
         raise
     made = [client.get_version(f"{flags.name}@{number}") for number in done.versions]
     return made, done.recommendation
 
 
-def _rows(asked: CommandContext, path: str, wanted: Wanted) -> SetFile:
-    """Return a file's rows, with their segments if one of the methods needs them."""
-    needing = (_method_needing_segments(*one, asked.flags.seed) for one in wanted)
+def _rows(context: CommandContext, path: str, methods: Methods) -> SetFile:
+    """Return the rows of a file; raise if a method needs their segments and there are none."""
+    needing = (_method_needing_segments(*one, context.flags.seed) for one in methods)
     method = next((one for one in needing if one is not None), None)
-    found = asked.set_file(path).for_segments(method is not None)
+    found = context.set_file(path).for_segments(method is not None)
     if method is not None and found.segments is None:
         raise CommandError(
             "missing_segments",
-            f"the method {method!r} needs the segment of each row, and {path} has no "
+            f"the method {method!r} needs the segment of each row, but {path} has no "
             "'segments' or 'segment'",
             "name the array or column that holds them with --segments-column",
         )
@@ -183,13 +198,13 @@ def _rows(asked: CommandContext, path: str, wanted: Wanted) -> SetFile:
 def _method_needing_segments(method: str, params: Mapping[str, Any], seed: int) -> str | None:
     try:
         return make_recipe(method, params, seed=seed).method_needing_segments
-    except ParameterError:  # a service may know more than this library, and says what is wrong
+    except ParameterError:  # the service may know more methods, and reports what is wrong
         return None
 
 
-def _evaluation(asked: CommandContext, data: SetFile, wanted: Wanted) -> SetFile:
-    """The rows that judge, which must be such as the fit sees."""
-    found = _rows(asked, asked.flags.evaluation, wanted)
+def _evaluation(context: CommandContext, data: SetFile, methods: Methods) -> SetFile:
+    """Return the rows of --evaluation; raise unless their kind and classes are those of the fit."""
+    found = _rows(context, context.flags.evaluation, methods)
     checked, classes = found.checked(), data.values.shape[1:]
     if (checked.kind, (checked.k,)) != (data.kind, classes):
         raise CommandError(
@@ -200,23 +215,23 @@ def _evaluation(asked: CommandContext, data: SetFile, wanted: Wanted) -> SetFile
     return found
 
 
-def _uploaded(asked: CommandContext, client: Client, data: SetFile) -> Dataset:
-    asked.output.note(f"{data.path}: {len(data.labels):,} rows to {client.url}")
-    with errors_of(data.path, 0):
+def _uploaded(context: CommandContext, client: Client, data: SetFile) -> Dataset:
+    context.output.note(f"{data.path}: {len(data.labels):,} rows to {client.url}")
+    with locate_errors(data.path, 0):
         return client.upload(
             data.values,
             data.labels,
             kind=data.kind,
             segments=data.segments,
-            progress=asked.output.bars,
+            progress=context.output.bars,
         )
 
 
-def _fit_here(asked: CommandContext, client: Client, wanted: Wanted) -> Made:
-    """Fit all methods here, then register all maps."""
-    flags = asked.flags
+def _fit_locally(context: CommandContext, client: Client, methods: Methods) -> Made:
+    """Fit all methods here, then register their maps."""
+    flags = context.flags
     made: list[Version] = []
-    fitted = _judged(asked, wanted)
+    fitted = _judged(context, methods)
     for judged in fitted:
         try:
             version = client.register(
@@ -233,7 +248,7 @@ def _fit_here(asked: CommandContext, client: Client, wanted: Wanted) -> Made:
         made.append(version)
     if len(made) < 2:
         return made, None
-    names = (method for method, _ in wanted)
+    names = (method for method, _ in methods)
     found = recommend(
         [
             Candidate(name, one.map.method, one.report, one.rows)
@@ -244,10 +259,10 @@ def _fit_here(asked: CommandContext, client: Client, wanted: Wanted) -> Made:
     return made, Recommendation(number, found.reason)
 
 
-def _fit_to_file(asked: CommandContext, wanted: Wanted) -> None:
-    target: Path = asked.flags.out
-    (judged,) = _judged(asked, wanted)
-    with written_whole(target) as part:
+def _fit_to_file(context: CommandContext, methods: Methods) -> None:
+    target: Path = context.flags.out
+    (judged,) = _judged(context, methods)
+    with atomic_target(target) as part:
         part.write_bytes(archive.dump(judged.map))
     document = {
         "file": str(target),
@@ -257,17 +272,19 @@ def _fit_to_file(asked: CommandContext, wanted: Wanted) -> None:
     }
     chosen = choice(judged.map.fit_info)
     lines = [judged.report.summary(), "", *chosen, f"{judged.map.method} map in {target}"]
-    asked.output.answer(document, "\n".join(lines))
+    context.output.answer(document, "\n".join(lines))
 
 
-def _judged(asked: CommandContext, wanted: Wanted) -> list[Judged]:
-    flags = asked.flags
-    for method, params in wanted:
+def _judged(context: CommandContext, methods: Methods) -> list[Judged]:
+    flags = context.flags
+    for method, params in methods:
         make_recipe(method, params, seed=flags.seed)  # before anything is read
-    data = _rows(asked, flags.data, wanted)
-    judging = None if flags.evaluation is None else _rows(asked, flags.evaluation, wanted).checked()
-    asked.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted here")
-    with errors_of(data.path, 0):
+    data = _rows(context, flags.data, methods)
+    evaluation = None
+    if flags.evaluation is not None:
+        evaluation = _rows(context, flags.evaluation, methods).checked()
+    context.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted here")
+    with locate_errors(data.path, 0):
         return [
             fit_local(
                 data.values,
@@ -277,11 +294,11 @@ def _judged(asked: CommandContext, wanted: Wanted) -> list[Judged]:
                 seed=flags.seed,
                 kind=data.kind,
                 segments=data.segments,
-                evaluation=judging,
+                evaluation=evaluation,
                 held_out=flags.held_out,
-                progress=asked.output.bars,
+                progress=context.output.bars,
             )
-            for method, params in wanted
+            for method, params in methods
         ]
 
 

@@ -1,4 +1,4 @@
-"""What ``calibrd fit`` answers."""
+"""Output of ``calibrd fit``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from calibrd.models import Alias, Recommendation, Version
 from calibrd.terminal import printable
 
 
-def answer_one(asked: CommandContext, version: Version, alias: Alias | None) -> None:
-    """Answer with the report of a version, and where its alias points."""
+def answer_one(context: CommandContext, version: Version, alias: Alias | None) -> None:
+    """Print the report of a version, and where its alias points."""
     report = version.report
     document = {**_document(version), "alias": alias}
     lines = [] if report is None else [report.summary(), ""]
@@ -22,14 +22,14 @@ def answer_one(asked: CommandContext, version: Version, alias: Alias | None) -> 
     if alias is not None:
         lines.append(f"{version.calibrator}@{alias.name} is version {alias.version}")
         if alias.warning:
-            asked.output.note(printable(f"warning: {alias.warning}"))
-    asked.output.answer(document, "\n".join(lines))
+            context.output.note(printable(f"warning: {alias.warning}"))
+    context.output.answer(document, "\n".join(lines))
 
 
 def answer_all(
-    asked: CommandContext, versions: list[Version], advice: Recommendation | None
+    context: CommandContext, versions: list[Version], advice: Recommendation | None
 ) -> None:
-    """Answer with a line for each of several versions, and which of them is recommended."""
+    """Print a line for each of several versions, and which of them is recommended."""
     lines = []
     for one in versions:
         judged = one.verdict or "not judged"
@@ -43,17 +43,17 @@ def answer_all(
         name = f"{versions[0].calibrator}@{advice.version}" if advice.version else "none"
         lines.append(printable(f"recommended: {name}, because {advice.reason}"))
     document = {"versions": [*map(_document, versions)], "recommendation": advice}
-    asked.output.answer(document, "\n".join(lines))
+    context.output.answer(document, "\n".join(lines))
 
 
 def choice(info: Mapping[str, Any]) -> list[str]:
     """Return lines on what ``auto`` chose and left out, or what a method fell back to, and why."""
-    if told := fallback_sentence(info):
-        return [printable(told)]
+    if sentence := fallback_sentence(info):
+        return [printable(sentence)]
     if info.get("chosen_by") != "auto":
         return []
-    kept = info.get("left_out")
-    others = [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
+    listed = info.get("left_out")
+    others = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     left_out = [f"left out {one.get('method')}: {one.get('why')}" for one in others]
     lines = [f"auto chose {info.get('winner')}: {info.get('why')}", *left_out]
     return [printable(line) for line in lines]

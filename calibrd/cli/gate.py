@@ -1,4 +1,4 @@
-"""``calibrd gate``: is a calibration error known to keep a limit?"""
+"""``calibrd gate``: decide whether a calibration error is within a limit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from calibrators import Report, evaluate
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.metrics import Interval
-from calibrators.report.verdict import LEAST_ROWS, Gate
+from calibrators.report.verdict import MIN_ROWS, Gate
 from calibrd.cli.context import (
+    AddCommand,
     CommandContext,
     NamedMap,
-    Verb,
     add_map_flags,
     add_rows_flags,
     check_same_kind,
@@ -26,8 +26,8 @@ from calibrd.io.dataset_files import ENDINGS
 
 EXIT_CODES = {Gate.PASS: 0, Gate.FAIL: 1, Gate.INSUFFICIENT_DATA: 2}
 MARKS = {Gate.PASS: "✅", Gate.FAIL: "❌", Gate.INSUFFICIENT_DATA: "⚠️"}
-MOST_TIMES = 1000
-# what can be limited: how it is called in words, and what the flag takes
+MAX_TIMES = 1000
+# the metrics that can be limited, and their names in sentences
 METRICS = {
     "calibration_error": "calibration error (debiased root mean square)",
     "ece": "ECE (15 equally wide bins)",
@@ -35,7 +35,7 @@ METRICS = {
 
 
 class Decision(NamedTuple):
-    """What a gate on one metric decided, and the figures it decided by."""
+    """The decision of a gate on one metric, and the figures behind it."""
 
     metric: str
     limit: float
@@ -44,7 +44,7 @@ class Decision(NamedTuple):
 
     @classmethod
     def of(cls, report: Report, metric: str, limit: float) -> Decision:
-        """Decide whether the metric is known to keep the limit."""
+        """Decide whether the metric is within the limit."""
         return cls(metric, limit, report.gate(limit, metric), report.gate_interval(metric))
 
     @property
@@ -60,101 +60,101 @@ class Decision(NamedTuple):
         )
 
 
-def add_to(verb: Verb) -> None:
+def add_to(add_command: AddCommand) -> None:
     """Add the command."""
-    gating = verb(
+    parser = add_command(
         "gate",
         gate,
-        "decide whether a map keeps a limit on labelled rows",
-        epilog="Exit codes: 0 pass, the whole 95 % interval of what is limited is within its "
-        "limit; 1 fail, it is beyond; 2 insufficient data, it holds the limit or there are fewer "
-        f"than {LEAST_ROWS} rows; 3 any trouble. With both limits, both must pass. The map is "
-        "applied here.",
+        "decide whether a map is within a limit on labelled rows",
+        epilog="Exit codes: 0 pass, the whole 95 % interval of the metric is within its limit; "
+        "1 fail, the whole interval is beyond it; 2 insufficient data, the interval contains the "
+        f"limit or there are fewer than {MIN_ROWS} rows; 3 error. With both limits, both must "
+        "pass. The map is applied here.",
     )
-    gating.add_argument(
+    parser.add_argument(
         "data",
         metavar="DATA",
-        help=f"labelled rows the map was not fitted on: {ENDINGS}",
+        help=f"labelled rows that the map was not fitted on: {ENDINGS}",
     )
-    add_map_flags(gating)
-    gating.add_argument(
+    add_map_flags(parser)
+    parser.add_argument(
         "--max-calibration-error",
         type=_limit("--max-calibration-error"),
         metavar="LIMIT",
-        help="of the debiased root-mean-square error, free of the noise in an ECE; 0.03 is three "
-        "points",
+        help="limit of the debiased root-mean-square error, which is free of the noise in an ECE; "
+        "0.03 is three points",
     )
-    gating.add_argument(
+    parser.add_argument(
         "--max-ece",
         type=_limit("--max-ece"),
         metavar="LIMIT",
-        help="of the ECE itself, whose interval allows for its noise",
+        help="limit of the ECE itself, whose interval allows for its noise",
     )
-    gating.add_argument(
+    parser.add_argument(
         "--markdown",
         type=Path,
         metavar="FILE",
         help="append the decision, for example to $GITHUB_STEP_SUMMARY",
     )
-    add_rows_flags(gating)
+    add_rows_flags(parser)
 
 
-def gate(asked: CommandContext) -> int:
-    """Decide, explain, and say it by the exit code."""
-    flags = asked.flags
+def gate(context: CommandContext) -> int:
+    """Decide and explain; return the exit code."""
+    flags = context.flags
     limits = _limits(flags)
-    rows = asked.set_file(flags.data)
+    rows = context.set_file(flags.data)
     data = rows.checked()
-    used = asked.map(confirmed=True)
+    used = context.map(confirmed=True)
     rows.for_segments(isinstance(used.fitted, SegmentedMap))
     check_same_kind(used.fitted, data, Path(flags.data))
     in_segments = None
     if isinstance(used.fitted, SegmentedMap):
         in_segments = used.fitted.known_rows(data.segments)
-        note_segments(asked, in_segments, data.n)
+        note_segments(context, in_segments, data.n)
     report = evaluate(used.fitted.apply_set(data), data.labels, judged_on=flags.data)
-    made = [Decision.of(report, metric, limit) for metric, limit in limits.items()]
-    decisive = strictest(made)
-    words = paragraph(report, made, used, flags.data)
+    decisions = [Decision.of(report, metric, limit) for metric, limit in limits.items()]
+    decision = strictest(decisions)
+    words = paragraph(report, decisions, used, flags.data)
     if flags.markdown is not None:
         with flags.markdown.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(markdown(decisive.gate, words))
-    code = EXIT_CODES[decisive.gate]
-    document = _document(report, made, used, words, code)
-    asked.output.answer({**document, "rows_in_segments": in_segments}, words)
+            file.write(markdown(decision.gate, words))
+    code = EXIT_CODES[decision.gate]
+    document = _document(report, decisions, used, words, code)
+    context.output.answer({**document, "rows_in_segments": in_segments}, words)
     return code
 
 
-def strictest(made: list[Decision]) -> Decision:
-    """Return the decision that decides: a fail before insufficient data before a pass."""
+def strictest(decisions: list[Decision]) -> Decision:
+    """Return the decision that counts: a fail before insufficient data before a pass."""
     order = (Gate.FAIL, Gate.INSUFFICIENT_DATA, Gate.PASS)
-    return min(made, key=lambda one: order.index(one.gate))
+    return min(decisions, key=lambda one: order.index(one.gate))
 
 
-def paragraph(report: Report, made: list[Decision], used: NamedMap, path: str) -> str:
-    """What was measured, what it means and what to do."""
-    decisive = strictest(made)
-    figures = " ".join(one.words for one in made)
-    known = any(one.metric == "ece" for one in made)
+def paragraph(report: Report, decisions: list[Decision], used: NamedMap, path: str) -> str:
+    """Say what was measured, what it means and what to do."""
+    decision = strictest(decisions)
+    figures = " ".join(one.words for one in decisions)
+    known = any(one.metric == "ece" for one in decisions)
     ece = "" if known else f"The ECE is {_percent(report.metrics['ece'] or 0.0)}. "
     floor = f"An ECE of about {_percent(report.noise_floor.mean)} would be noise alone."
     return (
-        f"{_name(decisive.gate).upper()}: {used.words} on {path}, {report.n:,} rows. {figures} "
-        f"{ece}{floor} {_meaning(report, decisive)}"
+        f"{_name(decision.gate).upper()}: {used.description} on {path}, {report.n:,} rows. "
+        f"{figures} {ece}{floor} {_meaning(report, decision)}"
     )
 
 
 def markdown(decided: Gate, words: str) -> str:
-    """The same for a page such as that of a CI job."""
+    """Return the decision as Markdown, for the summary of a CI job."""
     return (
         f"### {MARKS[decided]} Calibration gate: {_name(decided)}\n\n{words.partition(': ')[2]}\n\n"
     )
 
 
 def rows_needed(report: Report, limit: float, metric: str = "calibration_error") -> int | None:
-    """About how many rows would decide if the estimate stayed: intervals shrink with their root.
+    """Estimate the rows needed to decide: intervals shrink with the square root of the count.
 
-    For the calibration error on the scale of its square, where its interval is symmetric.
+    The calibration error is taken on the scale of its square, where its interval is symmetric.
     """
     found, edge = report.gate_interval(metric), limit
     if metric == "calibration_error":
@@ -162,9 +162,9 @@ def rows_needed(report: Report, limit: float, metric: str = "calibration_error")
     value = max(0.0, found.value)
     half = found.high - found.value if value <= edge else found.value - found.low
     gap = abs(edge - value)
-    if gap <= 0 or not math.isfinite(half) or half / gap > math.sqrt(MOST_TIMES):
+    if gap <= 0 or not math.isfinite(half) or half / gap > math.sqrt(MAX_TIMES):
         return None
-    return max(LEAST_ROWS, math.ceil(report.n * (half / gap) ** 2))
+    return max(MIN_ROWS, math.ceil(report.n * (half / gap) ** 2))
 
 
 def _meaning(report: Report, decided: Decision) -> str:
@@ -180,29 +180,30 @@ def _meaning(report: Report, decided: Decision) -> str:
             "by more than is allowed. Fit on rows like these, and promote that version if it "
             "passes."
         )
-    if report.n < LEAST_ROWS:
-        return f"Fewer than {LEAST_ROWS} rows cannot decide: bring more labelled rows."
+    if report.n < MIN_ROWS:
+        return f"Fewer than {MIN_ROWS} rows cannot decide: add more labelled rows."
     needed = rows_needed(report, decided.limit, decided.metric)
-    wanted = f"; about {needed:,} would decide" if needed else ", many more"
+    how_many = f"; about {needed:,} would decide" if needed else ", many more"
     return (
-        f"The interval of the {metric} holds the limit, so these rows cannot decide: bring "
-        f"more{wanted}."
+        f"The interval of the {metric} contains the limit, so these rows cannot decide: add "
+        f"more{how_many}."
     )
 
 
 def _document(
-    report: Report, made: list[Decision], used: NamedMap, words: str, code: int
+    report: Report, decisions: list[Decision], used: NamedMap, words: str, code: int
 ) -> dict[str, Any]:
-    decisive = strictest(made)
+    decision = strictest(decisions)
     return {
-        "gate": decisive.gate,
-        "decided_by": decisive.metric,
+        "gate": decision.gate,
+        "decided_by": decision.metric,
         "exit_code": code,
         "map": used.facts,
         "rows": report.n,
         "classes": report.k,
         "limits": {
-            one.metric: {"gate": one.gate, "limit": one.limit, **vars(one.interval)} for one in made
+            one.metric: {"gate": one.gate, "limit": one.limit, **vars(one.interval)}
+            for one in decisions
         },
         "calibration_error": report.gate_interval("calibration_error"),
         "ece": report.gate_interval("ece"),
@@ -212,11 +213,11 @@ def _document(
 
 
 def _limits(flags: argparse.Namespace) -> dict[str, float]:
-    """Return the limits that were given, by the name of what they limit."""
-    given = {"calibration_error": flags.max_calibration_error, "ece": flags.max_ece}
-    limits = {metric: limit for metric, limit in given.items() if limit is not None}
+    """Return the limits of the command line by metric."""
+    options = {"calibration_error": flags.max_calibration_error, "ece": flags.max_ece}
+    limits = {metric: limit for metric, limit in options.items() if limit is not None}
     if not limits:
-        raise CommandError("usage", "say --max-calibration-error LIMIT, --max-ece LIMIT, or both")
+        raise CommandError("usage", "give --max-calibration-error LIMIT, --max-ece LIMIT, or both")
     return limits
 
 

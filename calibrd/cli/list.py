@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 from calibrators.fitting.fallback import fallback_sentence
-from calibrd.cli.context import CommandContext, Verb, add_limit_flag
+from calibrd.cli.context import AddCommand, CommandContext, add_limit_flag
 from calibrd.cli.output import minute, table
 from calibrd.run_models import RunMetrics, RunStep
 
 METRICS = ("ece", "ada_ece", "nll", "accuracy")
 
 
-def add_to(verb: Verb) -> None:
+def add_to(add_command: AddCommand) -> None:
     """Add the commands."""
-    listing = verb("list", list_calibrators, "list the calibrators of the workspace")
-    add_limit_flag(listing)
-    numbered = verb("versions", list_versions, "list the versions of a calibrator, newest first")
-    numbered.add_argument("name", metavar="NAME")
-    add_limit_flag(numbered)
-    trainings = verb("runs", list_runs, "list training runs, those with news first")
-    trainings.add_argument("--archived", action="store_true", help="those that are archived")
-    add_limit_flag(trainings)
-    steps = verb("run", list_steps, "list the steps of a training run, oldest first")
-    steps.add_argument("name", metavar="NAME")
-    steps.add_argument("--session", metavar="ID", help="its steps only, also those done again")
-    add_limit_flag(steps)
+    list_parser = add_command("list", list_calibrators, "list the calibrators of the workspace")
+    add_limit_flag(list_parser)
+    versions_parser = add_command(
+        "versions", list_versions, "list the versions of a calibrator, newest first"
+    )
+    versions_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
+    add_limit_flag(versions_parser)
+    runs_parser = add_command("runs", list_runs, "list training runs, last updated first")
+    runs_parser.add_argument("--archived", action="store_true", help="list archived runs instead")
+    add_limit_flag(runs_parser)
+    steps_parser = add_command("run", list_steps, "list the steps of a training run, oldest first")
+    steps_parser.add_argument("name", metavar="NAME", help="name of the run")
+    steps_parser.add_argument(
+        "--session", metavar="ID", help="only the steps of this session, repeated later or not"
+    )
+    add_limit_flag(steps_parser)
 
 
-def list_calibrators(asked: CommandContext) -> None:
+def list_calibrators(context: CommandContext) -> None:
     """List calibrators with their aliases."""
-    with asked.client() as client:
-        found = client.calibrators(limit=asked.flags.limit)
+    with context.client() as client:
+        found = client.calibrators(limit=context.flags.limit)
     rows = [
         (one.name, one.latest, ", ".join(f"{alias.name}={alias.version}" for alias in one.aliases))
         for one in found
     ]
-    asked.output.answer(found, table(("name", "latest", "aliases"), rows))
+    context.output.answer(found, table(("name", "latest", "aliases"), rows))
 
 
-def list_versions(asked: CommandContext) -> None:
+def list_versions(context: CommandContext) -> None:
     """List versions with their verdicts."""
-    with asked.client() as client:
-        found = client.versions(asked.flags.name, limit=asked.flags.limit)
+    with context.client() as client:
+        found = client.versions(context.flags.name, limit=context.flags.limit)
     head = ("version", "method", "verdict", "rows", "model", "made (UTC)", "by", "what it means")
     rows = [
         (
@@ -55,32 +59,32 @@ def list_versions(asked: CommandContext) -> None:
         )
         for one in found
     ]
-    asked.output.answer(found, table(head, rows))
+    context.output.answer(found, table(head, rows))
 
 
-def list_runs(asked: CommandContext) -> None:
+def list_runs(context: CommandContext) -> None:
     """List training runs with the metrics of their last steps."""
-    with asked.client() as client:
-        found = client.runs(archived=asked.flags.archived, limit=asked.flags.limit)
-    head = ("run", "kind", "step", *METRICS, "news (UTC)")
+    with context.client() as client:
+        found = client.runs(archived=context.flags.archived, limit=context.flags.limit)
+    head = ("run", "kind", "step", *METRICS, "updated (UTC)")
     rows = [
         (one.name, one.kind, one.step, *_numbers(one.metrics), minute(one.updated_at))
         for one in found
     ]
-    asked.output.answer(found, table(head, rows))
+    context.output.answer(found, table(head, rows))
 
 
-def list_steps(asked: CommandContext) -> None:
-    """List the decided steps of a run: what was measured, and where its gammas lie."""
-    flags = asked.flags
-    with asked.client() as client:
+def list_steps(context: CommandContext) -> None:
+    """List the decided steps of a run with their metrics and the range of their gammas."""
+    flags = context.flags
+    with context.client() as client:
         found = client.run_history(flags.name, session=flags.session, limit=flags.limit)
     head = ("step", "session", *METRICS, "gammas", "notes")
     rows = [
         (one.step, one.session, *_numbers(one.metrics), _range(one.gammas), _notes(one))
         for one in found
     ]
-    asked.output.answer(found, table(head, rows))
+    context.output.answer(found, table(head, rows))
 
 
 def _numbers(metrics: RunMetrics | None) -> list[str]:
@@ -93,10 +97,10 @@ def _range(gammas: list[float] | None) -> str:
 
 
 def _notes(step: RunStep) -> str:
-    """What is not as usual in a step."""
-    said = {
+    """Return what is unusual about a step."""
+    notes = {
         f"{len(step.ranks)} of {step.world_size} ranks": step.partial,
         "not verified": step.verified is False,
         f"{len(step.switched)} switched": bool(step.switched),
     }
-    return ", ".join(words for words, holds in said.items() if holds)
+    return ", ".join(note for note, holds in notes.items() if holds)

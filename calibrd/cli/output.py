@@ -1,4 +1,4 @@
-"""What a command says, and where: answers to stdout, all else to stderr."""
+"""Output of commands: results to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from calibrd.terminal import json_safe, printable
 
 
 class CommandError(Exception):
-    """What a user asked for cannot be done: why, and what to do instead."""
+    """A command cannot be done: why, and what to do instead."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -27,8 +27,8 @@ class CommandError(Exception):
         self.hint = hint
 
 
-class AfterVersion(Exception):
-    """A version was made, and then its promotion went wrong."""
+class PromotionFailed(Exception):
+    """A version was made, but its promotion failed."""
 
     def __init__(self, version: str, why: Exception) -> None:
         super().__init__(f"{version}: {why}")
@@ -37,19 +37,19 @@ class AfterVersion(Exception):
 
 
 class NotWritten(CommandError):
-    """Stdout does not take the answer."""
+    """The result cannot be written to stdout."""
 
 
 class ClosedPipe(Exception):
-    """Whoever read the answer has enough of it."""
+    """The reader of stdout has closed the pipe."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Answers as text or, with ``json``, as one document.
+    """Results as text or, with ``json``, as one document.
 
-    An answer that cannot be written is an error. Notes and errors are written where that is
-    possible: the exit code says enough.
+    A result that cannot be written is an error. A note or an error that cannot be written is
+    dropped: the exit code says enough.
     """
 
     json: bool = False
@@ -57,55 +57,55 @@ class Output:
 
     @property
     def bars(self) -> bool:
-        """Whether progress bars are shown: to people, not in the log of a job."""
+        """Whether progress bars are shown: in terminals, not in the log of a job."""
         return not self.quiet and sys.stderr is not None and sys.stderr.isatty()
 
     def note(self, text: str) -> None:
-        """Tell a person how it goes."""
+        """Write a note to stderr, unless quiet."""
         if not self.quiet:
-            tell(text)
+            write_stderr(text)
 
     def say(self, text: str = "") -> None:
-        """A line of an answer that comes piece by piece; programs get the document instead."""
+        """Print a line of a result that comes in pieces; with ``json`` only the document counts."""
         if not self.json:
             _answer(_lines(text))
 
     def answer(self, document: Any, text: str) -> None:
-        """What the command was run for."""
+        """Print the result: the document with ``json``, else the text."""
         self.document(document)
         self.say(text)
 
     def document(self, document: Any) -> None:
-        """The answer for programs."""
+        """Print the document, with ``json``."""
         if self.json:
             _answer(_as_json(to_plain(_dates_as_text(document))))
 
-    def error(self, told: dict[str, Any]) -> None:
-        """What went wrong, in a line or two; as words also if the document finds no way out."""
+    def error(self, document: dict[str, Any]) -> None:
+        """Report an error in a line or two; as text too if the document cannot be written."""
         if self.json:
             try:
-                self.document({"error": told})
+                self.document({"error": document})
             except (ClosedPipe, NotWritten):
                 pass
             else:
                 return
-        asked = f" (request {told['request_id']})" if told["request_id"] else ""
-        tell(f"error: {told['message']}{asked}")
-        for note in told["notes"]:
-            tell(f"note: {note}")
-        if told["hint"]:
-            tell(f"hint: {told['hint']}")
+        request = f" (request {document['request_id']})" if document["request_id"] else ""
+        write_stderr(f"error: {document['message']}{request}")
+        for note in document["notes"]:
+            write_stderr(f"note: {note}")
+        if document["hint"]:
+            write_stderr(f"hint: {document['hint']}")
 
 
-def take_any_text() -> None:
-    """Let stdout and stderr write what their encoding lacks as ``\\xfc``."""
+def escape_unencodable() -> None:
+    r"""Let stdout and stderr write characters that their encoding lacks as ``\xfc``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def tell(text: str) -> None:
-    """Write a text to stderr, if it takes one."""
+def write_stderr(text: str) -> None:
+    """Write a text to stderr, if that is possible."""
     try:
         _write(sys.stderr, f"{_lines(text)}\n")
     except (OSError, ValueError):
@@ -117,7 +117,7 @@ def _lines(text: str) -> str:
 
 
 def finish() -> None:
-    """Write what is left; ClosedPipe or NotWritten if stdout does not take it."""
+    """Flush stdout; raise ClosedPipe or NotWritten if that fails."""
     if sys.stdout is not None:
         _answer(None)
 
@@ -130,7 +130,7 @@ def _answer(text: str | None) -> None:
         raise ClosedPipe from error
     except (OSError, ValueError) as error:
         _give_up(sys.stdout)
-        raise NotWritten("not_written", f"stdout did not take the answer: {error}") from error
+        raise NotWritten("not_written", f"cannot write the result to stdout: {error}") from error
 
 
 def _write(stream: TextIO | None, text: str) -> None:
@@ -141,22 +141,22 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 
 def _give_up(stream: TextIO | None) -> None:
-    """Python writes what is left once more at its end, and would choose the exit code if it cannot.
+    """Redirect a stream to nowhere, unless it has no file descriptor.
 
-    A stream without a file behind it has nothing to write to there.
+    Otherwise Python would flush it again at exit, fail, and choose the exit code.
     """
     try:
-        held = -1 if stream is None else stream.fileno()
+        descriptor = -1 if stream is None else stream.fileno()
     except (OSError, ValueError):
         return
-    if held >= 0:
+    if descriptor >= 0:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, held)
+        os.dup2(nowhere, descriptor)
         os.close(nowhere)
 
 
 def _as_json(plain: Any) -> str:
-    """The document; in ASCII if the encoding of stdout lacks one of its letters."""
+    """Return the document as JSON; in ASCII if the encoding of stdout lacks a character of it."""
     text = json_safe(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False))
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
@@ -165,12 +165,12 @@ def _as_json(plain: Any) -> str:
     return text
 
 
-def told_of(error: BaseException) -> dict[str, Any]:
-    """An error as the document that ``--json`` prints."""
-    if isinstance(error, AfterVersion):
-        told = told_of(error.why)
-        words = f"{error.version} was made, but not promoted: {told['message']}"
-        return {**told, "message": words, "version": error.version}
+def error_document(error: BaseException) -> dict[str, Any]:
+    """Return an error as the document that ``--json`` prints."""
+    if isinstance(error, PromotionFailed):
+        inner = error_document(error.why)
+        combined = f"{error.version} was made, but not promoted: {inner['message']}"
+        return {**inner, "message": combined, "version": error.version}
     message, request_id = _one_line(str(error)), None
     code = str(getattr(error, "code", ""))
     known = ERROR_CODES.get(code)
@@ -195,7 +195,7 @@ def told_of(error: BaseException) -> dict[str, Any]:
         case _:
             code = "unexpected"
             message = f"{type(error).__name__}: {message}"
-            hint = "this is a bug: run it again with --traceback, and report what that shows"
+            hint = "this is a bug: run it again with --traceback and report the output"
     return {
         "code": code,
         "message": message,
@@ -207,7 +207,7 @@ def told_of(error: BaseException) -> dict[str, Any]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return aligned columns; what would break a line in a cell is escaped.
+    """Return aligned columns; line breaks and the like in cells are escaped.
 
     >>> print(table(("name", "n"), [("a", 10), ("long", None)]))
     name  n
@@ -220,7 +220,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def minute(moment: datetime | None) -> str:
-    """A point in time as a person reads it."""
+    """Return a time to the minute, as people read it."""
     return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M")
 
 

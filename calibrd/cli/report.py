@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibrd.cli.context import CommandContext, Verb
+from calibrd.cli.context import AddCommand, CommandContext
 from calibrd.cli.output import CommandError
 
 FORMATS = (".html", ".json", ".svg", ".png")
 
 
-def add_to(verb: Verb) -> None:
+def add_to(add_command: AddCommand) -> None:
     """Add the command."""
-    showing = verb("report", report, "show how a version was judged, or write it to a file")
-    showing.add_argument("version", metavar="NAME@NUMBER", help="or NAME@ALIAS")
-    showing.add_argument(
+    parser = add_command("report", report, "show the report of a version, or write it to a file")
+    parser.add_argument("version", metavar="NAME@NUMBER", help="or NAME@ALIAS")
+    parser.add_argument(
         "--out", type=Path, metavar="FILE", help="a page (.html), .json, or a chart (.svg, .png)"
     )
 
 
-def report(asked: CommandContext) -> None:
-    """The report of a version."""
-    target: Path | None = asked.flags.out
+def report(context: CommandContext) -> None:
+    """Show or write the report of a version."""
+    target: Path | None = context.flags.out
     if target is not None and target.suffix.lower() not in FORMATS:
         raise CommandError("usage", f"--out must end in {', '.join(FORMATS)}, got {target}")
-    with asked.client() as client:
-        found = client.report(asked.flags.version)
+    with context.client() as client:
+        found = client.report(context.flags.version)
     if target is None:
-        asked.output.answer(found.to_dict(), found.summary())
+        context.output.answer(found.to_dict(), found.summary())
         return
-    found.save(target, title=asked.flags.version)
-    document = {"version": asked.flags.version, "file": str(target), "verdict": found.verdict}
-    asked.output.answer(document, f"the report of {asked.flags.version} is in {target}")
+    found.save(target, title=context.flags.version)
+    document = {"version": context.flags.version, "file": str(target), "verdict": found.verdict}
+    context.output.answer(document, f"the report of {context.flags.version} is in {target}")

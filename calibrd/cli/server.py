@@ -7,7 +7,7 @@ from functools import partial
 from importlib import metadata
 from typing import cast
 
-from calibrd.cli.context import CommandContext, Verb
+from calibrd.cli.context import AddCommand, CommandContext
 from calibrd.cli.output import CommandError
 
 GROUP, ENTRY = "calibrd.commands", "server"
@@ -16,19 +16,19 @@ COMMANDS = {
     "serve": "run the API, with workers beside it",
     "worker": "run a worker that takes fits from the queues",
     "workers": "list the workers that are alive",
-    "migrate": "bring the database up to date, and end",
-    "keys": "make, list, rotate or revoke API keys",
-    "backup": "back up the embedded database and its blobs, while the service goes on",
+    "migrate": "bring the database up to date, and exit",
+    "keys": "create, list, rotate or revoke API keys",
+    "backup": "back up the embedded database and its blobs, while the service runs",
     "restore": "restore a backup into an empty data directory",
-    "doctor": "check all that is stored, and say what is amiss",
-    "sweep": "delete stored bytes that nothing names",
+    "doctor": "check everything stored, and report problems",
+    "sweep": "delete orphaned blobs",
 }
 
 ServerCommand = Callable[[Sequence[str]], int]
 
 
 def server_command(arguments: Sequence[str]) -> ServerCommand | None:
-    """Return what runs these arguments if they begin with a command of an installed server."""
+    """Return the command of an installed server that these arguments begin with, if any."""
     if not arguments or arguments[0] not in COMMANDS:
         return None
     for found in metadata.entry_points(group=GROUP, name=ENTRY):
@@ -36,19 +36,19 @@ def server_command(arguments: Sequence[str]) -> ServerCommand | None:
     return None
 
 
-def add_to(verb: Verb) -> None:
-    """Add the commands to the parser, for its help and for whoever has no server."""
+def add_to(add_command: AddCommand) -> None:
+    """Add the commands to the parser, for its help and for users without a server."""
     for name, summary in COMMANDS.items():
-        verb(name, partial(_refuse, name), f"server: {summary}", takes_all=True)
+        add_command(name, partial(_refuse, name), f"server: {summary}", takes_all=True)
 
 
-def _refuse(name: str, _asked: CommandContext) -> None:
+def _refuse(name: str, _context: CommandContext) -> None:
     """Say how to install the server, or where its flags go."""
     if metadata.entry_points(group=GROUP, name=ENTRY):
         raise CommandError(
             "usage",
             f"`{name}` is a command of the server, whose flags follow its name",
-            f"calibrd {name} --help lists what it takes",
+            f"calibrd {name} --help lists its arguments",
         )
     raise CommandError(
         "no_server",

@@ -1,4 +1,4 @@
-"""Whatever holds numbers, as a numpy array; no library is loaded that the caller has not."""
+"""Conversion of any library's arrays to numpy, without importing that library."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NO_VALUES = ("NoneType", "NAType")  # the latter is that of pandas
 
 
 def as_array(values: Any, name: str = "values") -> Array:
-    """The numbers of an array, a tensor on any device, a column, a frame, a table or a list.
+    """Convert an array, a tensor on any device, a column, a frame, a table or a list to numpy.
 
-    A column whose cells are lists becomes rows, as do the columns of a frame; nothing is copied
-    that need not be. Missing or masked values, lists in lists of a column, and text are a
-    DataError; ``name`` is what it calls them.
+    A column whose cells are lists becomes rows, and the columns of a frame become columns; nothing
+    is copied without need. Missing or masked values, nested lists in a column, and text raise a
+    DataError that calls them ``name``.
 
     >>> as_array([[2.0, 0.5], [1.0, 0.0]]).shape
     (2, 2)
@@ -82,7 +82,7 @@ def _from_series(series: Any, name: str) -> Array:
     if hasattr(dtype, "categories"):
         raise _not_numbers(next(iter(dtype.categories), None), name, "categories")
     _refuse_missing(np.asarray(series.isna(), dtype=bool), name)
-    # a masked column knows its plain type; others are read cell by cell
+    # a masked column has a plain numpy type; others are read cell by cell
     return np.asarray(series.to_numpy(dtype=getattr(dtype, "numpy_dtype", None)))
 
 
@@ -90,7 +90,7 @@ def _from_pandas(frame: Any, name: str) -> Array:
     plain = all(isinstance(dtype, np.dtype) for dtype in frame.dtypes)
     if plain and len({*frame.dtypes}) == 1:
         return np.asarray(frame.to_numpy())
-    return _beside([frame.iloc[:, place] for place in range(frame.shape[1])], name)
+    return _stack_columns([frame.iloc[:, place] for place in range(frame.shape[1])], name)
 
 
 def _from_polars(series: Any, name: str) -> Array:
@@ -108,7 +108,7 @@ def _from_polars(series: Any, name: str) -> Array:
 
 
 def _from_polars_frame(frame: Any, name: str) -> Array:
-    return _beside(frame.get_columns(), name)
+    return _stack_columns(frame.get_columns(), name)
 
 
 def _from_chunks(array: Any, name: str) -> Array:
@@ -123,7 +123,7 @@ def _from_chunks(array: Any, name: str) -> Array:
 
 
 def _from_arrow(array: Any, name: str, start: int = 0, width: int = 1) -> Array:
-    """An array that begins at row ``start`` and holds ``width`` numbers of every row."""
+    """Convert an array that begins at row ``start`` and holds ``width`` numbers of every row."""
     _refuse_missing(
         lambda: array.is_null().to_numpy(zero_copy_only=False),
         name,
@@ -148,7 +148,7 @@ def _from_arrow(array: Any, name: str, start: int = 0, width: int = 1) -> Array:
 
 
 def _from_arrow_table(table: Any, name: str) -> Array:
-    return _beside(table.columns, name)
+    return _stack_columns(table.columns, name)
 
 
 Reader = Callable[[Any, str], Array]
@@ -164,8 +164,8 @@ READERS: tuple[tuple[str, tuple[str, ...], Reader], ...] = (
 )
 
 
-def _beside(columns: Sequence[Any], name: str) -> Array:
-    """The columns of a table as those of an array; a single one may hold whole rows."""
+def _stack_columns(columns: Sequence[Any], name: str) -> Array:
+    """Stack the columns of a table; a single one may hold whole rows."""
     arrays = [as_array(column, name) for column in columns]
     if len(arrays) == 1:
         return arrays[0]
@@ -177,7 +177,7 @@ def _beside(columns: Sequence[Any], name: str) -> Array:
 
 
 def _from_cells(array: Array, name: str) -> Array:
-    """An array of Python objects: numbers, or lists and arrays that become rows."""
+    """Convert an array of Python objects: numbers, or lists and arrays that become rows."""
     if array.ndim == 0:
         raise TypeError(f"got one {type(array.item()).__name__}")
     if array.ndim == 2 and array.shape[1] == 1:
@@ -204,7 +204,10 @@ def _stacked(rows: Sequence[Any] | Array, name: str) -> Array:
 def _refuse_missing(
     missing: Any, name: str, *, some: int | None = None, start: int = 0, width: int = 1
 ) -> None:
-    """``missing`` says which, ``width`` to a row from ``start`` on; not called if ``some`` is 0."""
+    """Raise DataError if values are missing, ``width`` to a row from row ``start`` on.
+
+    ``missing`` is the mask, or a function that returns it and is not called if ``some`` is 0.
+    """
     if some == 0:
         return
     cells = np.asarray(missing() if callable(missing) else missing, dtype=bool)
@@ -224,7 +227,7 @@ def _refuse_ragged(shortest: Any, longest: Any, name: str) -> None:
 
 
 def _ragged(name: str) -> DataError:
-    return DataError("not_an_array", f"{name} must have equally many numbers in every row")
+    return DataError("not_an_array", f"{name} must have the same number of values in every row")
 
 
 def _nested(name: str) -> DataError:

@@ -1,4 +1,4 @@
-"""Checked sets of any library's arrays, and the segment of each row from whatever holds names."""
+"""Checked calibration sets and segments from the arrays of any library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrd.io.arrays import Array, as_array
 
 
 def checked_set(values: Any, labels: Any, kind: Kind, segments: Any = None) -> CalibrationSet:
-    """Logits or probabilities of any library, labels, and segments if there are any, as a set."""
+    """Make a checked set of values, labels and optional segments from the arrays of any library."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     names = None if segments is None else as_segments(segments)
     if kind == "logits":
@@ -25,10 +25,10 @@ def checked_set(values: Any, labels: Any, kind: Kind, segments: Any = None) -> C
 
 
 def as_segments(values: Any, name: str = "segments") -> Array:
-    """Names or whole numbers (n,) of a list, an array, a tensor or a column.
+    """Return the names or integers (n,) in a list, an array, a tensor or a column.
 
-    Categories go by their names. What is neither text nor a whole number is a DataError, which
-    calls them ``name``; how names may look is left to ``calibrators``.
+    Categories become their names. Anything but text and integers raises a DataError that calls
+    them ``name``; ``calibrators`` checks the names themselves.
 
     >>> as_segments(["web", "app"]).tolist(), as_segments((3, 12)).tolist()
     (['web', 'app'], [3, 12])
@@ -57,7 +57,7 @@ def as_segments(values: Any, name: str = "segments") -> Array:
 
 
 def names_of(segments: Segments) -> Array:
-    """The name of each row's segment, as text (n,)."""
+    """Return the name of each row's segment, as text (n,)."""
     return np.array(segments.names, np.str_)[segments.codes]
 
 
@@ -65,5 +65,5 @@ def _from_cells(cells: Sequence[Any], name: str) -> Array:
     if check_cells(cells, name) is str:
         return np.array(cells, dtype=object)
     array = np.array(cells)
-    # below zero and beyond 63 bits at once, integers have no common type in numpy but float64
+    # negative integers and those beyond 63 bits have only float64 as a common type in numpy
     return array if array.dtype.kind in "iu" else np.array(cells, dtype=object)

@@ -1,4 +1,4 @@
-"""Sets and maps in files, read whole, with errors that name the file."""
+"""Calibration sets and maps read from files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = logging.getLogger("calibrd")
 
 
 class SetFile(NamedTuple):
-    """What a model said and what was true, as a file holds it; of which segments, if it says so.
+    """The values, labels and optional segments in a file.
 
-    ``left_out`` says which rule is broken by what the file calls segments but are none.
+    ``left_out`` is the rule that the file's segments break, if they were left out for that.
     """
 
     path: Path
@@ -37,14 +37,14 @@ class SetFile(NamedTuple):
     left_out: DataError | None = None
 
     def for_segments(self, needed: bool) -> SetFile:
-        """The same; raises ``left_out`` if segments are needed and the file has none that are."""
+        """Return the file; raise ``left_out`` if segments are needed but were left out."""
         if needed and self.left_out is not None:
             raise self.left_out
         return self
 
     def checked(self) -> CalibrationSet:
-        """The same, checked; errors name the file."""
-        with parquet_files.errors_of(self.path, 0):
+        """Return a checked set; errors name the file."""
+        with parquet_files.locate_errors(self.path, 0):
             return checked_set(self.values, self.labels, self.kind, self.segments)
 
 
@@ -56,12 +56,12 @@ def read_set(
     segments_column: str | None = None,
     kind: Kind | None = None,
 ) -> SetFile:
-    """The rows of an npz (``logits`` or ``probabilities``, and ``labels``), parquet or arrow file.
+    """Read an npz (``logits`` or ``probabilities``, and ``labels``), parquet or arrow file.
 
-    In a file with columns the numbers are in one of lists or in several, and are logits unless
-    ``kind`` says otherwise. Segments are read from ``segments`` (or ``segment``), if it is there; a
-    column that is named must be. One that is not named and breaks the rules of segments (numbers
-    with a point, missing values, identifiers) is left out, and a warning says so.
+    In a table the numbers are in one column of lists or in several columns, and are logits unless
+    ``kind`` says otherwise. Segments are read from ``segments`` (or ``segment``), if present; a
+    column named by the caller must be present. Segments that the caller did not name and that
+    break the rules (floats, missing values, identifiers) are left out with a warning.
     """
     source = Path(path)
     for endings, read in READERS:
@@ -71,12 +71,12 @@ def read_set(
 
 
 def read_map(path: str | Path) -> CalibrationMap:
-    """The map of a .calibrd file; ArchiveError if a single byte differs."""
+    """Read the map of a .calibrd file; raise ArchiveError if a single byte differs."""
     return archive.load(Path(path).read_bytes())
 
 
 def segments_among(path: Path, names: Sequence[str], wanted: str | None) -> str | None:
-    """What a file calls its segments: as it is wanted, or as it is usual, if it has any."""
+    """Return the array or column with the segments: ``wanted``, or one of the usual names."""
     found = wanted or _usual(names)
     if found is not None and names.count(found) != 1:
         present = ", ".join(map(repr, names)) or "nothing"
@@ -91,13 +91,13 @@ def _from_npz(
 ) -> SetFile:
     with npy_files.opened_npz(path) as held:
         names = [name.removesuffix(".npy") for name in held.namelist()]
-        told = npy_files.members_of(held)
+        listed = npy_files.members_of(held)
     found = [one for one in KINDS if one in names and kind in (None, one)]
     if len(found) != 1 or labels not in names:
         raise DataError(
             "missing_array",
             f"{path} must hold 'logits' or 'probabilities', not both, and {labels!r}, "
-            f"but holds {told}",
+            f"but holds {listed}",
         )
     with np.load(path, allow_pickle=False) as stored:
         values, truth = (_member(path, stored, name) for name in (found[0], labels))
@@ -126,27 +126,30 @@ def _segments_in(path: Path, stored: Any, name: str) -> Array:
 
 
 def _from_table(
-    path: Path, given: Kind | None, columns: Sequence[str] | None, labels: str, wanted: str | None
+    path: Path, stated: Kind | None, columns: Sequence[str] | None, labels: str, wanted: str | None
 ) -> SetFile:
-    kind = given or "logits"
-    values, truth, named, seen = [], [], [], 0
+    kind = stated or "logits"
+    values, truth, named, rows_read = [], [], [], 0
     with parquet_files.open_table(path) as table:
-        chosen, (answer,) = table.chosen(columns or [kind]), table.chosen([labels])
+        chosen, (answer,) = (
+            table.checked_columns(columns or [kind]),
+            table.checked_columns([labels]),
+        )
         names = table.schema.names
         segments = segments_among(path, names, wanted) if wanted else _usual(names)
         for batch in table.batches(VALUES_AT_ONCE):
-            with parquet_files.errors_of(path, seen):
+            with parquet_files.locate_errors(path, rows_read):
                 values.append(parquet_files.numbers_of(batch, chosen))
                 truth.append(parquet_files.numbers_of(batch, [answer]))
             if segments is not None and names.count(segments) == 1:
                 named.extend(batch.column(segments).to_pylist())
-            seen += len(batch)
-    if not seen:
+            rows_read += len(batch)
+    if not rows_read:
         raise DataError("empty", f"{path} holds no rows")
     made = SetFile(path, kind, np.concatenate(values), np.concatenate(truth))
 
     def read(_: str) -> Array:
-        with parquet_files.errors_of(path, 0):
+        with parquet_files.locate_errors(path, 0):
             return as_segments(named)
 
     return _with_segments(made, names, wanted, read)
@@ -155,14 +158,14 @@ def _from_table(
 def _with_segments(
     made: SetFile, names: Sequence[str], wanted: str | None, read: Callable[[str], Array]
 ) -> SetFile:
-    """The same rows with their segments; without, if no one named what breaks the rules."""
+    """Add the segments; leave them out if they break the rules and the caller did not name them."""
     try:
         found = segments_among(made.path, names, wanted)
         if found is None:
             return made
         segments = read(found)
         if wanted is None:
-            with parquet_files.errors_of(made.path, 0):
+            with parquet_files.locate_errors(made.path, 0):
                 Segments.of(segments, rows=len(made.values))
     except DataError as error:
         if wanted is not None:

@@ -1,4 +1,4 @@
-"""npy and npz files, a block of rows at a time: memory does not grow with the file."""
+"""Blocks of rows of npy and npz files, in constant memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class NpyRows:
             version = np.lib.format.read_magic(file)
             self.shape, self.columnwise, self.dtype = HEADERS[version](file)
         except (ValueError, KeyError, EOFError) as error:
-            raise DataError("not_an_array", f"{name} is no array of numpy: {error}") from error
+            raise DataError(
+                "not_an_array", f"{name} is not a valid numpy array: {error}"
+            ) from error
         if self.dtype.hasobject:
             raise DataError(
                 "pickled",
@@ -46,11 +48,11 @@ class NpyRows:
             raise DataError("bad_shape", f"{name} must have shape (n, k) or (n,), got {self.shape}")
 
     def rows_of(self, values: int) -> int:
-        """How many rows have about so many values."""
+        """Return how many rows have about so many values."""
         return max(1, values // max(1, math.prod(self.shape[1:])))
 
     def blocks(self, rows: int) -> Iterator[Array]:
-        """Blocks of so many rows."""
+        """Yield blocks of so many rows."""
         width = math.prod(self.shape[1:])
         if self.columnwise and len(self.shape) > 1:
             yield from self._mapped(rows)
@@ -64,7 +66,7 @@ class NpyRows:
             yield np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
 
     def _mapped(self, rows: int) -> Iterator[Array]:
-        """Blocks of an array that is stored column by column."""
+        """Yield blocks of an array that is stored column by column."""
         if self._path is None:
             raise DataError(
                 "column_by_column",
@@ -77,7 +79,7 @@ class NpyRows:
 
 @contextmanager
 def open_rows(path: Path, kind: str) -> Iterator[NpyRows]:
-    """The array of an npy file, or that of this kind in an npz."""
+    """Open the array of an npy file, or the one named ``kind`` in an npz."""
     if path.suffix.lower() == ".npy":
         with path.open("rb") as file:
             yield NpyRows(file, str(path), path)
@@ -95,13 +97,13 @@ def open_rows(path: Path, kind: str) -> Iterator[NpyRows]:
 
 @contextmanager
 def opened_npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The zip file that an npz is."""
+    """Open an npz as a zip file; raise DataError if it is damaged."""
     with path.open("rb") as file:
         try:
             archive = zipfile.ZipFile(file)
         except zipfile.BadZipFile as error:
             raise DataError(
-                "not_an_npz", f"{path} is no npz file: write one with np.savez"
+                "not_an_npz", f"{path} is not an npz file: write one with np.savez"
             ) from error
         with archive:
             try:
@@ -111,25 +113,25 @@ def opened_npz(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the arrays in an npz."""
+    """Return the names of the arrays in an npz."""
     with opened_npz(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def members_of(archive: zipfile.ZipFile) -> str:
-    """The names of the arrays in an npz, as an error tells them."""
+    """Return the names of the arrays in an npz, for error messages."""
     return ", ".join(repr(name.removesuffix(".npy")) for name in archive.namelist()) or "nothing"
 
 
 def write_header(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """What an npy file begins with."""
+    """Write the header of an npy file."""
     described = np.lib.format.dtype_to_descr(dtype)
     header = {"descr": described, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_2_0(file, header)
 
 
 def copy_arrays(source: Path, target: zipfile.ZipFile, names: Collection[str]) -> None:
-    """These arrays of an npz, as they are."""
+    """Copy these arrays of an npz unchanged."""
     with opened_npz(source) as archive:
         for name in archive.namelist():
             if name.removesuffix(".npy") in names:

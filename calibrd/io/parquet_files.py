@@ -45,16 +45,16 @@ class ParquetTable:
             return int(self._reader.metadata.num_rows)
         from pyarrow import dataset, fs
 
-        # the heads of the batches tell it, without their rows
+        # counted from the headers of the batches, without reading rows
         whole = dataset.IpcFileFormat().make_fragment(
             str(self.path.absolute()), fs.LocalFileSystem()
         )
-        with self._told_if_damaged():
+        with self._damage_as_data_error():
             return int(whole.count_rows())
 
-    def chosen(self, columns: Sequence[str]) -> list[str]:
-        """The columns that hold the numbers, all of which are there."""
-        wanted = named_once(columns)
+    def checked_columns(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns; raise DataError unless the file has each exactly once."""
+        wanted = check_unique(columns)
         for name in wanted:
             if self.schema.names.count(name) != 1:
                 raise DataError(
@@ -65,8 +65,8 @@ class ParquetTable:
         return wanted
 
     def batches(self, values: int) -> Iterator[pa.RecordBatch]:
-        """Its rows, at most about so many numbers at once, whatever types hold them."""
-        with self._told_if_damaged():
+        """Yield its rows in batches of at most about so many numbers, whatever their types."""
+        with self._damage_as_data_error():
             if self.is_parquet:
                 rows = max(1, values // self._width())
                 yield from self._reader.iter_batches(batch_size=rows)
@@ -78,15 +78,15 @@ class ParquetTable:
                     yield batch.slice(start, rows)
 
     def _width(self) -> int:
-        """How many numbers a row of a parquet file has: of the first rows, or of most bytes."""
+        """Estimate the numbers in a row of a parquet file, from the first rows and the sizes."""
         first = next(self._reader.iter_batches(batch_size=FIRST_ROWS), None)
-        told = self._reader.metadata
-        groups = [told.row_group(number) for number in range(told.num_row_groups)]
+        metadata = self._reader.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         stored = (-(-one.total_byte_size // max(1, one.num_rows)) for one in groups)
         return max(1 if first is None else _width_of(first), max(stored, default=0) // NUMBER_BYTES)
 
     @contextmanager
-    def _told_if_damaged(self) -> Iterator[None]:
+    def _damage_as_data_error(self) -> Iterator[None]:
         import pyarrow as pa
 
         try:
@@ -97,8 +97,8 @@ class ParquetTable:
             raise DataError("damaged", f"{self.path} is damaged: {error}") from error
 
 
-def named_once(columns: Sequence[str]) -> list[str]:
-    """The columns, if none is named twice."""
+def check_unique(columns: Sequence[str]) -> list[str]:
+    """Return the columns; raise DataError if one is named twice."""
     wanted = [*columns]
     for name in wanted:
         if wanted.count(name) > 1:
@@ -113,11 +113,11 @@ def _width_of(batch: pa.RecordBatch) -> int:
 
 @contextmanager
 def open_table(path: Path) -> Iterator[ParquetTable]:
-    """A parquet file, or an arrow file (the IPC file format), by its ending."""
+    """Open a parquet file, or an arrow file (the IPC file format), by its ending."""
     pa = _pyarrow()
     # buffered and not read ahead: a row group may be larger than memory
     options: dict[str, Any] = {"buffer_size": READ_BYTES, "pre_buffer": False}
-    with path.open("rb"):  # a missing file is told as that
+    with path.open("rb"):  # raises for a missing file
         pass
     with ExitStack() as opened:
         try:
@@ -129,12 +129,12 @@ def open_table(path: Path) -> Iterator[ParquetTable]:
                 reader = pa.ipc.open_file(opened.enter_context(_arrow_file(path)))
         except (pa.ArrowException, OSError) as error:
             form = "parquet" if path.suffix.lower() in PARQUET else "arrow (IPC file format)"
-            raise DataError("not_a_table", f"{path} is no {form} file: {error}") from error
+            raise DataError("not_a_table", f"{path} is not a valid {form} file: {error}") from error
         yield ParquetTable(path, reader)
 
 
 def _arrow_file(path: Path) -> Any:
-    """Batches are read one by one; those too large for that lie in the system's cache alone."""
+    """Open an arrow file to read batches one by one, memory-mapped if they are too large."""
     pa = _pyarrow()
     with pa.OSFile(str(path)) as file:
         batches = pa.ipc.open_file(file).num_record_batches
@@ -144,12 +144,12 @@ def _arrow_file(path: Path) -> Any:
 
 @contextmanager
 def new_table(path: Path, kind: str, schema: pa.Schema) -> Iterator[Any]:
-    """A writer of record batches into a parquet or an arrow file."""
+    """Open a writer of record batches into a new parquet or arrow file."""
     pa = _pyarrow()
     if kind in PARQUET:
         from pyarrow import parquet
 
-        # numbers that hardly ever repeat are only slowed down by a dictionary
+        # a dictionary only slows down numbers that hardly ever repeat
         repeating = [
             field.name
             for field in schema
@@ -163,8 +163,8 @@ def new_table(path: Path, kind: str, schema: pa.Schema) -> Iterator[Any]:
 
 
 @contextmanager
-def errors_of(path: Path, first: int) -> Iterator[None]:
-    """Errors inside the block are told of this file, whose row ``first`` is row 0 there."""
+def locate_errors(path: Path, first: int) -> Iterator[None]:
+    """Let errors in the block name this file, and count rows from ``first`` on."""
     try:
         yield
     except DataError as error:
@@ -176,12 +176,12 @@ def errors_of(path: Path, first: int) -> Iterator[None]:
 
 
 def numbers_of(batch: pa.RecordBatch, columns: Sequence[str]) -> Array:
-    """The numbers (n, k) of one list column or of several columns, or (n,) of one of numbers."""
+    """Return the numbers (n, k) of a list column or several columns, or (n,) of a plain one."""
     return as_array(batch.select([*columns]), " and ".join(columns))
 
 
 def with_columns(batch: pa.RecordBatch | None, added: Mapping[str, Array]) -> pa.RecordBatch:
-    """A batch with more columns; rows of numbers become lists of a fixed size."""
+    """Return a batch with more columns; rows of numbers become lists of a fixed size."""
     pa = _pyarrow()
     columns: list[Any] = [] if batch is None else [*batch.columns]
     fields: list[Any] = [] if batch is None else [*batch.schema]
@@ -196,7 +196,7 @@ def with_columns(batch: pa.RecordBatch | None, added: Mapping[str, Array]) -> pa
 
 
 def without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same values in plain types."""
+    """Return the batch with dictionary-encoded values in plain types."""
     pa = _pyarrow()
     fields = [field.with_type(_plain(field.type)) for field in batch.schema]
     columns = [
@@ -208,7 +208,7 @@ def without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plain(kind: Any) -> Any:
-    """A type without the dictionaries in it."""
+    """Return a type without dictionary encoding."""
     pa = _pyarrow()
     types = pa.types
     if types.is_dictionary(kind):

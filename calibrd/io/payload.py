@@ -1,6 +1,6 @@
-"""A dataset as the bytes that are sent, made of pieces: nothing is copied to be hashed.
+"""The bytes of a dataset to upload, in pieces that are hashed and sent without a copy.
 
-Numbers go as safetensors; with names of segments, which that format cannot hold, as npz.
+Data are sent as safetensors, or as npz if there are segments, which safetensors cannot hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = {"<f4": "F32", "<f8": "F64", "<f2": "F16", "<i8": "I64"}
 
 
 class Payload:
-    """Bytes that lie in several places, as one."""
+    """Pieces of memory, read as one sequence of bytes."""
 
     def __init__(self, pieces: Sequence[memoryview], media_type: str = SAFETENSORS) -> None:
         self.media_type = media_type
@@ -34,14 +34,14 @@ class Payload:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of all of it."""
+        """The hash of all bytes."""
         found = hashlib.sha256()
         for piece in self._pieces:
             found.update(piece)
         return found.hexdigest()
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from start to stop.
+        """Return the bytes from start to stop.
 
         >>> Payload([memoryview(b"abc"), memoryview(b"def")]).read(2, 5)
         b'cde'
@@ -57,8 +57,8 @@ class Payload:
             offset += piece.nbytes
 
 
-def packed(values: Any, labels: Any, kind: Kind, segments: Any = None) -> Payload:
-    """Logits or probabilities, labels and segments, checked as the service checks them."""
+def pack_dataset(values: Any, labels: Any, kind: Kind, segments: Any = None) -> Payload:
+    """Pack values, labels and segments, checked as the service checks them."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     checked = checked_set(array, truth, kind, segments)
     if array.dtype.kind != "f" or array.itemsize > 8:
@@ -70,7 +70,7 @@ def packed(values: Any, labels: Any, kind: Kind, segments: Any = None) -> Payloa
 
 
 def tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
-    """Arrays in the safetensors format; the same arrays give the same bytes."""
+    """Pack arrays in the safetensors format; the same arrays give the same bytes."""
     header: dict[str, Any] = {}
     pieces, offset = [], 0
     for name, array in arrays.items():
@@ -89,7 +89,7 @@ def tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
 
 
 def npz(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
-    """Arrays as an npz file that is not compressed; the same arrays give the same bytes."""
+    """Pack arrays as an uncompressed npz file; the same arrays give the same bytes."""
     pieces = _Pieces()
     with zipfile.ZipFile(cast(IO[bytes], pieces), "w") as archive:
         for name, array in arrays.items():
@@ -101,7 +101,7 @@ def npz(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
 
 
 class _Pieces:
-    """A file that can only be written, and keeps what it is given as it is."""
+    """A write-only file that keeps its pieces without a copy."""
 
     def __init__(self) -> None:
         self.written: list[memoryview] = []
@@ -112,4 +112,4 @@ class _Pieces:
         return self.written[-1].nbytes
 
     def flush(self) -> None:
-        """Nothing waits to be written."""
+        """Do nothing: pieces are not buffered."""

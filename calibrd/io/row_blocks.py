@@ -1,4 +1,4 @@
-"""Files of rows read and written a block at a time, whichever of the formats they have."""
+"""Files of rows in any format, read and written a block at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK_VALUES = 1 << 20
 
 
 class RowBlock(NamedTuple):
-    """Some rows: their numbers, all their columns if they have such, and their segments."""
+    """Some rows: their numbers, their segments, and in tables all columns."""
 
     values: Array
     batch: pa.RecordBatch | None
@@ -35,7 +35,7 @@ class RowBlock(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """What is read: how many rows, which of its columns the numbers are in, and the rows."""
+    """A file to read: its columns, those that hold the numbers, and blocks of its rows."""
 
     path: Path
     rows: int
@@ -43,8 +43,8 @@ class RowSource(NamedTuple):
     inputs: list[str]
     blocks: Iterator[RowBlock]
 
-    def kept(self, target: Path, *, drop_inputs: bool) -> list[str]:
-        """The columns or arrays that a target takes over: tables those of tables, npz of npz."""
+    def columns_to_copy(self, target: Path, *, drop_inputs: bool) -> list[str]:
+        """Return the columns or arrays to copy: from table to table, or from npz to npz."""
         if target.suffix.lower() == ".npy" or _form(target) != _form(self.path):
             return []
         for name in self.names:
@@ -65,24 +65,24 @@ def _form(path: Path) -> str:
     return ending if ending in NUMPY else "table"
 
 
-def refuse_taken(added: Iterable[str], held: Collection[str]) -> None:
-    """Nothing that is there already is written over."""
+def check_names_free(added: Iterable[str], held: Collection[str]) -> None:
+    """Raise DataError if a new name is already taken."""
     taken = [name for name in added if name in held]
     if taken:
         raise DataError(
             "name_taken",
-            f"the source has {taken[0]!r} already: choose another output (--output-column)",
+            f"the source already has {taken[0]!r}: choose another output (--output-column)",
         )
 
 
 def check_ending(path: Path) -> None:
-    """Refuse a file whose name does not tell a format."""
+    """Raise DataError for a file whose name has no known ending."""
     if path.suffix.lower() not in ENDINGS:
         raise DataError("unknown_format", f"{path} must end in one of {', '.join(ENDINGS)}")
 
 
 def check_folder(target: Path) -> None:
-    """Refuse a place where no file can be written."""
+    """Raise OSError if the target is a folder, or in none."""
     if target.is_dir():
         raise IsADirectoryError(21, "is a folder: name a file in it", str(target))
     if not target.parent.is_dir():
@@ -96,13 +96,13 @@ def open_source(
     columns: Sequence[str] | None,
     find_segments: Callable[[Sequence[str]], str | None] = lambda names: None,
 ) -> Iterator[RowSource]:
-    """A file to read; what holds the numbers is called as their ``kind``, or is ``columns``.
+    """Open a file to read; its numbers are in ``columns``, by default the one named ``kind``.
 
-    ``find_segments`` says which of its arrays or columns names segments, if one does.
+    ``find_segments`` returns which of its arrays or columns holds segments, if any.
     """
     if path.suffix.lower() not in NUMPY:
         with parquet_files.open_table(path) as table:
-            chosen = table.chosen(columns or [kind])
+            chosen = table.checked_columns(columns or [kind])
             blocks = _blocks_of_table(table, chosen, find_segments(table.schema.names))
             yield RowSource(path, table.rows, table.schema.names, chosen, blocks)
         return
@@ -120,7 +120,8 @@ def open_source(
             if named.shape[0] != rows.shape[0]:
                 raise DataError(
                     "segments_length",
-                    f"{path}: {kind} have {rows.shape[0]} rows but {segments} {named.shape[0]}",
+                    f"{path}: {kind} have {rows.shape[0]} rows "
+                    f"but {segments} have {named.shape[0]}",
                 )
             pairs = zip(rows.blocks(step), named.blocks(step), strict=True)
             found = (RowBlock(values, None, names) for values, names in pairs)
@@ -130,18 +131,18 @@ def open_source(
 def _blocks_of_table(
     table: parquet_files.ParquetTable, columns: Sequence[str], segments: str | None
 ) -> Iterator[RowBlock]:
-    seen = 0
+    start = 0
     for batch in table.batches(BLOCK_VALUES):
-        with parquet_files.errors_of(table.path, seen):
+        with parquet_files.locate_errors(table.path, start):
             values = parquet_files.numbers_of(batch, columns)
             names = None if segments is None else as_segments(batch.column(segments))
         yield RowBlock(values, batch, names)
-        seen += len(batch)
+        start += len(batch)
 
 
 @contextmanager
-def written_whole(target: Path) -> Iterator[Path]:
-    """A file beside the target that takes its place at the end of the block, if that is reached."""
+def atomic_target(target: Path) -> Iterator[Path]:
+    """Yield a file beside the target that replaces it when the block succeeds."""
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         yield part
@@ -156,10 +157,10 @@ def written_whole(target: Path) -> Iterator[Path]:
 def open_target(
     part: Path, ending: str, source: RowSource, kept: Sequence[str], output: str
 ) -> Iterator[Write]:
-    """What writes blocks into a new file of the format that ``ending`` tells.
+    """Yield a function that writes blocks to a new file, in the format of ``ending``.
 
-    ``kept`` are the columns or arrays of the source that go along; ``output`` is what the array is
-    called in an npz.
+    ``kept`` are the columns or arrays copied from the source; ``output`` is the name of the array
+    in an npz.
     """
     if ending == ".npy":
         with part.open("xb") as file:
@@ -171,7 +172,7 @@ def open_target(
             if kept:
                 npy_files.copy_arrays(source.path, archive, kept)
     else:
-        # row groups of parquet have dictionaries of their own, an arrow file has but one
+        # each row group of parquet has its own dictionary, an arrow file has only one
         plain = (
             ending in parquet_files.ARROW and source.path.suffix.lower() in parquet_files.PARQUET
         )
@@ -200,7 +201,7 @@ def _single(added: Mapping[str, Array]) -> Iterable[Array]:
 
 
 class _Tables:
-    """Record batches into a file that is opened when the first has told the schema."""
+    """Writer of record batches; the file is opened with the schema of the first."""
 
     def __init__(self, part: Path, ending: str, kept: Sequence[str], *, plain: bool) -> None:
         self._part = part
@@ -218,7 +219,7 @@ class _Tables:
             self._opened.__exit__(*error)
 
     def write(self, block: RowBlock, added: Mapping[str, Array]) -> None:
-        """A block with its new columns."""
+        """Write a block with its new columns."""
         batch = None if block.batch is None else block.batch.select([*self._kept])
         if batch is not None and self._plain:
             batch = parquet_files.without_dictionaries(batch)

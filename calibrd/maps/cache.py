@@ -1,4 +1,4 @@
-"""The maps that were loaded here before: what the SDK falls back on while the service is away."""
+"""Disk cache of loaded maps, the fallback while the service is away."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 from calibrators import CalibrationMap, archive
 from calibrators.errors import ArchiveError
 from calibrd.api.references import Reference
-from calibrd.transport.disk_cache import Cache, CacheEntry, write_whole
+from calibrd.transport.disk_cache import Cache, CacheEntry, write_atomically
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# whoever writes a map's bytes names them in an entry long before
+# a writer names a map's bytes in an entry well within this time
 SWEPT_AFTER_SECONDS = 3600.0
 
 _log = logging.getLogger("calibrd")
@@ -27,7 +27,7 @@ _log = logging.getLogger("calibrd")
 
 @dataclass(frozen=True)
 class LoadedMap:
-    """A version of a calibrator in this process, and when the service last said that it is it."""
+    """A version of a calibrator in this process, and when the service last confirmed it."""
 
     number: int
     sha256: str
@@ -37,22 +37,22 @@ class LoadedMap:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All but the map itself."""
+        """Everything but the map itself."""
         return {name: value for name, value in vars(self).items() if name != "map"}
 
 
-class MapMemory:
+class MapCache:
     """Maps on disk: an entry for each reference, and the bytes under their hash.
 
-    Other processes may use the folder at the same time. Nothing in it is believed: bytes whose hash
-    is not the one of the entry count as missing.
+    Other processes may use the folder at the same time. Bytes whose hash is not that of the entry
+    count as missing.
     """
 
     def __init__(self, cache: Cache) -> None:
         self.folder = cache.folder / "maps"
 
-    def recall(self, reference: Reference) -> LoadedMap | None:
-        """What the reference meant when it was last confirmed, if that is here and intact."""
+    def read(self, reference: Reference) -> LoadedMap | None:
+        """Return the last confirmed map of a reference, or None if it is missing or damaged."""
         text = self._entry(reference).read()
         if text is None:
             return None
@@ -62,7 +62,7 @@ class MapMemory:
         except (OSError, ValueError):
             return None
         if hashlib.sha256(content).hexdigest() != facts["sha256"]:
-            _log.info("the cached map of %s is damaged, and not used", reference)
+            _log.info("the cached map of %s is damaged and not used", reference)
             return None
         try:
             return LoadedMap(**facts, map=archive.load(content))
@@ -70,14 +70,14 @@ class MapMemory:
             _log.info("the cached map of %s cannot be read: %s", reference, error)
             return None
 
-    def keep(self, reference: Reference, loaded: LoadedMap, content: bytes | None = None) -> None:
-        """Remember what a reference means; without ``content`` its bytes are here already."""
+    def write(self, reference: Reference, loaded: LoadedMap, content: bytes | None = None) -> None:
+        """Write the entry of a reference, and ``content`` unless its bytes are cached already."""
         path = self._bytes(loaded.sha256)
         if content is not None:
             try:
-                write_whole(path, content)
+                write_atomically(path, content)
             except OSError as error:
-                _log.info("cannot remember the map of %s: %s", reference, error)
+                _log.info("cannot cache the map of %s: %s", reference, error)
                 return
         elif not path.exists():
             return
@@ -93,7 +93,7 @@ class MapMemory:
         return self.folder / f"{sha256}.map"
 
     def _sweep(self) -> None:
-        """Remove bytes that no entry names, and what broken writers left; young ones stay."""
+        """Remove old files that no entry names, including those of writers that died."""
         with contextlib.suppress(OSError):
             old = time.time() - SWEPT_AFTER_SECONDS
             others = [path for path in self.folder.iterdir() if path.suffix != ".json"]
@@ -111,7 +111,7 @@ class MapMemory:
 
 
 def _facts(text: str) -> dict[str, Any]:
-    """The facts in an entry; ValueError if it is not one."""
+    """Parse an entry; raise ValueError if it is not one."""
     found = json.loads(text)
     match found:
         case {

@@ -1,4 +1,4 @@
-"""From a reference to its map: alias, version, bytes, and only what is not here yet."""
+"""Load the map of a reference: alias, version, bytes; only what is not cached is sent."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any
 from calibrators import CalibrationMap, archive
 from calibrd.api.references import Reference
 from calibrd.errors import Conflict, InputMismatch, MapDamaged
-from calibrd.maps.cache import LoadedMap, MapMemory
+from calibrd.maps.cache import LoadedMap, MapCache
 from calibrd.models import Version
-from calibrd.transport.flows import Answer, Flow, Work
-from calibrd.transport.response_bodies import MOST_BYTES, MOST_MAP_BYTES
+from calibrd.transport.flows import Flow, Response, Work
+from calibrd.transport.response_bodies import MAX_BYTES, MAX_MAP_BYTES
 
 if TYPE_CHECKING:
-    from calibrd.api.base import Asking
+    from calibrd.api.base import ApiBase
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which map is wanted, for which model (None: for any), and where maps are remembered."""
+class MapRequest:
+    """Which map to load, for which model (None: any), and the cache of maps."""
 
     reference: Reference
     model: str | None
-    memory: MapMemory
+    cache: MapCache
 
-    def recall(self) -> LoadedMap | None:
-        """The map that was here last."""
-        return self.memory.recall(self.reference)
+    def cached(self) -> LoadedMap | None:
+        """Return the map that was loaded last."""
+        return self.cache.read(self.reference)
 
     def check_model(self, number: int, model: str | None) -> None:
         """Raise Conflict for a version that was fitted for another model, or for none."""
         if self.model in (None, model):
             return
-        fitted_for = "no model that is known" if model is None else repr(model)
+        fitted_for = "an unknown model" if model is None else repr(model)
         raise Conflict(
             "model_mismatch",
             f"{self.reference.name}@{number} was fitted for {fitted_for}, "
@@ -48,29 +48,29 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Loading:
-    """One look at what a reference means now; ``asked`` goes with each of its requests.
+class MapLoader:
+    """Loads the map that a reference points at now; ``options`` go with each of its requests.
 
-    With ``following``, a version that takes other input than the known one is an InputMismatch.
+    With ``following``, a version that takes other input than the known one raises InputMismatch.
     """
 
-    client: Asking
-    wanted: Wanted
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    client: ApiBase
+    target: MapRequest
+    options: Mapping[str, Any] = field(default_factory=dict)
     following: bool = False
 
     def flow(self, known: LoadedMap | None) -> Flow[LoadedMap]:
-        """The map that is meant now; the one that is ``known`` is not sent again."""
-        number = yield from self.client.number_at(self.wanted.reference, **self.asked)
+        """Return the map that is current now; the ``known`` one is not sent again."""
+        number = yield from self.client.number_at(self.target.reference, **self.options)
         if known is not None and known.number == number:
-            answer = yield from self._map(number, {"If-None-Match": f'"{known.sha256}"'})
-            if answer.status == 304:
+            response = yield from self._map(number, {"If-None-Match": f'"{known.sha256}"'})
+            if response.status == 304:
                 return (yield from self._confirmed(known))
-        name = self.wanted.reference.name
-        version = yield from self.client.ask_for(
-            Version, "GET", "calibrators", name, "versions", number, **self.asked
+        name = self.target.reference.name
+        version = yield from self.client.request_record(
+            Version, "GET", "calibrators", name, "versions", number, **self.options
         )
-        self.wanted.check_model(number, version.model)
+        self.target.check_model(number, version.model)
         if known is not None and self.following:
             _check_input(known, version)
         if known is not None and known.sha256 == version.map_sha256:
@@ -79,27 +79,27 @@ class Loading:
         return (yield from self._fetched(version))
 
     def _map(
-        self, number: int, headers: Mapping[str, str], most_bytes: int = MOST_MAP_BYTES
-    ) -> Flow[Answer]:
-        place = ("calibrators", self.wanted.reference.name, "versions", number, "map")
-        together = {**self.asked.get("headers", {}), **headers}
-        asked = {**self.asked, "headers": together, "most_bytes": most_bytes}
-        return self.client.ask("GET", *place, **asked)
+        self, number: int, headers: Mapping[str, str], max_bytes: int = MAX_MAP_BYTES
+    ) -> Flow[Response]:
+        place = ("calibrators", self.target.reference.name, "versions", number, "map")
+        all_headers = {**self.options.get("headers", {}), **headers}
+        options = {**self.options, "headers": all_headers, "max_bytes": max_bytes}
+        return self.client.request("GET", *place, **options)
 
     def _confirmed(self, known: LoadedMap) -> Flow[LoadedMap]:
-        self.wanted.check_model(known.number, known.model)
+        self.target.check_model(known.number, known.model)
         now = dataclasses.replace(known, confirmed_at=datetime.now(UTC))
-        yield Work(lambda: self.wanted.memory.keep(self.wanted.reference, now))
+        yield Work(lambda: self.target.cache.write(self.target.reference, now))
         return now
 
     def _fetched(self, version: Version) -> Flow[LoadedMap]:
-        most = min(version.map_bytes + MOST_BYTES, MOST_MAP_BYTES)
-        answer = yield from self._map(version.number, {}, most)
-        fitted: CalibrationMap = yield Work(lambda: _opened(answer.content, version))
+        most = min(version.map_bytes + MAX_BYTES, MAX_MAP_BYTES)
+        response = yield from self._map(version.number, {}, most)
+        fitted: CalibrationMap = yield Work(lambda: _opened(response.content, version))
         now = LoadedMap(
             version.number, version.map_sha256, version.model, datetime.now(UTC), fitted
         )
-        yield Work(lambda: self.wanted.memory.keep(self.wanted.reference, now, answer.content))
+        yield Work(lambda: self.target.cache.write(self.target.reference, now, response.content))
         return now
 
 
@@ -113,7 +113,7 @@ def _check_input(known: LoadedMap, version: Version) -> None:
 
 
 def _opened(content: bytes, version: Version) -> CalibrationMap:
-    """The map in bytes that have the hash which the version says."""
+    """Return the map in the bytes; raise MapDamaged if they do not have the version's hash."""
     found = hashlib.sha256(content).hexdigest()
     if found != version.map_sha256:
         raise MapDamaged(

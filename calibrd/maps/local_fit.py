@@ -1,4 +1,4 @@
-"""Fit on this machine, for logits that may not leave it; and what binds a map to its model."""
+"""Fit on this machine, for logits that must not leave it; fingerprints of models."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def fit_local(
     device: str = "cpu",
     progress: bool = True,
 ) -> Judged:
-    """Fit a map here as the service would, and judge it: gives ``(map, report)``.
+    """Fit a map here as the service would and judge it; return ``(map, report)``.
 
     Only the map and the report go to the service, with ``client.register(name, *fitted)``. ``kind``
-    says whether "logits" or "probabilities" are given, ``segments`` name the segment of each row;
-    ``evaluation`` are the ``(logits, labels)`` or ``(logits, labels, segments)`` to judge it on,
-    and ``held_out`` the share of the rows to keep for that; without both, see
+    says whether the values are "logits" or "probabilities"; ``segments`` name the segment of each
+    row. ``evaluation`` is the ``(logits, labels)`` or ``(logits, labels, segments)`` to judge it
+    on, ``held_out`` the share of the rows to hold out for that; without both, see
     ``calibrators.fit_and_judge``. Fits on a ``device`` other than "cpu" need torch
     (``pip install 'calibrd[train]'``).
 
@@ -73,10 +73,10 @@ def fit_local(
 
 
 def fingerprint(model: str | Path | bytes | bytearray | memoryview) -> str:
-    """What binds a map to a model: the hash of the model's file, or of bytes.
+    """Return the fingerprint that ties a map to a model: the hash of its file, or of bytes.
 
-    For the ``model=`` of ``fit``, ``register``, ``load`` and ``predict``. A file is read in pieces.
-    ``calibrd.torch.fingerprint`` is that of a module in memory.
+    It is the ``model=`` of ``fit``, ``register``, ``load`` and ``predict``. A file is read in
+    pieces. For a module in memory, use ``calibrd.torch.fingerprint``.
 
     >>> fingerprint(b"weights")[:18]
     'sha256:9a129038d9a'

@@ -17,55 +17,58 @@ from calibrators.errors import UnknownSegments
 from calibrators.numerics.parallel import Floats
 from calibrators.segments import Segments
 from calibrd.api.references import Reference
-from calibrd.errors import InputMismatch, ServerTrouble, ServiceAway
+from calibrd.errors import InputMismatch, ServerError, ServiceAway
 from calibrd.io.arrays import as_array
 from calibrd.io.calibration_sets import as_segments
 from calibrd.maps.cache import LoadedMap
-from calibrd.maps.loader import Loading, Wanted
-from calibrd.maps.refresh import Follower, begin_anew_after_fork
+from calibrd.maps.loader import MapLoader, MapRequest
+from calibrd.maps.refresh import Refresher, reset_after_fork
 from calibrd.transport.connection import Connection
 
 if TYPE_CHECKING:
     from calibrd.client import Client
 
-# the next look comes soon
-PATIENCE = 2.0
-# no connection is kept from one look to the next
+# the next poll comes soon
+RETRY_SECONDS = 2.0
+# no connection is kept open between polls
 HEADERS = {"Connection": "close"}
 AWAY = "away"
-# an alias that has moved to what must not be applied here
+# an alias that has moved to a version that must not be applied here
 MISMATCH = ("model_mismatch", InputMismatch.code)
 
 _log = logging.getLogger("calibrd")
 
 
 class MapSource:
-    """Where a local map came from, with a client of its own to ask again."""
+    """Where a local map came from, with its own client to poll the service."""
 
-    def __init__(self, connection: Connection, wanted: Wanted) -> None:
+    def __init__(self, connection: Connection, request: MapRequest) -> None:
         self.connection = connection
-        self.wanted = wanted
+        self.request = request
         self._client: Client | None = None
 
-    def look(self, known: LoadedMap) -> LoadedMap:
-        """What the reference means now."""
-        here = self.connection
+    def poll(self, known: LoadedMap) -> LoadedMap:
+        """Return the map that the reference points at now."""
+        connection = self.connection
         if self._client is None:
-            from calibrd.client import Client  # which has all calls, also the one that makes this
+            from calibrd.client import Client  # a circular import: its calls make local maps
 
-            self._client = Client.over(here)
-        asked = {"patience": min(here.patience, PATIENCE), "headers": HEADERS}
-        loading = Loading(self._client, self.wanted, asked, following=True)
-        return self._client.run(loading.flow(known))
+            self._client = Client.from_connection(connection)
+        options = {
+            "retry_seconds": min(connection.retry_seconds, RETRY_SECONDS),
+            "headers": HEADERS,
+        }
+        loader = MapLoader(self._client, self.request, options, following=True)
+        return self._client.run(loader.flow(known))
 
 
 class LocalMap:
-    """What ``client.load`` gives: a map that is applied in this process and follows its alias.
+    """A map loaded by ``client.load``, applied in this process; it follows its alias.
 
-    It may be shared by threads and survives a fork. While the service is away, or refuses, it goes
-    on with the version it has: ``problem`` says what is wrong. It does not follow to a version that
-    takes another kind of input or number of classes. Pickled or copied it serves the version it has
-    at that moment and follows nothing; no key goes with it.
+    It may be shared by threads and survives a fork. While the service is away or refuses, it keeps
+    applying the version it has, and ``problem`` says what is wrong. It does not follow its alias to
+    a version that takes another kind of input or number of classes. A pickle or copy applies the
+    version of that moment and follows nothing; it does not hold the API key.
     """
 
     def __init__(
@@ -74,29 +77,29 @@ class LocalMap:
         reference: Reference,
         source: MapSource | None = None,
         refresh: float | None = None,
-        trouble: Exception | None = None,
+        problem: Exception | None = None,
     ) -> None:
         self._now = loaded
         self._reference = reference
         self._source = source
         self._lock = threading.Lock()
         self._problem: str | None = None
-        self._said: set[str] = set()
-        self._follower: Follower | None = None
+        self._logged: set[str] = set()
+        self._refresher: Refresher | None = None
         if source is None:
             return
-        if trouble is not None:
-            self._note(trouble)
-        begin_anew_after_fork(self)
+        if problem is not None:
+            self._note(problem)
+        reset_after_fork(self)
         if refresh is not None and reference.number is None:
-            self._follower = Follower(self, refresh)
+            self._refresher = Refresher(self, refresh)
 
     def apply(self, values: Any, segments: Any = None) -> Floats:
-        """Calibrated probabilities (n, k) of logits, or of probabilities for maps of those.
+        """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on those.
 
-        A map of two classes also takes one number for each row, (n,) or (n, 1); one row of more
-        classes is ``[row]``. ``segments`` (n,) name the segment of each row, for a map that has
-        segments; rows of one that it does not know get what all rows together have, with an
+        A map of two classes also takes one number for each row, (n,) or (n, 1); a single row of
+        more classes is passed as ``[row]``. ``segments`` (n,) name the segment of each row, for a
+        map that has segments; rows of unknown segments get the map of all rows together, with an
         UnknownSegments warning.
         """
         if type(values) is not np.ndarray:
@@ -111,7 +114,7 @@ class LocalMap:
         return found
 
     def transform(self, values: Any, segments: Any = None) -> Floats:
-        """Calibrated logits (n, k): ``softmax(transform(x, g)) == apply(x, g)``."""
+        """Return calibrated logits (n, k): ``softmax(transform(x, g)) == apply(x, g)``."""
         if type(values) is not np.ndarray:
             values = as_array(values)
         return self._now.map.transform(values, None if segments is None else as_segments(segments))
@@ -127,7 +130,7 @@ class LocalMap:
 
     @property
     def current(self) -> LoadedMap:
-        """The map with its version, hash and model, all of one moment."""
+        """A consistent snapshot of the map with its version, hash and model."""
         return self._now
 
     @property
@@ -142,7 +145,7 @@ class LocalMap:
 
     @property
     def reference(self) -> str:
-        """What was asked for: ``name@alias`` or ``name@number``."""
+        """The reference it was loaded by: ``name@alias`` or ``name@number``."""
         return str(self._reference)
 
     @property
@@ -157,23 +160,23 @@ class LocalMap:
 
     @property
     def confirmed_at(self) -> datetime:
-        """When the service last said that this is the version which is meant."""
+        """When the service last confirmed that the reference points at this version."""
         return self._now.confirmed_at
 
     @property
     def problem(self) -> str | None:
-        """What went wrong when the service was last asked; None if nothing."""
+        """What went wrong in the last poll of the service; None if nothing."""
         return self._problem
 
     @property
     def is_stale(self) -> bool:
-        """Whether the service did not confirm the version when it was last asked."""
+        """Whether the last poll did not confirm the version."""
         return self._problem is not None
 
     def refresh(self) -> bool:
-        """Look now whether another version is meant; True if so.
+        """Poll the service now; return whether the version has changed.
 
-        Raises what stands in the way; the map goes on as it was.
+        Raise what prevents that; the map then stays as it was.
         """
         source = self._source
         if source is None:
@@ -181,7 +184,7 @@ class LocalMap:
         with self._lock:
             before = self._now
             try:
-                found = source.look(before)
+                found = source.poll(before)
             except Exception as error:
                 if self._source is source:
                     self._note(error)
@@ -196,23 +199,23 @@ class LocalMap:
         return True
 
     def _note(self, error: Exception | None) -> None:
-        """Keep what is wrong, or that nothing is any more, and say it once."""
+        """Store the present problem, or that there is none, and log each change once."""
         kind = "" if error is None else _kind(error)
-        if kind != AWAY and AWAY in self._said:
-            self._said.remove(AWAY)
+        if kind != AWAY and AWAY in self._logged:
+            self._logged.remove(AWAY)
             _log.info("%s: the service is back", self.reference)
         if error is None:
-            if self._said:
+            if self._logged:
                 _log.info("%s: version %d is confirmed again", self.reference, self.version)
-            self._said.clear()
+            self._logged.clear()
             self._problem = None
             return
         self._problem = "; ".join(str(error).splitlines()) or type(error).__name__
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._logged:
+            self._logged.add(kind)
             _log.log(
                 logging.ERROR if _code(error) in MISMATCH else logging.WARNING,
-                "%s: going on with version %d, confirmed %s: %s",
+                "%s: keeping version %d, confirmed %s: %s",
                 self.reference,
                 self.version,
                 self.confirmed_at.isoformat(timespec="seconds"),
@@ -220,11 +223,11 @@ class LocalMap:
             )
 
     def close(self) -> None:
-        """Follow the alias no more; the map can still be applied."""
+        """Stop following the alias; the map can still be applied."""
         self._source = None
-        if self._follower is not None:
-            self._follower.stop()
-            self._follower = None
+        if self._refresher is not None:
+            self._refresher.stop()
+            self._refresher = None
 
     def __enter__(self) -> Self:
         return self
@@ -252,36 +255,36 @@ class LocalMap:
         return _detached, (self._reference, now.facts, archive.dump(now.map))
 
     def after_fork(self) -> None:
-        """Begin anew in a forked process."""
+        """Replace lock and thread in a forked process."""
         self._lock = threading.Lock()
-        if self._follower is not None:
-            self._follower = Follower(self, self._follower.seconds)
+        if self._refresher is not None:
+            self._refresher = Refresher(self, self._refresher.seconds)
 
 
-def map_of(given: CalibrationMap | LocalMap) -> CalibrationMap:
-    """A map as it is; of a loaded one the map that it applies now."""
-    if isinstance(given, LocalMap):
-        return given.map
-    if isinstance(given, CalibrationMap):
-        return given
-    pair = ": give the pair of fit_local as *fitted" if isinstance(given, tuple) else ""
-    raise TypeError(f"a map must be a CalibrationMap or a LocalMap, got {type(given)!r}{pair}")
+def map_of(fitted: CalibrationMap | LocalMap) -> CalibrationMap:
+    """Return a map itself; of a loaded one, the map that it applies now."""
+    if isinstance(fitted, LocalMap):
+        return fitted.map
+    if isinstance(fitted, CalibrationMap):
+        return fitted
+    pair = ": unpack the result of fit_local as *fitted" if isinstance(fitted, tuple) else ""
+    raise TypeError(f"a map must be a CalibrationMap or a LocalMap, got {type(fitted)!r}{pair}")
 
 
 def checked_refresh(seconds: float | None) -> None:
-    """Raise ValueError if it is no time between two looks."""
+    """Raise ValueError unless it is a polling interval or None."""
     if seconds is not None and not (0 < seconds < math.inf):
         raise ValueError(f"refresh must be a number of seconds above 0, or None, got {seconds!r}")
 
 
 def _detached(reference: Reference, facts: dict[str, Any], content: bytes) -> LocalMap:
-    """A local map as another one was when it was pickled."""
+    """Rebuild a pickled local map."""
     return LocalMap(LoadedMap(**facts, map=archive.load(content)), reference)
 
 
 def _kind(error: Exception) -> str:
-    """Troubles of the same kind are one and the same to somebody who reads the log."""
-    if isinstance(error, ServiceAway | ServerTrouble):
+    """Return a key by which repeated problems are logged once."""
+    if isinstance(error, ServiceAway | ServerError):
         return AWAY
     code = _code(error)
     return str(error) if code in MISMATCH else code

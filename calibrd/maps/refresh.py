@@ -1,4 +1,4 @@
-"""A thread that looks again and again, for as long as somebody holds what it looks for."""
+"""Periodic refresh in a thread that ends with its owner; hooks for forked processes."""
 
 from __future__ import annotations
 
@@ -11,71 +11,76 @@ import traceback
 import weakref
 from typing import Protocol
 
-# processes that were started together shall not ask together
-SPREAD = 0.2
+# so that processes started together do not poll together
+JITTER = 0.2
 
 
-class Followed(Protocol):
-    """What can look for news."""
+class Refreshable(Protocol):
+    """An object that can be refreshed."""
 
     def refresh(self) -> bool:
-        """Look once."""
+        """Refresh it once; return whether it has changed."""
 
 
-class Forked(Protocol):
-    """What must begin anew in a forked process."""
+class ForkAware(Protocol):
+    """An object with locks, threads or connections that a forked process must not share."""
 
     def after_fork(self) -> None:
-        """Do without the locks, threads and connections of the process it was forked from."""
+        """Replace the locks, threads and connections of the parent process."""
 
 
-class Follower:
-    """Calls ``refresh`` about every so many seconds, until it is stopped or its owner is gone."""
+class Refresher:
+    """Calls ``refresh`` about every ``seconds``, until it is stopped or its owner is deleted."""
 
-    def __init__(self, owner: Followed, seconds: float) -> None:
+    def __init__(self, owner: Refreshable, seconds: float) -> None:
         self.seconds = seconds
-        # its put, unlike an Event's set, may be called by the garbage collector at any point
+        # unlike the set of an Event, its put may be called by the garbage collector at any point
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         stop = self._stop
         watched = weakref.ref(owner, lambda _: stop.put(None))
         threading.Thread(
-            target=_follow, args=(watched, stop, seconds), name="calibrd-refresh", daemon=True
+            target=_refresh_often,
+            args=(watched, stop, seconds),
+            name="calibrd-refresh",
+            daemon=True,
         ).start()
 
     def stop(self) -> None:
-        """Look no more; what is under way comes to its end."""
+        """Stop after a refresh that is under way."""
         self._stop.put(None)
 
 
-def _follow(watched: weakref.ref[Followed], stop: queue.SimpleQueue[None], seconds: float) -> None:
+def _refresh_often(
+    watched: weakref.ref[Refreshable], stop: queue.SimpleQueue[None], seconds: float
+) -> None:
     while True:
         with contextlib.suppress(queue.Empty):
-            stop.get(timeout=seconds * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311
+            stop.get(timeout=seconds * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
             return
-        _look(watched)
+        _refresh_once(watched)
 
 
-def _look(watched: weakref.ref[Followed]) -> None:
+def _refresh_once(watched: weakref.ref[Refreshable]) -> None:
     owner = watched()
     if owner is None:
         return
     try:
         owner.refresh()
     except Exception as error:  # noqa: BLE001 - the owner has noted and logged it
-        # its frames, in a circle with itself, would keep the owner from going
+        # the frames of the error refer to it, and would keep the owner alive
         traceback.clear_frames(error.__traceback__)
 
 
-_of_this_process: weakref.WeakSet[Forked] = weakref.WeakSet()
+_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
-def begin_anew_after_fork(owner: Forked) -> None:
+def reset_after_fork(owner: ForkAware) -> None:
     """Call its ``after_fork`` in every process that is forked from this one."""
-    _of_this_process.add(owner)
+    _fork_aware.add(owner)
 
 
 def _after_fork() -> None:
-    for owner in list(_of_this_process):
+    for owner in list(_fork_aware):
         owner.after_fork()
 
 

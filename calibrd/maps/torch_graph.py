@@ -1,6 +1,6 @@
-"""Calibration maps as torch modules, from the graph that each map writes of itself for ONNX.
+"""Calibration maps as torch modules, built from the ONNX graph of each map.
 
-So every method that has an ONNX form has one here; a new operation is a line in OPERATIONS.
+Every method that can be exported to ONNX works here; a new operation is a line in OPERATIONS.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from calibrd.maps.local_map import LocalMap, map_of
 
 
 class GraphOperation(NamedTuple):
-    """How torch does an operation of ONNX: ``run(tensors, numbers, attributes)``.
+    """An operation of ONNX in torch: ``run(tensors, numbers, attributes)``.
 
-    ``numbers`` are inputs that must be known when the module is made, such as axes; they follow
+    ``numbers`` are inputs that must be known when the module is built, such as axes; they follow
     the first ``tensors`` inputs (None: all inputs are tensors).
     """
 
@@ -100,7 +100,7 @@ OPERATIONS: dict[str, GraphOperation] = {
 
 
 class Step(NamedTuple):
-    """An operation as it was written down; ``to`` of a Cast is a type, or None for the input's."""
+    """A recorded operation; ``to`` of a Cast is a type, or None for that of the input."""
 
     operation: str
     tensors: tuple[str, ...]
@@ -110,7 +110,7 @@ class Step(NamedTuple):
 
 
 class Recorder:
-    """A builder, as ``calibrators.export.onnx.Graph`` is one, that keeps the steps for torch."""
+    """A graph builder like ``calibrators.export.onnx.Graph`` that records the steps for torch."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -118,7 +118,7 @@ class Recorder:
         self.narrow: set[str] = set()
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """A constant's name; those of float32 take the type of the input when they are used."""
+        """Add a constant and return its name; float32 ones are used in the type of the input."""
         name = f"constant_{len(self.constants)}"
         floats = np.issubdtype(dtype, np.floating)
         self.constants[name] = np.asarray(value, np.float64 if floats else dtype)
@@ -127,7 +127,7 @@ class Recorder:
         return name
 
     def add(self, operation: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """An operation; gives the name of its (first) output."""
+        """Add an operation and return the name of its (first) output."""
         known = OPERATIONS.get(operation)
         if known is None:
             raise ExportError(
@@ -142,7 +142,7 @@ class Recorder:
         return name
 
     def tensors(self) -> dict[str, Tensor]:
-        """The constants that are tensors when it runs."""
+        """Return the constants that are used as tensors."""
         used = {name for step in self.steps for name in step.tensors}
         return {
             name: torch.from_numpy(np.array(value))
@@ -152,7 +152,7 @@ class Recorder:
 
 
 def _type_of(number: int) -> torch.dtype | None:
-    """ONNX's float is whatever the input has, at least float32."""
+    """Return the type of a Cast; ONNX's float stands for that of the input."""
     types = {FLOAT: None, DOUBLE: torch.float64}
     if number not in types:
         raise ExportError("unknown_operation", f"calibrd.torch does not know the type {number}")
@@ -163,10 +163,10 @@ class MapModule(nn.Module):
     """A calibration map on tensors: logits (n, k) in, calibrated probabilities (n, k) out.
 
     Equal to ``map.apply`` to 1e-6. Its numbers are buffers, so they are in the ``state_dict`` and
-    move with ``to``; they keep their precision under ``half`` and autocast, and the answer is
-    float32, or float64 for such logits. Gradients flow through. A map that was fitted on
-    probabilities takes those. NaN stays NaN. Of a map that follows an alias it is what that map
-    applies now, and stays so.
+    move with ``to``; they keep their precision under ``half`` and autocast, and the output is
+    float32, or float64 for float64 logits. Gradients flow through. A map that was fitted on
+    probabilities takes those. NaN stays NaN. A module made of a map that follows an alias keeps the
+    version of that moment.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> MapModule(TemperatureMap(k=2, temperature=2.0))(torch.tensor([[4.0, 0.0]])).numpy().round(3)
@@ -187,11 +187,11 @@ class MapModule(nn.Module):
             self.register_buffer(name, tensor)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Calibrated probabilities (n, k)."""
+        """Return calibrated probabilities (n, k)."""
         return torch.softmax(self.logits(values), dim=1)
 
     def logits(self, values: Tensor) -> Tensor:
-        """Calibrated logits (n, k), whose softmax are the calibrated probabilities."""
+        """Return calibrated logits (n, k), whose softmax is the calibrated probabilities."""
         rows = self._rows(values)
         kind = rows.device.type
         if torch.is_autocast_enabled(kind):
@@ -200,11 +200,11 @@ class MapModule(nn.Module):
         return self._run(rows)
 
     def extra_repr(self) -> str:
-        """What a print of the module says."""
+        """Return the details that ``print`` shows of the module."""
         return f"method={self.method!r}, k={self.k}, kind={self.kind!r}"
 
     def _rows(self, values: Tensor) -> Tensor:
-        """Rows (n, k) of at least float32; a binary model may give one column."""
+        """Return rows (n, k) of at least float32; a binary model may give one column."""
         rows = values.to(torch.promote_types(values.dtype, torch.float32))
         if self.k == 2 and (rows.ndim == 1 or rows.shape[-1] == 1):
             second = rows.reshape(-1, 1)
@@ -231,9 +231,9 @@ class MapModule(nn.Module):
         return found[self._end]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MapModule:
-        """Moves the buffers as ``to`` and ``half`` ask, but never to fewer digits."""
-        kept = dict(self.named_buffers(recurse=False))
+        """Move the buffers as ``to`` and ``half`` require, but never reduce their precision."""
+        originals = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in kept.items():
+        for name, buffer in originals.items():
             setattr(self, name, buffer.to(getattr(self, name).device))
         return self

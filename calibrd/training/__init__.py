@@ -1,7 +1,7 @@
-"""Training that follows the model's calibration, and shows it as a run of the service.
+"""Training that follows the model's calibration, recorded as a run of the service.
 
 ``AdaFocal`` steers a loss and needs torch, as does ``make_loss``, which makes any loss by its name;
-``Monitor`` watches any training and needs numpy alone.
+``Monitor`` observes any training and needs only numpy.
 Callbacks are in ``calibrd.training.lightning`` and ``calibrd.training.huggingface``.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["AdaFocal", "Monitor", "make_loss"]
 
 
 def __getattr__(name: str) -> Any:
-    # torch is loaded by those who use it
+    # torch is loaded only if it is used
     if name == "AdaFocal":
         from calibrd.training.adafocal import AdaFocal
 

@@ -1,4 +1,4 @@
-"""AdaFocal, steered: the loss, the validation passes that update it, and the run they make."""
+"""AdaFocal: the loss, the validation passes that update it, and the run that records them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ except ModuleNotFoundError as error:
     ) from error
 
 from calibrators.adafocal import AdaFocalState, Summary
-from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, kept_in
+from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, checkpoint_entry
 from calibrd.training.reporting.reporter import Service
 from calibrd.training.reporting.sessions import Start
 
 
 class AdaFocal(Observer):
-    """A focal loss that follows the model's calibration, and a run of the service that shows it.
+    """A focal loss that follows the model's calibration, and the run that records it.
 
-    In each validation pass ``observe`` every batch, then ``step``: the gammas of ``loss`` follow.
-    ``settings`` are those of ``calibrators.adafocal.Settings`` (``bins``, ``rate``, ...); or give a
-    ``loss`` of your own making. ``client`` is a client, a URL, or None to stay in this process.
+    In each validation pass ``observe`` every batch, then ``step``, which updates the gammas of
+    ``loss``. ``settings`` are those of ``calibrators.adafocal.Settings`` (``bins``, ``rate``, ...);
+    or pass your own ``loss``. ``client`` is a client, a URL, or None to stay in this process.
 
     The update runs here, on the statistics of all ranks of torch.distributed; the service records
-    and checks it. Neither a service that is away nor a full disk changes a gamma or stops training:
-    no call waits longer than ``budget`` seconds, and what is not sent waits in ``folder`` for this
-    process or the next. The run goes on from its last state, or anew with ``fresh``, or from the
-    ``state_dict`` of a checkpoint given as ``resume``. Several ranks without torch.distributed give
-    ``rank``, ``world_size`` and a ``session`` that they share; the service then merges and updates,
-    and a rank that has no answer within the budget goes on with its own statistics until it has.
+    and verifies it. Neither a service that is away nor a full disk changes a gamma or stops
+    training: no call waits longer than ``budget`` seconds, and unsent steps wait in ``folder`` for
+    this process or the next. The run continues from its last state, from the start with ``fresh``,
+    or from the ``state_dict`` of a checkpoint passed as ``resume``. Several ranks without
+    torch.distributed pass ``rank``, ``world_size`` and a ``session`` that they share; the service
+    then merges and updates, and a rank without a response within the budget continues with its own
+    statistics until there is one.
 
     >>> import torch
     >>> steered = AdaFocal(None, run="resnet", rate=10.0)
@@ -91,9 +92,9 @@ class AdaFocal(Observer):
         return self.loss.state
 
     def step(self) -> Summary:
-        """End a validation pass: update the gammas; what the pass says of the model.
+        """End a validation pass: update the gammas and return the summary of the pass.
 
-        With torch.distributed all ranks call it, and all have the same gammas then.
+        With torch.distributed all ranks call it, and all get the same gammas.
         """
         statistics = self._merged()
         before = self.loss.state
@@ -110,16 +111,16 @@ class AdaFocal(Observer):
         return statistics.summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: plain numbers and text."""
+        """Return the state for a checkpoint: plain numbers and text."""
         return {"run": self.run, "state": self.loss.state.to_dict()}
 
     def load_state_dict(self, document: dict[str, Any]) -> None:
-        """Go on from the step of a checkpoint: the run then has a new session from there on."""
+        """Continue from the step of a checkpoint, in a new session of the run."""
         self._load(document)
         self._note_checkpoint(document)
 
     def _load(self, document: dict[str, Any]) -> None:
-        state = AdaFocalState.from_dict(kept_in(document, "state"))
+        state = AdaFocalState.from_dict(checkpoint_entry(document, "state"))
         if state.settings != self.loss.state.settings:
             raise ValueError(
                 f"the checkpoint has {state.settings}, but this AdaFocal {self.loss.state.settings}"

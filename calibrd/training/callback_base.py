@@ -1,4 +1,4 @@
-"""What the callbacks share: AdaFocal or a Monitor that is made when the framework begins to train.
+"""Base of the callbacks: an AdaFocal or a Monitor that is made when training begins.
 
 Only then are the ranks and the checkpoint known.
 """
@@ -19,38 +19,38 @@ from calibrd.training.observer import BUDGET_SECONDS, IGNORED
 from calibrd.training.reporting.reporter import Service, connection_of
 from calibrd.training.reporting.sessions import Kind
 
-Observing = AdaFocal | Monitor
+AnyObserver = AdaFocal | Monitor
 Document = dict[str, Any]
 
 
-class Attached:
-    """Makes it anew for every training, observes and steps while that goes on, and closes it."""
+class AttachedObserver:
+    """The observer of a callback: made for each training, active during it, closed at its end."""
 
-    def __init__(self, make: Callable[..., Observing], hint: str) -> None:
+    def __init__(self, make: Callable[..., AnyObserver], hint: str) -> None:
         self._make = make
         self._hint = hint
         self._checkpoint: Document | None = None
         self._is_on = False
-        self.observing: Observing | None = None
+        self.observing: AnyObserver | None = None
 
     @property
     def is_on(self) -> bool:
-        """Whether training goes on."""
+        """Whether training is in progress."""
         return self._is_on
 
     def begin(self) -> None:
-        """Training begins."""
+        """Make the observer at the start of training."""
         self.observing = self._make(resume=self._checkpoint)
         self._checkpoint = None
         self._is_on = True
 
     def observe(self, logits: Any, labels: Any) -> None:
-        """Take a batch, if it is of a validation pass of the training."""
+        """Observe a batch, if training is in progress."""
         if self.observing is not None and self._is_on:
             self.observing.observe(logits, labels)
 
     def step(self) -> None:
-        """A validation pass has ended."""
+        """End a validation pass."""
         if self.observing is None or not self._is_on:
             return
         try:
@@ -61,53 +61,55 @@ class Attached:
             raise
 
     def discard(self) -> None:
-        """What was observed was no validation pass."""
+        """Discard the observed batches: they were not a validation pass."""
         if self.observing is not None:
             self.observing.discard()
 
     def end(self) -> None:
-        """Training has ended, well or not."""
+        """Close the observer at the end of training, successful or not."""
         self._is_on = False
         if self.observing is not None:
             self.observing.close()
 
     def state_dict(self) -> Document:
-        """What the framework's checkpoint keeps."""
+        """Return the state for the framework's checkpoint."""
         if self.observing is None:
             return self._checkpoint or {}
         return self.observing.state_dict()
 
     def load_state_dict(self, document: Document) -> None:
-        """Go on from a checkpoint: now, or when training begins."""
+        """Continue from a checkpoint: now, or when training begins."""
         if self.observing is not None and self._is_on:
             self.observing.load_state_dict(document)
         elif document:
             self._checkpoint = document
 
 
-class Attaching:
-    """A callback of any framework: it tells what is attached of the training."""
+class CallbackBase:
+    """A callback of any framework; it forwards the events of training to an observer."""
 
     kind: ClassVar[Kind]
     hint: ClassVar[str]  # what to do if nothing was observed
     run: str
     loss: Loss | None
-    _attached: Attached
+    _attached: AttachedObserver
 
     def _attach(
-        self, make: Callable[..., Observing], client: Service, run: str, **options: Any
+        self, make: Callable[..., AnyObserver], client: Service, run: str, **options: Any
     ) -> None:
         if self.loss is not None:
             self._check(self.loss)
         self.run = run
-        self._attached = Attached(partial(make, connection_of(client), run, **options), self.hint)
+        self._attached = AttachedObserver(
+            partial(make, connection_of(client), run, **options), self.hint
+        )
 
     def _check(self, loss: Loss) -> None:
         """Raise if the framework cannot train with it."""
 
 
-class Steering(Attaching):
-    """Steers a loss that can be given to a model now, once training begins."""
+class SteeringCallback(CallbackBase):
+    """Steers a loss during training; a model can use the loss at once."""
 
     kind = "adafocal"
     loss: AdaFocalLoss
@@ -132,17 +134,17 @@ class Steering(Attaching):
         else:
             steered = loss
         if not isinstance(steered, AdaFocalLoss):
-            raise ValueError(f"only adafocal and calfocal are steered, got {_called(steered)}")
+            raise ValueError(f"only adafocal and calfocal are steered, got {_name_of(steered)}")
         self.loss = steered
         options = {"budget": budget, "fresh": fresh, "folder": folder}
         self._attach(AdaFocal, client, run, loss=steered, **options)
 
 
-class Watching(Attaching):
-    """Watches a training with any loss, once it begins.
+class MonitoringCallback(CallbackBase):
+    """Monitors a training with any loss.
 
-    ``loss`` is one of ``make_loss``, by name (with its parameters) or made; it is told when an
-    epoch has ended.
+    ``loss`` is a loss of ``make_loss``, or its name with its parameters; it is notified of each
+    epoch's end.
     """
 
     kind = "monitor"
@@ -165,33 +167,33 @@ class Watching(Attaching):
         elif params:
             raise ValueError(f"{', '.join(params)}: parameters go with the name of a loss")
         if loss is not None:
-            ignore_index = _watched(loss).ignore_index
+            ignore_index = _checked_loss(loss).ignore_index
         self.loss = loss
         self.ignore_index = ignore_index
         options = {"budget": budget, "fresh": fresh, "folder": folder}
         self._attach(Monitor, client, run, ignore_index=ignore_index, **options)
 
 
-def _watched(loss: Loss) -> Loss:
-    """A loss that a monitor can be given."""
+def _checked_loss(loss: Loss) -> Loss:
+    """Return a loss; raise ValueError if a monitor cannot use it."""
     if not isinstance(loss, Loss):
-        raise ValueError(f"loss must be a name or a loss of make_loss, got {_called(loss)}")
+        raise ValueError(f"loss must be a name or a loss of make_loss, got {_name_of(loss)}")
     inner = getattr(loss, "calibration", loss)  # RefCal's
     if isinstance(inner, AdaFocalLoss):
         raise ValueError(
-            f"nothing would steer {inner.name}: take AdaFocalCallback(loss={inner.name!r})"
+            f"nothing would steer {inner.name}: use AdaFocalCallback(loss={inner.name!r})"
         )
     return loss
 
 
-def _called(loss: Any) -> str:
+def _name_of(loss: Any) -> str:
     return str(getattr(loss, "name", None) or type(loss).__name__)
 
 
 def callback_class(
     module: str, name: str, made: dict[str, type], bases: Callable[[], tuple[type, ...]]
 ) -> type:
-    """A callback with the classes of a framework, which is loaded only for those who ask for it."""
+    """Make a callback class with the base classes of a framework, which is loaded only then."""
     if name not in made:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     about = {"__module__": module, "__doc__": made[name].__doc__}

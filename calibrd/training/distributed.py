@@ -1,4 +1,4 @@
-"""The ranks of torch.distributed, and how they come to the same numbers."""
+"""The ranks of torch.distributed, and how they agree on the same numbers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Distributed(Ranks):
         self.reports = self.rank == 0
 
     def merged(self, statistics: BinStatistics) -> BinStatistics:
-        """Return the sum over all ranks: of whole numbers, so the order makes no difference."""
+        """Return the sum over all ranks: of integers, so the order makes no difference."""
         parts: list[Any] = [None] * self.size
         dist.all_gather_object(parts, statistics.to_bytes())
         return sum(map(BinStatistics.from_bytes, parts), BinStatistics.empty())
 
     def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return what rank 0 gave; as JSON, in which numbers keep every bit."""
+        """Return the document of rank 0, sent as JSON, in which numbers keep every bit."""
         place = _device()
         text = np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
         length = torch.tensor([text.size], device=place)

@@ -1,7 +1,7 @@
 """Callbacks for the Trainer of Hugging Face transformers.
 
-Every evaluation of ``train`` is a step. Checkpoints hold where it is in the trainer's state, and
-``train(resume_from_checkpoint=...)`` goes on from there.
+Every evaluation of ``train`` is a step. Checkpoints hold the state as part of the trainer's, and
+``train(resume_from_checkpoint=...)`` continues from it.
 """
 
 from __future__ import annotations
@@ -15,33 +15,38 @@ from torch import Tensor
 
 from calibrators.losses import Loss
 from calibrd.io.arrays import as_array
-from calibrd.training.callback_base import Attaching, Steering, Watching, callback_class
+from calibrd.training.callback_base import (
+    CallbackBase,
+    MonitoringCallback,
+    SteeringCallback,
+    callback_class,
+)
 from calibrd.training.observer import is_distributed, statistics_of
 
 __all__ = ["AdaFocalCallback", "MonitorCallback"]
 
 
 def bases() -> tuple[type, ...]:
-    """The class that callbacks of transformers are of."""
+    """Return the base class of transformers' callbacks."""
     return (importlib.import_module("transformers").TrainerCallback,)
 
 
-class _Hooks(Attaching):
-    """The trainer's events, told to what is attached."""
+class _Hooks(CallbackBase):
+    """Forwards the trainer's events to the observer."""
 
     @property
     def _key(self) -> str:
         return f"calibrd-{self.kind}-{self.run}"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Training begins: its ranks, its device and its checkpoint are known."""
+        """Make the observer, now that ranks, device and checkpoint are known."""
         if self.loss is not None:
             self.loss.to(args.device)
         self._attached.load_state_dict(state.stateful_callbacks.get(self._key, {}))
         self._attached.begin()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Step, if it is part of training."""
+        """End the validation pass, if the evaluation is part of training."""
         if self._attached.is_on:
             self._attached.step()
             state.stateful_callbacks[self._key] = self._attached.state_dict()
@@ -49,76 +54,77 @@ class _Hooks(Attaching):
             self._attached.discard()
 
     def on_predict(self, args: Any, state: Any, control: Any, *_: Any, **others: Any) -> None:
-        """Forget what was observed: it was no evaluation."""
+        """Discard the observed batches: a prediction is not an evaluation."""
         self._attached.discard()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Tell the loss."""
+        """Notify the loss of the end of the epoch."""
         if self.loss is not None:
             self.loss.next_epoch()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Training has ended."""
+        """Close the observer at the end of training."""
         self._attached.end()
 
     def compute_loss(
         self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """The loss of a batch, for ``compute_loss_func``; an evaluation has no gradients."""
+        """Return the loss of a batch, for ``compute_loss_func``; evaluations have no gradients."""
         if self.loss is None:
-            raise ValueError("which loss? MonitorCallback(..., loss='seca'), for example")
+            raise ValueError("give a loss: MonitorCallback(..., loss='seca'), for example")
         logits = _classes_second(_logits_of(outputs))
         self.loss.train(torch.is_grad_enabled())
         if not self.loss.training:
-            self._seen(logits, labels)
+            self._observe_batch(logits, labels)
         mean: Tensor = self.loss(logits, labels)
         if num_items_in_batch is None:
             return mean
         # the trainer's batch may be one of several whose gradients are summed
         return mean * (labels != self.loss.ignore_index).sum() / num_items_in_batch
 
-    def _seen(self, logits: Tensor, labels: Tensor) -> None:
-        """A batch of an evaluation was given to the loss."""
+    def _observe_batch(self, logits: Tensor, labels: Tensor) -> None:
+        """Observe a batch of an evaluation, unless the callback does so elsewhere."""
 
     def _check(self, loss: Loss) -> None:
         if loss.reduction != "mean":
             raise ValueError(f"the loss must have reduction 'mean', got {loss.reduction!r}")
         if loss.takes:
             raise ValueError(
-                f"{loss.name} takes {' and '.join(sorted(loss.takes))}, which the Trainer has not"
+                f"{loss.name} takes {' and '.join(sorted(loss.takes))}, "
+                "which the Trainer does not provide"
             )
 
 
-class _AdaFocal(Steering, _Hooks):
+class _AdaFocal(SteeringCallback, _Hooks):
     """Steers the loss by the evaluations of training; give ``compute_loss`` to the Trainer.
 
     ``Trainer(..., callbacks=[callback], compute_loss_func=callback.compute_loss)``. Arguments are
-    those of ``calibrd.training.AdaFocal``. Labels are one for each logits' row, as in
+    those of ``calibrd.training.AdaFocal``. There is one label for each row of logits, as in
     classification of sequences, images or tokens (not shifted, as in language modelling).
     """
 
     hint = "give Trainer(..., compute_loss_func=callback.compute_loss)"
 
-    def _seen(self, logits: Tensor, labels: Tensor) -> None:
+    def _observe_batch(self, logits: Tensor, labels: Tensor) -> None:
         self._attached.observe(logits, labels)
 
 
-class _Monitor(Watching, _Hooks):
-    """Streams the calibration of every evaluation of training, which goes on with any loss.
+class _Monitor(MonitoringCallback, _Hooks):
+    """Streams the calibration of every evaluation of a training with any loss.
 
     ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. Arguments are
     those of ``calibrd.training.Monitor``, and ``loss``, a name of ``make_loss``, with its
-    parameters: then give ``compute_loss_func=callback.compute_loss`` as well. Losses that learn
-    over the epochs begin anew when a training is resumed.
+    parameters: then pass ``compute_loss_func=callback.compute_loss`` as well. Losses that learn
+    over the epochs start over when a training is resumed.
     """
 
     hint = "give Trainer(..., compute_metrics=callback.compute_metrics)"
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
-        """ECE, AdaECE, NLL, accuracy and confidence of an evaluation, which also is observed."""
+        """Observe an evaluation; return its ECE, AdaECE, NLL, accuracy and confidence."""
         logits = _classes_second(as_array(_first(predicted.predictions), "predictions"))
         labels = as_array(_first(predicted.label_ids), "label_ids")
-        # every rank is given all predictions
+        # every rank gets all predictions
         if not is_distributed() or torch.distributed.get_rank() == 0:
             self._attached.observe(logits, labels)
         summary = asdict(statistics_of(logits, labels, self.ignore_index).summary())
@@ -130,7 +136,7 @@ def _first(values: Any) -> Any:
 
 
 def _logits_of(outputs: Any) -> Tensor:
-    """Of a model's output; it was called without labels, so the first is not the loss."""
+    """Return the logits of a model's output, which has no loss: it was called without labels."""
     if isinstance(outputs, dict):
         found: Tensor = outputs["logits"]
         return found
@@ -139,7 +145,7 @@ def _logits_of(outputs: Any) -> Tensor:
 
 
 def _classes_second(logits: Any) -> Any:
-    """Models give (n, tokens, k), losses take (n, k, tokens)."""
+    """Turn a model's (n, tokens, k) into the (n, k, tokens) of losses."""
     return logits.swapaxes(1, 2) if logits.ndim == 3 else logits
 
 

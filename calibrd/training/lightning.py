@@ -1,8 +1,8 @@
-"""Callbacks for PyTorch Lightning: as ``lightning.pytorch`` and as ``pytorch_lightning``.
+"""Callbacks for PyTorch Lightning, both ``lightning.pytorch`` and ``pytorch_lightning``.
 
 ``validation_step`` returns ``{"logits": ..., "labels": ...}`` or ``(logits, labels)``, and every
-validation pass of ``fit`` but the sanity check is a step. Checkpoints of the trainer hold where it
-is, and ``fit(..., ckpt_path=...)`` goes on from there.
+validation pass of ``fit`` but the sanity check is a step. Checkpoints of the trainer hold the
+state, and ``fit(..., ckpt_path=...)`` continues from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from calibrd.training.callback_base import Attaching, Steering, Watching, callback_class
+from calibrd.training.callback_base import (
+    CallbackBase,
+    MonitoringCallback,
+    SteeringCallback,
+    callback_class,
+)
 
 __all__ = ["AdaFocalCallback", "MonitorCallback"]
 
@@ -21,7 +26,7 @@ HINT = "validation_step must return {'logits': ..., 'labels': ...} or (logits, l
 
 
 def bases() -> tuple[type, ...]:
-    """The Callback classes of the packages that are loaded, or else of those installed."""
+    """Return the Callback classes of the packages that are loaded, or else of those installed."""
     loaded = [name for name in NAMES if sys.modules.get(name) is not None]
     found = loaded or [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0])]
     if not found:
@@ -31,13 +36,13 @@ def bases() -> tuple[type, ...]:
     return tuple(importlib.import_module(name).Callback for name in found)
 
 
-class _Hooks(Attaching):
-    """The trainer's events, told to what is attached."""
+class _Hooks(CallbackBase):
+    """Forwards the trainer's events to the observer."""
 
     hint = HINT
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Training begins: its ranks and its checkpoint are known."""
+        """Make the observer, now that ranks and checkpoint are known."""
         self._attached.begin()
 
     def on_validation_batch_end(
@@ -54,44 +59,44 @@ class _Hooks(Attaching):
             self._attached.observe(*_parts(outputs))
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Step."""
+        """End the validation pass."""
         if not trainer.sanity_checking:
             self._attached.step()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell the loss."""
+        """Notify the loss of the end of the epoch."""
         if self.loss is not None:
             self.loss.next_epoch()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Training has failed, or Ctrl-C was pressed."""
+        """Close the observer after a failure or Ctrl-C."""
         self._attached.end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Training has ended."""
+        """Close the observer at the end of training."""
         self._attached.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return self._attached.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self._attached.load_state_dict(state_dict)
 
 
-class _AdaFocal(Steering, _Hooks):
+class _AdaFocal(SteeringCallback, _Hooks):
     """Steers ``callback.loss``, which the module trains with, by its validation passes.
 
     Arguments are those of ``calibrd.training.AdaFocal``.
     """
 
 
-class _Monitor(Watching, _Hooks):
+class _Monitor(MonitoringCallback, _Hooks):
     """Streams the calibration of every validation pass, of a module with any loss.
 
     Arguments are those of ``calibrd.training.Monitor``, and ``loss``, a name of ``make_loss``, with
-    its parameters: the module trains with ``callback.loss``, which is told when an epoch has ended.
+    its parameters: the module trains with ``callback.loss``, which is notified of each epoch's end.
     """
 
 

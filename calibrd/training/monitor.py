@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.adafocal import Summary
-from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, kept_in
+from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, checkpoint_entry
 from calibrd.training.reporting.reporter import Service
 from calibrd.training.reporting.sessions import Start
 
@@ -15,11 +15,10 @@ class Monitor(Observer):
     """Streams the calibration of each validation pass to the service, as steps of a run.
 
     ``client`` is a client, a URL, or None to stay in this process. Neither a service that is away
-    nor a full disk keeps training from going on: no call waits longer than ``budget`` seconds. The
-    run goes on after its last step, or from 0 on with ``fresh``, or from the ``state_dict`` given
-    as ``resume``. Ranks are those of torch.distributed, or are given with a ``session`` that they
-    share. What is not sent waits in ``folder``. Arrays of numpy are taken as well as tensors, and
-    torch is not needed.
+    nor a full disk stops training: no call waits longer than ``budget`` seconds. The run continues
+    after its last step, from 0 with ``fresh``, or from the ``state_dict`` passed as ``resume``.
+    Ranks are those of torch.distributed, or are passed with a ``session`` that they share. Unsent
+    steps wait in ``folder``. It takes numpy arrays as well as tensors, and does not need torch.
 
     >>> monitor = Monitor(None, run="resnet")
     >>> monitor.observe([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]], [0, 1, 0])
@@ -61,7 +60,7 @@ class Monitor(Observer):
         self._note_checkpoint(resume)
 
     def step(self) -> Summary:
-        """End a validation pass: what it says of the model, by all ranks that are known here."""
+        """End a validation pass and return its summary, over all ranks known here."""
         statistics = self._merged()
         before = Start(self.steps)
         self.steps += 1
@@ -70,18 +69,18 @@ class Monitor(Observer):
         return statistics.summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"run": self.run, "step": self.steps}
 
     def load_state_dict(self, document: dict[str, Any]) -> None:
-        """Go on from the step of a checkpoint."""
+        """Continue from the step of a checkpoint."""
         self.steps = _step_in(document)
         self._note_checkpoint(document)
 
 
 def _step_in(checkpoint: object) -> int:
-    """Return the step of a monitor's checkpoint; raise ValueError if it is none."""
-    step = kept_in(checkpoint, "step")
+    """Return the step of a monitor's checkpoint; raise ValueError if it has none."""
+    step = checkpoint_entry(checkpoint, "step")
     if not isinstance(step, int) or step < 0:
         raise ValueError(f"a checkpoint's step must be a whole number of 0 or more, got {step!r}")
     return step

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from calibrators.adafocal import BinStatistics, RowTerms, Settings, observed
+from calibrators.adafocal import BinStatistics, RowTerms, Settings, row_terms
 from calibrators.arrays import check_labelled, check_rows
 from calibrators.errors import DataError
 from calibrd.api.runs import checked_run
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUDGET_SECONDS = 2.0
-MOST_SECONDS = 86_400.0
+MAX_SECONDS = 86_400.0
 IGNORED = -100
 AT_ONCE = 1 << 16
 NO_ROWS = RowTerms(np.empty(0), np.empty(0, dtype=bool), np.empty(0))
@@ -41,29 +41,29 @@ _log = logging.getLogger("calibrd")
 
 
 class Ranks:
-    """One process, or one of several that only the service knows all of.
+    """One process, or one of several that communicate only through the service.
 
-    A subclass is of ranks that know each other; what they do together, all of them must call.
+    A subclass has ranks that communicate; all of them must then call its methods together.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, *, decides: str | None = None) -> None:
         self.rank = rank
         self.size = size
-        # who computes the state: the trainer, unless it does not know all statistics
+        # who computes the state: the trainer, if it has the statistics of all ranks
         self.decides = decides or ("trainer" if size == 1 else "service")
         self.reports = True  # to the service
 
     def merged(self, statistics: BinStatistics) -> BinStatistics:
-        """Return the sum of the ranks' statistics, as far as this rank can know it."""
+        """Return the sum of the statistics of all ranks that communicate."""
         return statistics
 
     def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return what rank 0 gave, if the ranks can tell each other."""
+        """Return the document of rank 0, if the ranks communicate."""
         return document
 
 
 class Observer:
-    """One job of a run, in the process that made it; copies elsewhere neither observe nor step."""
+    """One job of a run, in the process that made it; copies can neither observe nor step."""
 
     kind: Kind
 
@@ -82,9 +82,9 @@ class Observer:
         fresh: bool,
         folder: str | Path | None,
     ) -> None:
-        if not isinstance(budget, int | float) or not 0 < budget <= MOST_SECONDS:
+        if not isinstance(budget, int | float) or not 0 < budget <= MAX_SECONDS:
             raise ValueError(
-                f"budget must be a number of seconds above 0, at most {MOST_SECONDS:g}, "
+                f"budget must be a number of seconds above 0, at most {MAX_SECONDS:g}, "
                 f"got {budget!r}"
             )
         self.run = checked_run(run)
@@ -95,8 +95,8 @@ class Observer:
         self._ranks = ranks_of(rank, world_size, checked_session(session))
         if client is None and self._ranks.decides == "service":
             raise ValueError(
-                "client must be given where ranks are: without a service, ranks come to the same "
-                "state by torch.distributed alone"
+                "client must be given with ranks: without a service, ranks agree on a state only "
+                "through torch.distributed"
             )
         self._reporter: Reporter | None = None
         self._is_closed = False
@@ -117,19 +117,19 @@ class Observer:
     def observe(self, logits: Any, labels: Any) -> None:
         """Add a batch of the validation pass: logits (n, k) or (n, k, d1, ...) and labels.
 
-        Tensors are reduced on their device to counts; nothing else of them is kept or sent.
+        Tensors are reduced to counts on their device; nothing else is stored or sent.
         """
         self._check_is_here()
-        self._observed.add(reduced(logits, labels, self.ignore_index))
+        self._observed.add(reduce_rows(logits, labels, self.ignore_index))
 
     def discard(self) -> None:
-        """Forget what was observed since the last step."""
+        """Discard what was observed since the last step."""
         self._observed = RunningStatistics()
 
     def close(self) -> None:
-        """Send what can be sent within the budget; what is left, the next process sends.
+        """Send what can be sent within the budget; the next process sends the rest.
 
-        All ranks call it: the next step of each is an error.
+        All ranks call it; a later step of any rank is an error.
         """
         self._is_closed = True
         if self._reporter is not None and self._process == os.getpid():
@@ -147,11 +147,11 @@ class Observer:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return a copy for another process, as a DataLoader's worker, that sends nothing."""
+        """Return the state of a copy for another process, such as a DataLoader's worker."""
         return {**vars(self), "_process": None, "_reporter": None, "_ranks": Ranks()}
 
     def _merged(self) -> BinStatistics:
-        """Return what all ranks have observed; raise the same error on all if that is nothing."""
+        """Return the statistics of all ranks; raise the same error on all if there are no rows."""
         self._check_is_here()
         if self._is_closed:
             raise RuntimeError(f"the {type(self).__name__} of {self.run!r} is closed")
@@ -175,7 +175,7 @@ class Observer:
         fresh: bool,
         **options: Any,
     ) -> Start:
-        """Return where to begin, the same on all ranks, as is what keeps rank 0 from it."""
+        """Return where to begin, the same on all ranks; raise on all if rank 0 cannot begin."""
         problem: Exception | None = None
         try:
             connection = connection_of(client) if self._ranks.reports else None
@@ -185,30 +185,30 @@ class Observer:
         except Exception as error:  # noqa: BLE001 - raised below, on all ranks
             problem = error
         state = first.state and first.state.to_dict()
-        told = self._ranks.agreed(
+        agreed = self._ranks.agreed(
             {"problem": problem and str(problem), "step": first.step, "state": state}
         )
         if problem is not None:
             raise problem
-        if told["problem"] is not None:
-            raise RuntimeError(f"rank 0 cannot begin: {told['problem']}")
-        return Start(told["step"], state_of(told["state"]))
+        if agreed["problem"] is not None:
+            raise RuntimeError(f"rank 0 cannot begin: {agreed['problem']}")
+        return Start(agreed["step"], state_of(agreed["state"]))
 
     def _note_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        given = (checkpoint or {}).get("run", self.run)
-        if given != self.run:
-            _log.warning("%s: goes on from a checkpoint of another run, %s", self.run, given)
+        other = (checkpoint or {}).get("run", self.run)
+        if other != self.run:
+            _log.warning("%s: continuing from a checkpoint of another run, %s", self.run, other)
 
     def _check_is_here(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                f"this is a copy of the {type(self).__name__} that was made, or was forked with "
-                "it: only that, in its own process, can observe and step"
+                f"this is a copy of the {type(self).__name__}, or in a forked process: only the "
+                "original, in its own process, can observe and step"
             )
 
 
-def kept_in(checkpoint: object, name: str) -> Any:
-    """Return what a checkpoint has under a name; raise ValueError if it is none of this kind."""
+def checkpoint_entry(checkpoint: object, name: str) -> Any:
+    """Return an entry of a checkpoint; raise ValueError if it is missing."""
     if not isinstance(checkpoint, dict) or name not in checkpoint:
         keys = list(checkpoint) if isinstance(checkpoint, dict) else type(checkpoint).__name__
         raise ValueError(f"a checkpoint must be a state_dict() with {name!r}, got {keys}")
@@ -222,7 +222,7 @@ def is_distributed() -> bool:
 
 
 def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> Ranks:
-    """Return those given, or else those of torch.distributed, or else this process alone."""
+    """Return the given ranks, or those of torch.distributed, or this process alone."""
     if rank is None and world_size is None:
         if is_distributed():
             from calibrd.training.distributed import Distributed
@@ -232,7 +232,7 @@ def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> R
         if stated not in ("", "1"):
             raise RuntimeError(
                 f"WORLD_SIZE is {stated}, but torch.distributed is not in use yet: call "
-                "init_process_group before, or give rank=, world_size= and session="
+                "init_process_group first, or give rank=, world_size= and session="
             )
         return Ranks()
     if rank is None or world_size is None:
@@ -243,14 +243,14 @@ def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> R
         )
     if world_size > 1 and session is None:
         raise ValueError(
-            "session must be given with rank= and world_size=: one name that all ranks share, and "
-            "no earlier job of this run, such as the scheduler's job id"
+            "session must be given with rank= and world_size=: a name that all ranks share and no "
+            "earlier job of this run has used, such as the scheduler's job id"
         )
     return Ranks(rank, world_size)
 
 
 class RunningStatistics:
-    """Statistics of all rows so far; counts many rows at once, as each count costs the same."""
+    """Statistics of all rows so far; rows are counted in large batches, which is faster."""
 
     def __init__(self) -> None:
         self._counted = BinStatistics.empty()
@@ -273,27 +273,27 @@ class RunningStatistics:
         return self._counted
 
 
-def reduced(logits: Any, labels: Any, ignore_index: int = IGNORED) -> RowTerms:
+def reduce_rows(logits: Any, labels: Any, ignore_index: int = IGNORED) -> RowTerms:
     """Reduce logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...) to three numbers a row.
 
     Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
-    Tensors are reduced on their own device; whatever else holds numbers is taken as numpy does.
+    Tensors are reduced on their own device; anything else is converted to numpy.
 
-    >>> reduced([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).odds.tolist()
+    >>> reduce_rows([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).odds.tolist()
     [2.0, 1.0]
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(logits, torch.Tensor):
-        return _of_tensors(logits, torch.as_tensor(labels), ignore_index)
-    return _of_arrays(as_array(logits, "logits"), as_array(labels, "labels"), ignore_index)
+        return _reduce_tensors(logits, torch.as_tensor(labels), ignore_index)
+    return _reduce_arrays(as_array(logits, "logits"), as_array(labels, "labels"), ignore_index)
 
 
 def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinStatistics:
     """Return the statistics of one batch."""
-    return BinStatistics.from_log_odds(*reduced(logits, labels, ignore_index))
+    return BinStatistics.from_log_odds(*reduce_rows(logits, labels, ignore_index))
 
 
-def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> RowTerms:
+def _reduce_arrays(logits: Array, labels: Array, ignore_index: int) -> RowTerms:
     _check_shapes(logits.shape, labels.shape)
     if logits.ndim > 1:
         logits = np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1])
@@ -302,10 +302,10 @@ def _of_arrays(logits: Array, labels: Array, ignore_index: int) -> RowTerms:
     logits, labels = logits[kept], labels[kept]
     if not len(labels):
         return NO_ROWS
-    return observed(logits, labels)
+    return row_terms(logits, labels)
 
 
-def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> RowTerms:
+def _reduce_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> RowTerms:
     import torch
 
     if labels.is_floating_point() or labels.is_complex():
@@ -323,10 +323,10 @@ def _of_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> RowTerms:
             scores, truth = scores[kept], truth[kept]
         if not len(truth):
             return NO_ROWS
-        return _on_device(scores.to(torch.promote_types(scores.dtype, torch.float32)), truth)
+        return _reduce_on_device(scores.to(torch.promote_types(scores.dtype, torch.float32)), truth)
 
 
-def _on_device(scores: Tensor, truth: Tensor) -> RowTerms:
+def _reduce_on_device(scores: Tensor, truth: Tensor) -> RowTerms:
     import torch
 
     classes = scores.shape[1]

@@ -1,4 +1,4 @@
-"""Pauses between tries: the one back-off of the SDK."""
+"""Exponential backoff with jitter, for all retries of the SDK."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LONGEST_PAUSE = 5.0
 
 
 class Backoff:
-    """Pauses that double up to the longest, each drawn at random from its upper half.
+    """Pauses that double up to the longest, each drawn at random from the upper half of its range.
 
     >>> backoff = Backoff(first=1.0, longest=3.0)
     >>> [low <= backoff.pause() <= high for low, high in ((0.5, 1), (1, 2), (1.5, 3), (1.5, 3))]
@@ -29,5 +29,5 @@ class Backoff:
         return random.uniform(seconds / 2, seconds)  # noqa: S311 - no secret
 
     def reset(self) -> None:
-        """Begin again with the first pause, after a try that went well."""
+        """Start again with the first pause, after a try that succeeded."""
         self._next = self._first

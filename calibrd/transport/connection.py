@@ -1,4 +1,4 @@
-"""Where the service is, with which key, and how patiently it is asked."""
+"""The connection to the service: URL, key, timeouts and retries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from calibrd.errors import (
     Unavailable,
 )
 from calibrd.transport.backoff import Backoff
-from calibrd.transport.flows import Answer, Flow, Pause, Send
+from calibrd.transport.flows import Flow, Pause, Response, Send
 from calibrd.transport.response_bodies import ACCEPTED, MEGABYTE
 from calibrd.transport.responses import error_of, seconds_to_wait
 
@@ -32,9 +32,9 @@ STORE_TRIES = 3
 CONNECT_SECONDS = 5.0
 PART_BYTES = 1 << 23
 SMALLEST_PART = 1 << 10
-# the request has certainly not arrived
+# errors after which the request has certainly not arrived
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# the next try would end in the same way
+# errors that a retry would meet again
 HOPELESS = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError)
 
 
@@ -45,7 +45,7 @@ class Connection:
     url: str
     api_key: str | None = field(repr=False)
     timeout: float
-    patience: float
+    retry_seconds: float
     part_bytes: int = PART_BYTES
 
     @classmethod
@@ -55,27 +55,28 @@ class Connection:
         api_key: str | None,
         *,
         timeout: float,
-        patience: float,
+        retry_seconds: float,
         part_bytes: int = PART_BYTES,
     ) -> Connection:
-        """From what is given, or else from the environment."""
+        """Make a connection from the arguments, or else from the environment."""
         found = _first(url, os.environ.get("CALIBRD_URL"), DEFAULT_URL).rstrip("/")
         _check_url(found)
         key = _first(api_key, os.environ.get("CALIBRD_API_KEY")) or None
         if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
             raise ValueError(
-                "api_key must be one word of ASCII characters such as cal_..., and this one is not"
+                "api_key must be one word of ASCII characters such as cal_..., but this one is not"
             )
-        if timeout <= 0 or patience < 0:
+        if timeout <= 0 or retry_seconds < 0:
             raise ValueError(
-                f"timeout must be above 0 and patience not below, got {timeout} and {patience}"
+                "timeout must be above 0 and retry_seconds at least 0, "
+                f"got {timeout} and {retry_seconds}"
             )
         if part_bytes < SMALLEST_PART:
             raise ValueError(f"part_bytes must be at least {SMALLEST_PART}, got {part_bytes}")
-        return cls(found, key, timeout, patience, part_bytes)
+        return cls(found, key, timeout, retry_seconds, part_bytes)
 
     def options(self, *, foreign: bool = False) -> dict[str, Any]:
-        """What an httpx client is made with; to foreign servers neither key nor name goes."""
+        """Return arguments of an httpx client; foreign servers get neither key nor user agent."""
         headers = {"Accept-Encoding": ACCEPTED}
         if not foreign:
             version = metadata.version("calibrd")
@@ -84,8 +85,8 @@ class Connection:
                 headers["Authorization"] = f"Bearer {self.api_key}"
         return {"headers": headers}
 
-    def request(self, step: Send) -> dict[str, Any]:
-        """A step as arguments of an httpx client's ``request``."""
+    def request_arguments(self, step: Send) -> dict[str, Any]:
+        """Return a step as arguments of an httpx client's ``request``."""
         seconds = self.timeout if step.timeout is None else step.timeout
         return {
             "method": step.method,
@@ -96,87 +97,88 @@ class Connection:
             "timeout": httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
         }
 
-    def ask(
+    def send(
         self,
         step: Send,
         *,
         repeatable: bool,
-        look: str = "",
-        patience: float | None = None,
+        check_hint: str = "",
+        retry_seconds: float | None = None,
         also: tuple[int, ...] = (),
-    ) -> Flow[Answer]:
-        """Send until there is an answer, or it is enough; ``also`` these statuses are answers.
+    ) -> Flow[Response]:
+        """Send a request, with retries; return the response, or raise the error in it.
 
-        Troubles of the way and of the service's parts are waited out, with pauses that grow and are
-        drawn at random, if the request is ``repeatable`` or cannot have arrived. If it may have
-        arrived, and is not repeatable, ``look`` says where to see whether it was done.
+        Failures of the network and of parts of the service are retried for ``retry_seconds``
+        with growing random pauses, if the request is ``repeatable`` or cannot have arrived. If it
+        may have arrived and is not repeatable, ``check_hint`` says how to see whether it was done.
+        Responses with a status in ``also`` are returned, not raised.
         """
-        limit = self.patience if patience is None else patience
+        limit = self.retry_seconds if retry_seconds is None else retry_seconds
         end, backoff, may_have_arrived = time.monotonic() + limit, Backoff(), False
         while True:
             least = 0.0
             try:
-                answer: Answer = yield step
+                response: Response = yield step
             except httpx.RequestError as error:
-                trouble = self._trouble(step, error, repeatable, look)
-                again = type(trouble) is ServiceAway
+                failure = self._failure(step, error, repeatable, check_hint)
+                is_retried = type(failure) is ServiceAway
                 may_have_arrived |= not isinstance(error, NOT_SENT)
             else:
-                told = None if answer.status in also else error_of(answer)
-                if told is None:
-                    return answer
-                trouble, told = told, None
-                least, again = seconds_to_wait(answer), repeatable and _is_passing(trouble)
-                trouble.repeated, may_have_arrived = may_have_arrived, True
-                if isinstance(trouble, Unavailable) and not repeatable:
-                    trouble.add_note(_maybe_done(look))
+                refusal = None if response.status in also else error_of(response)
+                if refusal is None:
+                    return response
+                failure, refusal = refusal, None
+                least, is_retried = seconds_to_wait(response), repeatable and _is_passing(failure)
+                failure.repeated, may_have_arrived = may_have_arrived, True
+                if isinstance(failure, Unavailable) and not repeatable:
+                    failure.add_note(_maybe_done(check_hint))
             wait = max(least, backoff.pause())
             try:
-                if not again or time.monotonic() + wait > end:
-                    raise trouble
+                if not is_retried or time.monotonic() + wait > end:
+                    raise failure
             finally:
-                del trouble  # it leads to this frame, and would keep what was sent
+                del failure  # it refers to this frame, and would keep the request alive
             yield Pause(wait)
 
-    def put_elsewhere(self, url: str, content: bytes) -> Flow[None]:
-        """Send bytes to a store that the service has named; the key does not go there."""
+    def put_foreign(self, url: str, content: bytes) -> Flow[None]:
+        """Send bytes to an object store named by the service, without the API key."""
         host = _host_of(url)
-        step = Send("PUT", url, content, foreign=True, most_bytes=MEGABYTE)
-        backoff, said = Backoff(), ""
+        step = Send("PUT", url, content, foreign=True, max_bytes=MEGABYTE)
+        backoff, reason = Backoff(), ""
         for tries in range(STORE_TRIES):
             if tries:
                 yield Pause(backoff.pause())
             try:
-                answer: Answer = yield step
-                if answer.status < 300:
+                response: Response = yield step
+                if response.status < 300:
                     return
-                said = f"it answered with status {answer.status}"
+                reason = f"it responded with status {response.status}"
             except httpx.RequestError as error:
-                said = _words(error)
-        raise StoreAway(f"the store at {host} did not take a part: {said}")
+                reason = _message(error)
+        raise StoreAway(f"the store at {host} did not accept a part: {reason}")
 
-    def _trouble(
-        self, step: Send, error: httpx.RequestError, repeatable: bool, look: str
+    def _failure(
+        self, step: Send, error: httpx.RequestError, repeatable: bool, check_hint: str
     ) -> CalibrdError:
-        words = f"no answer from {self.url} ({step.method} {step.url}): {_words(error)}"
+        message = f"no response from {self.url} ({step.method} {step.url}): {_message(error)}"
         found: CalibrdError
         if isinstance(error, HOPELESS) or _is_about_tls(error):
-            found = NotCalibrd(words)
+            found = NotCalibrd(message)
         elif repeatable or isinstance(error, NOT_SENT):
-            found = ServiceAway(words)
+            found = ServiceAway(message)
         else:
-            found = MaybeDone(f"{words}; {_maybe_done(look)}")
+            found = MaybeDone(f"{message}; {_maybe_done(check_hint)}")
         found.__cause__ = error
         return found
 
 
-def _is_passing(trouble: CalibrdError) -> bool:
+def _is_passing(error: CalibrdError) -> bool:
     """Return whether the next try may succeed."""
-    return isinstance(trouble, Unavailable) or trouble.code == "idempotency_key_in_use"
+    return isinstance(error, Unavailable) or error.code == "idempotency_key_in_use"
 
 
 def path(*parts: object) -> str:
-    """A path of the service; what is in its parts cannot lead elsewhere.
+    """Return a path of the service; its parts are escaped and cannot lead elsewhere.
 
     >>> path("calibrators", "a/b", "versions", 3)
     '/v1/calibrators/a%2Fb/versions/3'
@@ -187,17 +189,17 @@ def path(*parts: object) -> str:
     return "/v1/" + "/".join(quote(str(part), safe="@:") for part in parts)
 
 
-def given(**values: Any) -> Mapping[str, Any]:
-    """The values that are not None.
+def drop_none(**values: Any) -> Mapping[str, Any]:
+    """Return the values that are not None.
 
-    >>> given(limit=5, cursor=None)
+    >>> drop_none(limit=5, cursor=None)
     {'limit': 5}
     """
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _first(*texts: str | None) -> str:
-    """The first that says something."""
+    """Return the first text that is not blank."""
     return next((text.strip() for text in texts if text and text.strip()), "")
 
 
@@ -210,11 +212,11 @@ def _check_url(url: str) -> None:
     if not named or any(character.isspace() for character in url):
         raise ValueError(f"url must be like http://127.0.0.1:8000 or https://..., got {url!r}")
     if parts.query or parts.fragment or parts.username or parts.password:
-        raise ValueError("url must be an address without user, query and fragment")
+        raise ValueError("url must be an address without user, query or fragment")
 
 
 def _host_of(url: object) -> str:
-    """Return the host of a store; NotCalibrd if the service has named none."""
+    """Return the host of a store; raise NotCalibrd if the service has named none."""
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
         if parts and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -222,19 +224,19 @@ def _host_of(url: object) -> str:
             return parts.netloc
     except (ValueError, httpx.InvalidURL):
         pass
-    raise NotCalibrd(f"the answer names no place to send a part to, but {str(url)[:100]!r}")
+    raise NotCalibrd(f"the response has no URL to send a part to, but {str(url)[:100]!r}")
 
 
-def _maybe_done(look: str) -> str:
-    return f"it may or may not have been done{f': {look}' if look else ''}"
+def _maybe_done(check_hint: str) -> str:
+    return f"it may or may not have been done{f': {check_hint}' if check_hint else ''}"
 
 
-def _words(error: httpx.RequestError) -> str:
+def _message(error: httpx.RequestError) -> str:
     return str(error) or type(error).__name__
 
 
 def _is_about_tls(error: BaseException | None) -> bool:
-    """Whether it was refused for a certificate, or no TLS is spoken there."""
+    """Return whether the certificate was refused, or the server does not speak TLS."""
     while error is not None:
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             return True

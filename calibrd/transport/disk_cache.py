@@ -1,4 +1,4 @@
-"""What the SDK remembers on disk, by service and key: loaded maps, uploads that broke off."""
+"""The SDK's disk cache, by service and key: loaded maps and interrupted uploads."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class CacheEntry:
     path: Path
 
     def read(self) -> str | None:
-        """What was written last, if it can be read."""
+        """Return its text, or None if it cannot be read."""
         try:
             return self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
 
     def write(self, text: str) -> None:
-        """Replace it, if that is possible: it is only a memory."""
+        """Replace it; a failure is only logged, as it is only a cache."""
         try:
-            write_whole(self.path, text.encode())
+            write_atomically(self.path, text.encode())
         except OSError as error:
-            _log.info("cannot remember %s: %s", self.path, error)
+            _log.info("cannot cache %s: %s", self.path, error)
 
     def forget(self) -> None:
         """Remove it."""
@@ -46,26 +46,26 @@ class CacheEntry:
 
 
 class Cache:
-    """The folder of one service and one key; what one key saw, another is not shown."""
+    """The folder of one service and one key: keys do not share what they have loaded."""
 
     def __init__(self, connection: Connection) -> None:
-        seen = f"{connection.url}\n{connection.api_key or ''}"
-        name = hashlib.sha256(seen.encode()).hexdigest()[:32]
+        identity = f"{connection.url}\n{connection.api_key or ''}"
+        name = hashlib.sha256(identity.encode()).hexdigest()[:32]
         self.folder = cache_folder() / name
 
     def upload(self, name: str) -> CacheEntry:
-        """The id of an upload that has not been committed."""
+        """Return the entry for the id of an upload that has not been committed."""
         return CacheEntry(self.folder / "uploads" / name)
 
 
 def cache_folder() -> Path:
-    """CALIBRD_CACHE_DIR, or where this system keeps caches."""
-    given = os.environ.get("CALIBRD_CACHE_DIR")
-    return Path(given) if given else platformdirs.user_cache_path("calibrd", ensure_exists=False)
+    """Return CALIBRD_CACHE_DIR, or where this system keeps caches."""
+    path = os.environ.get("CALIBRD_CACHE_DIR")
+    return Path(path) if path else platformdirs.user_cache_path("calibrd", ensure_exists=False)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a private file so that no reader sees a part of it."""
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a private file so that no reader sees it incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:
@@ -80,7 +80,7 @@ def write_whole(path: Path, content: bytes) -> None:
 def locked(path: Path) -> IO[bytes] | None:
     """Lock a file and return it open, or None if a living process has locked it.
 
-    The lock ends when the file is closed. Raise FileNotFoundError if there is none, or no longer.
+    The lock ends when the file is closed. Raise FileNotFoundError if there is no such file.
     """
     file = path.open("rb+")
     try:

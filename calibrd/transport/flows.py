@@ -1,8 +1,8 @@
-"""What a call is made of, without saying how it is sent: one description for both clients.
+"""Calls as flows, independent of how they are sent: one description for both clients.
 
-A call is a generator, a *flow*. It yields steps (send this request, wait so long, do these at once)
-and is given what they gave; its return value is the answer of the call. ``Client`` and
-``AsyncClient`` differ only in how they do a step.
+A call is a generator, a *flow*. It yields steps (send a request, pause, run flows together) and
+receives their results; its return value is the result of the call. ``Client`` and ``AsyncClient``
+differ only in how they run a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from calibrd.transport.response_bodies import MOST_BYTES
+from calibrd.transport.response_bodies import MAX_BYTES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,11 +33,11 @@ class Send:
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float | None = None
     foreign: bool = False
-    most_bytes: int = MOST_BYTES  # of the answer
+    max_bytes: int = MAX_BYTES  # of the response
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """A response, read whole; header names are in lower case."""
 
     status: int
@@ -47,23 +47,23 @@ class Answer:
 
 @dataclass(frozen=True)
 class Pause:
-    """Wait for some seconds."""
+    """A wait of some seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Work:
-    """Something that keeps a core or a disk busy: an event loop should not wait for it."""
+    """Work for a core or a disk, which must not block an event loop."""
 
     do: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Together:
-    """Flows to be run at once, at most so many; gives their answers in order.
+    """Flows to run concurrently, at most ``at_once``; gives their results in order.
 
-    When one fails, those that have not begun are left out and its error is raised.
+    When one fails, those that have not started are skipped and its error is raised.
     """
 
     flows: Sequence[Callable[[], Flow[Any]]]
@@ -79,7 +79,7 @@ class Blocking(ABC):
 
     @abstractmethod
     def run(self, flow: Flow[R]) -> R:
-        """Do the steps of a flow, one after the other."""
+        """Run the steps of a flow, one after the other."""
 
 
 class Awaiting(ABC):
@@ -87,11 +87,11 @@ class Awaiting(ABC):
 
     @abstractmethod
     async def run(self, flow: Flow[R]) -> R:
-        """Do the steps of a flow, one after the other."""
+        """Run the steps of a flow, one after the other."""
 
 
 class Call(Protocol[P, R]):
-    """A method of both clients, as types see it; ``flow`` is what other flows go through."""
+    """The type of a call, a method of both clients; other flows delegate to its ``flow``."""
 
     @property
     def flow(self) -> Callable[Concatenate[Any, P], Flow[R]]:
@@ -113,9 +113,10 @@ class Call(Protocol[P, R]):
 
 
 def call(flow: Callable[Concatenate[Any, P], Flow[R]]) -> Call[P, R]:
-    """Makes a flow a method of both clients: one blocks, the other is awaited.
+    """Make a flow a method of both clients: one blocks, the other is awaited.
 
-    It is a plain function, which inspect, help and mock know; what it gives is up to ``run``.
+    The method is a plain function, which inspect, help and mock support; ``run`` of the client
+    decides what it returns.
     """
 
     @functools.wraps(flow)
@@ -129,14 +130,14 @@ def call(flow: Callable[Concatenate[Any, P], Flow[R]]) -> Call[P, R]:
 
 
 def _signature(flow: Callable[..., Any]) -> inspect.Signature:
-    """The signature that a user of the method sees: with the answer's type."""
+    """Return the signature of the method, with the type of the result instead of the flow's."""
     found = inspect.signature(flow)
-    answer = str(found.return_annotation).removeprefix("Flow[").removesuffix("]")
-    return found.replace(return_annotation=answer)
+    result = str(found.return_annotation).removeprefix("Flow[").removesuffix("]")
+    return found.replace(return_annotation=result)
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn of a call at the line outside of this package that made it."""
+    """Warn at the line outside of this package that made the call."""
     level, frame = 1, sys._getframe()
     while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == "calibrd":
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""URLs that are secrets: who has one may write, so what logs say of them ends before the query."""
+"""Presigned URLs are secrets, so logs show them without their query."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _under_way: ContextVar[bool] = ContextVar("calibrd_signed_url", default=False)
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """What httpx logs within this block has no query."""
+    """Leave out the query of URLs that httpx logs within the block."""
     before = _under_way.set(True)
     try:
         yield

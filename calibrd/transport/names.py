@@ -1,4 +1,4 @@
-"""Names and ids that come from a service: checked before they become paths or parts of URLs."""
+"""Names and ids sent by a service, checked before they become paths or parts of URLs."""
 
 from __future__ import annotations
 

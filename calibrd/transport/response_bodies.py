@@ -1,4 +1,4 @@
-"""Bodies of responses, decompressed here so that a small one cannot become a huge one."""
+"""Bodies of responses, decompressed here so that their size stays limited."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from collections.abc import Mapping
 from calibrd.errors import NotCalibrd
 
 MEGABYTE = 1 << 20
-# most answers are JSON; calls that ask for more say how much
-MOST_BYTES = 64 * MEGABYTE
-MOST_MAP_BYTES = 1 << 30
+# most responses are JSON; calls that need more say how much
+MAX_BYTES = 64 * MEGABYTE
+MAX_MAP_BYTES = 1 << 30
 ACCEPTED = "gzip"
 GZIP = 16 + zlib.MAX_WBITS
 
 
 class Body:
-    """The bytes of a response, at most ``most`` of them, as sent and as decompressed."""
+    """The bytes of a response, limited to ``max_bytes`` both compressed and decompressed."""
 
-    def __init__(self, headers: Mapping[str, str], most: int) -> None:
-        self._most = most
+    def __init__(self, headers: Mapping[str, str], max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._sent = 0
-        self._kept = bytearray()
+        self._content = bytearray()
         coding = headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity", ACCEPTED):
             raise NotCalibrd(
-                f"the answer is compressed as {coding[:50]!r}, which was not asked for"
+                f"the response is compressed as {coding[:50]!r}, which was not requested"
             )
         self._gzip = zlib.decompressobj(GZIP) if coding == ACCEPTED else None
-        told = headers.get("content-length", "")
-        if told.isdecimal() and len(told) < 20 and int(told) > most:
+        length = headers.get("content-length", "")
+        if length.isdecimal() and len(length) < 20 and int(length) > max_bytes:
             raise self._too_long()
 
     def add(self, piece: bytes) -> None:
-        """Take a piece as it was sent; NotCalibrd if the answer is too long or damaged."""
+        """Add a piece as it was sent; raise NotCalibrd if the response is too long or damaged."""
         self._sent += len(piece)
-        if self._sent > self._most:
+        if self._sent > self._max_bytes:
             raise self._too_long()
         if self._gzip is None:
-            self._kept += piece
+            self._content += piece
             return
         try:
-            self._kept += self._gzip.decompress(piece, self._most - len(self._kept) + 1)
+            self._content += self._gzip.decompress(piece, self._max_bytes - len(self._content) + 1)
         except zlib.error as error:
-            raise NotCalibrd(f"the answer cannot be decompressed: {error}") from error
-        if len(self._kept) > self._most:
+            raise NotCalibrd(f"the response cannot be decompressed: {error}") from error
+        if len(self._content) > self._max_bytes:
             raise self._too_long()
 
     def content(self) -> bytes:
-        """Return the whole body; NotCalibrd if it was cut off."""
+        """Return the whole body; raise NotCalibrd if it is incomplete."""
         if self._gzip is not None and self._sent and not self._gzip.eof:
-            raise NotCalibrd("the answer cannot be decompressed: it ends too early")
-        return bytes(self._kept)
+            raise NotCalibrd("the response cannot be decompressed: it ends too early")
+        return bytes(self._content)
 
     def _too_long(self) -> NotCalibrd:
         return NotCalibrd(
-            f"the answer is longer than what this call can be answered with, {self._most:,} bytes"
+            f"the response is longer than this call allows, {self._max_bytes:,} bytes"
         )

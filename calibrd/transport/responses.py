@@ -1,4 +1,4 @@
-"""What a response means: its JSON, or the error that it tells of."""
+"""Parsing of responses: their JSON, arrays and errors; NotCalibrd if they are malformed."""
 
 from __future__ import annotations
 
@@ -16,90 +16,90 @@ from numpy.typing import NDArray
 from calibrators import DataError, Report
 from calibrd.errors import NotCalibrd, Refused, kind_of
 from calibrd.models import Record, read
-from calibrd.transport.flows import Answer
+from calibrd.transport.flows import Response
 
 SHOWN = 200
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 TOO_MANY = 429
 
 
-def document_of(answer: Answer) -> Any:
-    """The JSON of a response."""
+def document_of(response: Response) -> Any:
+    """Return the JSON of a response."""
     try:
-        return json.loads(answer.content)
+        return json.loads(response.content)
     except RecursionError:
-        raise NotCalibrd("the answer is JSON, but nested too deeply") from None
+        raise NotCalibrd("the response is JSON, but nested too deeply") from None
     except ValueError as error:
-        shown = answer.content[:SHOWN].decode("utf-8", "replace")
-        raise NotCalibrd(f"the answer is not JSON, but begins with {shown!r}") from error
+        shown = response.content[:SHOWN].decode("utf-8", "replace")
+        raise NotCalibrd(f"the response is not JSON; it begins with {shown!r}") from error
 
 
 def member_of(document: Any, name: str | int) -> Any:
-    """A member of the service's JSON."""
+    """Return a member of the service's JSON."""
     try:
         return document[name]
     except (TypeError, KeyError, IndexError) as error:
-        raise NotCalibrd(f"the answer is JSON, but has no {name!r}") from error
+        raise NotCalibrd(f"the response is JSON, but has no {name!r}") from error
 
 
-def header_of(answer: Answer, name: str) -> str:
-    """A header that the service always sends."""
-    if name not in answer.headers:
-        raise NotCalibrd(f"the answer has no header {name!r}")
-    return answer.headers[name]
+def header_of(response: Response, name: str) -> str:
+    """Return a header that the service always sends."""
+    if name not in response.headers:
+        raise NotCalibrd(f"the response has no header {name!r}")
+    return response.headers[name]
 
 
-def array_of(answer: Answer) -> NDArray[Any]:
-    """The array of a response in npy."""
+def array_of(response: Response) -> NDArray[Any]:
+    """Return the array of an npy response."""
     try:
-        file = io.BytesIO(answer.content)
+        file = io.BytesIO(response.content)
         read_header = HEADERS[npy.read_magic(file)]
         shape, _, dtype = read_header(file)
-        if math.prod(shape) * dtype.itemsize != len(answer.content) - file.tell():
-            raise ValueError("its header tells of another size")
+        if math.prod(shape) * dtype.itemsize != len(response.content) - file.tell():
+            raise ValueError("its header states another size")
         file.seek(0)
         return np.asarray(npy.read_array(file, allow_pickle=False))
     except (ValueError, KeyError, TypeError, OSError, EOFError, RecursionError) as error:
-        shown = answer.content[:SHOWN].decode("utf-8", "replace")
-        raise NotCalibrd(f"the answer is not npy, but begins with {shown!r}") from error
+        shown = response.content[:SHOWN].decode("utf-8", "replace")
+        raise NotCalibrd(f"the response is not npy; it begins with {shown!r}") from error
 
 
 def record_of(kind: type[Record], document: Any, **more: Any) -> Record:
-    """A record from the service's JSON, with ``more`` fields that were read already."""
+    """Return a record of the service's JSON, with ``more`` fields that are already parsed."""
     try:
         return read(kind, document, **more)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         name = kind.__name__.lower()
-        raise NotCalibrd(f"the answer is JSON, but not that of a {name}: {error}") from error
+        raise NotCalibrd(f"the response is JSON, but not a {name}: {error}") from error
 
 
 def records_of(kind: type[Record], document: Any) -> list[Record]:
-    """The records of a list in the service's JSON."""
+    """Return the records of a list in the service's JSON."""
     if not isinstance(document, list):
-        raise NotCalibrd(f"the answer is JSON, but no list of {kind.__name__.lower()}s")
+        raise NotCalibrd(f"the response is JSON, but not a list of {kind.__name__.lower()}s")
     return [record_of(kind, one) for one in document]
 
 
 def report_of(document: Any) -> Report:
-    """A report from the service's JSON."""
+    """Return the report in the service's JSON."""
     try:
         return Report.from_dict(document)
     except (DataError, KeyError, OverflowError, RecursionError) as error:
-        raise NotCalibrd(f"the answer is JSON, but not that of a report: {error}") from error
+        raise NotCalibrd(f"the response is JSON, but not a report: {error}") from error
 
 
-def page_of(kind: type[Record], answer: Answer) -> tuple[list[Record], str | None]:
-    """The records of a page of a list, and where the next page begins."""
-    document = document_of(answer)
-    items, after = member_of(document, "items"), member_of(document, "next")
-    return records_of(kind, items), after
+def page_of(kind: type[Record], response: Response) -> tuple[list[Record], str | None]:
+    """Return the records of a page of a list, and the cursor of the next page."""
+    document = document_of(response)
+    items, cursor = member_of(document, "items"), member_of(document, "next")
+    return records_of(kind, items), cursor
 
 
-def seconds_to_wait(answer: Answer) -> float:
-    """What Retry-After asks for: seconds, or a date."""
-    said = answer.headers.get("retry-after", "")
+def seconds_to_wait(response: Response) -> float:
+    """Return the seconds to wait by Retry-After, which holds seconds or a date."""
+    value = response.headers.get("retry-after", "")
     try:
-        return max(0.0, float(said) if said.strip().isdigit() else _seconds_until(said))
+        return max(0.0, float(value) if value.strip().isdigit() else _seconds_until(value))
     except (ValueError, TypeError):
         return 0.0
 
@@ -108,34 +108,36 @@ def _seconds_until(date: str) -> float:
     return parsedate_to_datetime(date).timestamp() - time.time()
 
 
-def error_of(answer: Answer) -> Refused | NotCalibrd | None:
-    """The error that a response tells of, if it tells of one."""
-    if answer.status < 300 or answer.status == 304:
+def error_of(response: Response) -> Refused | NotCalibrd | None:
+    """Return the error in a response, if there is one."""
+    if response.status < 300 or response.status == 304:
         return None
-    if answer.status < 400:
-        target = answer.headers.get("location", "another place")
-        return NotCalibrd(f"the service's URL leads on to {target}: give the URL it leads to")
+    if response.status < 400:
+        target = response.headers.get("location", "another URL")
+        return NotCalibrd(f"the service's URL redirects to {target}: use that URL")
     try:
-        problem = json.loads(answer.content)
+        problem = json.loads(response.content)
         code, detail = str(problem.pop("code")), str(problem.pop("detail"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _without_problem(answer)
-    kind = kind_of(answer.status)
+        return _without_problem(response)
+    kind = kind_of(response.status)
     request_id = problem.pop("request_id", None)
     request_id = None if request_id is None else str(request_id)
     for name in ("type", "title", "status"):
         problem.pop(name, None)
-    return kind(code, detail, status=answer.status, request_id=request_id, details=problem)
+    return kind(code, detail, status=response.status, request_id=request_id, details=problem)
 
 
-def _without_problem(answer: Answer) -> Refused | NotCalibrd:
-    """A HEAD, or somebody who stands before the service."""
-    request_id = answer.headers.get("x-request-id")
-    if answer.status >= 500 or answer.status == TOO_MANY or request_id is not None:
-        code = f"status_{answer.status}"
-        sentence = f"the service answered with status {answer.status} and no more"
-        return kind_of(answer.status)(code, sentence, status=answer.status, request_id=request_id)
-    shown = answer.content[:SHOWN].decode("utf-8", "replace")
+def _without_problem(response: Response) -> Refused | NotCalibrd:
+    """Return the error of a response without a problem: to a HEAD, or by a proxy."""
+    request_id = response.headers.get("x-request-id")
+    if response.status >= 500 or response.status == TOO_MANY or request_id is not None:
+        code = f"status_{response.status}"
+        sentence = f"the service responded with status {response.status} and no details"
+        return kind_of(response.status)(
+            code, sentence, status=response.status, request_id=request_id
+        )
+    shown = response.content[:SHOWN].decode("utf-8", "replace")
     return NotCalibrd(
-        f"what answers here is not a calibrd service: status {answer.status}, {shown!r}"
+        f"what answers here is not a calibrd service: status {response.status}, {shown!r}"
     )

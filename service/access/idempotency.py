@@ -1,4 +1,4 @@
-"""The same Idempotency-Key gives the same answer, and does the work once."""
+"""Idempotency keys: a repeated request returns the first response and does no work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_KEY = 200
 
 
 def check_key(key: str | None) -> str | None:
-    """The key, if it is one short line of text."""
+    """Return the key; raise Invalid unless it is one short line of text."""
     if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
         raise Invalid(
             "bad_idempotency_key",
@@ -26,7 +26,7 @@ def check_key(key: str | None) -> str | None:
 def answered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """What was answered to an equal request with this key; None if it is new."""
+    """Return the stored response to an equal request with this key; None if it is new."""
     found = None if key is None else store.idempotency.find(principal.workspace, key)
     if found is None:
         return None
@@ -34,7 +34,7 @@ def answered(
     if request_sha256 != _digest(request):
         raise Invalid(
             "idempotency_key_reused",
-            "this Idempotency-Key came with a different request before: use a new one",
+            "this Idempotency-Key was used for a different request before: use a new one",
         )
     return answer
 
@@ -46,7 +46,7 @@ def keep(
     request: dict[str, Any],
     answer: dict[str, Any],
 ) -> None:
-    """Remember the answer, in the transaction that did the work."""
+    """Store the response, in the transaction that did the work."""
     if key is None:
         return
     if not store.idempotency.keep(principal.workspace, key, _digest(request), answer):

@@ -1,4 +1,4 @@
-"""SQL on remembered Idempotency-Keys."""
+"""SQL for idempotency keys."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select, tuple_
 
-from service.storage.repository import AT_ONCE, Repository, now
+from service.storage.repository import DELETE_BATCH, Repository, now
 from service.storage.tables import idempotency
 
 
 class Idempotency(Repository):
-    """What was answered to which key."""
+    """Stored responses by idempotency key."""
 
     def find(self, workspace: str, key: str) -> tuple[str, dict[str, Any]] | None:
-        """The hash of the request that first used a key, and its answer."""
+        """Return the hash of the request that first used a key, and its response."""
         mine = (idempotency.c.workspace == workspace) & (idempotency.c.key == key)
         chosen = select(idempotency.c.request_sha256, idempotency.c.answer).where(mine)
         row = self.session.execute(chosen).one_or_none()
         return None if row is None else (row[0], row[1])
 
     def keep(self, workspace: str, key: str, request_sha256: str, answer: dict[str, Any]) -> bool:
-        """Remember an answer; False if there is one for this key."""
+        """Store a response; return False if there is one for this key."""
         row = {
             "workspace": workspace,
             "key": key,
@@ -29,11 +29,11 @@ class Idempotency(Repository):
             "answer": answer,
             "created_at": now(),
         }
-        kept = insert(idempotency).values(row).returning(idempotency.c.key)
-        return self._unless_there(dict, kept) is not None
+        inserted = insert(idempotency).values(row).returning(idempotency.c.key)
+        return self._one_if_unique(dict, inserted) is not None
 
-    def forget(self, older_than: float, limit: int = AT_ONCE) -> int:
-        """Delete so many answers older than so many seconds; return how many were."""
+    def forget(self, older_than: float, limit: int = DELETE_BATCH) -> int:
+        """Delete up to ``limit`` responses older than some seconds; return how many."""
         place = (idempotency.c.workspace, idempotency.c.key)
         old = select(*place).where(idempotency.c.created_at < now() - older_than).limit(limit)
-        return self._changed(delete(idempotency).where(tuple_(*place).in_(old)))
+        return self._execute(delete(idempotency).where(tuple_(*place).in_(old)))

@@ -1,4 +1,4 @@
-"""API keys ``cal_<id>_<secret>``: made, ended, and checked from memory."""
+"""API keys ``cal_<id>_<secret>``: create, revoke, rotate, and check from memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from service.storage.store import Store
 TOKEN = re.compile(r"cal_([0-9a-f]{12})_([0-9a-f]{48})")
 DEFAULT_WORKSPACE = "default"
 DEFAULT_SCOPE = Scope.PREDICT
-MOST_DAYS = 36500
-MOST_GRACE_HOURS = 8760
+MAX_DAYS = 36500
+MAX_GRACE_HOURS = 8760
 LONGEST_NAME = 100
-MOST_KEYS = 1000  # of a workspace that are valid; and as many that have ended are kept
+MAX_KEYS = 1000  # valid keys of a workspace; as many ended ones are kept
 
 
 class NewKey(NamedTuple):
-    """A key and, this once, the token that proves it."""
+    """A new key with its token, which is shown only once."""
 
     key: Key
     token: str
 
 
 def workspace_named(store: Store, name: str, *, make: bool = False) -> Workspace:
-    """The workspace of this name; made if it is not there and ``make`` says so."""
+    """Return the workspace of this name; with ``make``, create it if it does not exist."""
     found = store.keys.workspace_named(name)
     if found is not None:
         return found
@@ -48,9 +48,9 @@ def workspace_named(store: Store, name: str, *, make: bool = False) -> Workspace
 def create(
     store: Store, workspace: str, *, name: str, scopes: list[Scope], days: float | None = None
 ) -> NewKey:
-    """Make a key of a workspace, valid for ``days`` or until it is revoked.
+    """Create a key of a workspace, valid for ``days`` or until it is revoked.
 
-    The first key of all ends open access, so it must be able to make the others.
+    The very first key ends open access, so it must be able to create others.
     """
     if not scopes:
         raise Invalid("no_scopes", f"a key needs at least one scope of {', '.join(Scope)}")
@@ -58,13 +58,13 @@ def create(
         raise Invalid(
             "bad_name", f"the name of a key must have 1 to {LONGEST_NAME} printable characters"
         )
-    if days is not None and not 0 < days <= MOST_DAYS:
-        raise Invalid("bad_days", f"a key is valid for more than 0 and at most {MOST_DAYS} days")
+    if days is not None and not 0 < days <= MAX_DAYS:
+        raise Invalid("bad_days", f"a key is valid for more than 0 and at most {MAX_DAYS} days")
     if Scope.ADMIN not in scopes and store.keys.count() == 0:
         raise Conflict(
             "first_key_needs_admin",
             "the first key needs the scope admin: it ends access without keys, and nobody could "
-            "make another one",
+            "create another one",
         )
     _make_room(store, workspace)
     id, secret = secrets.token_hex(6), secrets.token_hex(24)
@@ -80,36 +80,35 @@ def create(
 
 
 def _make_room(store: Store, workspace: str) -> None:
-    """Forget keys that ended long ago; raise Conflict if too many others are there."""
-    store.keys.lock_workspace(workspace)  # else two could both be the last
-    store.keys.forget_ended(workspace, MOST_KEYS)
-    if store.keys.count_live(workspace) >= MOST_KEYS:
+    """Delete keys that ended long ago; raise Conflict if too many valid ones remain."""
+    store.keys.lock_workspace(workspace)  # else two callers could both create the last one
+    store.keys.forget_ended(workspace, MAX_KEYS)
+    if store.keys.count_live(workspace) >= MAX_KEYS:
         raise Conflict(
             "too_many_keys",
-            f"this workspace has {MOST_KEYS} valid keys, and no more are made: revoke some that "
-            "are not used",
-            limit=MOST_KEYS,
+            f"this workspace has {MAX_KEYS} valid keys, the maximum: revoke some that are not used",
+            limit=MAX_KEYS,
         )
 
 
 def find(store: Store, workspace: str, id: str) -> Key:
-    """A key of the workspace."""
+    """Return a key of the workspace; raise NotFound if there is none."""
     key = store.keys.get(workspace, id)
     if key is None:
-        raise NotFound("no_such_key", "there is no such key")
+        raise NotFound("no_such_key", "there is no such key in this workspace")
     return key
 
 
 def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) -> Key:
-    """End a key now; ending one twice is no error.
+    """Revoke a key; revoking it twice is not an error.
 
-    The last valid key with the scope admin is kept unless ``even_last``: without it nobody could
-    manage the workspace over HTTP.
+    The last valid key with the scope admin is only revoked with ``even_last``: without it nobody
+    could manage the workspace over HTTP.
     """
     if not even_last and is_last_admin(store, workspace, id):
         raise Conflict(
             "last_admin_key",
-            "this is the last valid key with the scope admin: make another one first, or revoke "
+            "this is the last valid key with the scope admin: create another one first, or revoke "
             "it on the service's machine with python -m service keys revoke",
         )
     find(store, workspace, id)
@@ -118,32 +117,32 @@ def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) ->
 
 
 def is_last_admin(store: Store, workspace: str, id: str) -> bool:
-    """Return whether no other valid key of the workspace has the scope admin, and this one has."""
+    """Return whether this is the only valid key of the workspace with the scope admin."""
     admins = [key.id for key in store.keys.live(workspace) if Scope.ADMIN in key.scopes]
     return admins == [id]
 
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
-    """A new key like an old one, valid as long from now; the old one ends in so many hours."""
-    if not 0 <= grace_hours <= MOST_GRACE_HOURS:
-        raise Invalid("bad_grace", f"the grace time is 0 to {MOST_GRACE_HOURS} hours")
+    """Create a key like an old one, valid as long from now; the old one ends after the grace."""
+    if not 0 <= grace_hours <= MAX_GRACE_HOURS:
+        raise Invalid("bad_grace", f"the grace time is 0 to {MAX_GRACE_HOURS} hours")
     old = find(store, workspace, id)
     if not is_valid(old, time.time()):
         raise Conflict("key_is_final", "a key that was revoked or has expired cannot be rotated")
     days = None if old.expires_at is None else (old.expires_at - old.created_at) / DAY
     scopes = [Scope(one) for one in old.scopes]
-    made = create(store, workspace, name=old.name, scopes=scopes, days=days)
+    new = create(store, workspace, name=old.name, scopes=scopes, days=days)
     store.keys.end_at(id, grace_hours * HOUR)
-    return made
+    return new
 
 
 def is_valid(key: Key, at: float) -> bool:
-    """Whether a key may be used at a time."""
+    """Return whether a key may be used at a time."""
     return key.revoked_at is None and (key.expires_at is None or at < key.expires_at)
 
 
 class KeyRing:
-    """All keys in memory: checking one needs no database, and works while that is down."""
+    """All keys in memory: checking one needs no database, and works while it is down."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -155,7 +154,7 @@ class KeyRing:
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Read the keys of workspaces that have changed, and note which were used."""
+        """Reload the keys of workspaces that have changed, and store which were used."""
         with self._lock:
             with self._database.read() as store:
                 states = store.keys.states()
@@ -165,15 +164,15 @@ class KeyRing:
                     default = workspace_named(store, DEFAULT_WORKSPACE).id
                     self._anyone = Principal(default, "anonymous", frozenset(Scope))
             if changed or self._states.keys() != states.keys():
-                self._take(read, changed, states.keys())
+                self._replace(read, changed, states.keys())
                 self._states = states
             used, self._used = self._used, {}
             if used:
                 with self._database.write() as store:
                     store.keys.used(dict(used))
 
-    def _take(self, read: list[Key], changed: Collection[str], known: Collection[str]) -> None:
-        """Take the keys of workspaces that have changed, and those of the others as they are."""
+    def _replace(self, read: list[Key], changed: Collection[str], known: Collection[str]) -> None:
+        """Replace the keys of workspaces that have changed, and keep those of the others."""
         keys = {
             key.id: key
             for key in self._keys.values()
@@ -185,7 +184,7 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key was ever made; ended ones count, so ending all opens nothing."""
+        """Whether no key was ever created; ended keys count, so access never reopens."""
         return not self._keys
 
     @property
@@ -196,24 +195,24 @@ class KeyRing:
         return self._anyone
 
     def authenticate(self, token: str) -> Principal:
-        """Who a token belongs to."""
+        """Return the caller that a token belongs to."""
         return self.admit(self.key_of(token))
 
     def key_of(self, token: str) -> str:
-        """The id of the key that a token proves."""
+        """Return the id of the key that a token belongs to."""
         match = TOKEN.fullmatch(token)
         key = self._keys.get(match[1]) if match else None
         if match is None or key is None:
-            raise Unauthenticated("invalid_key", "this key is not known")
+            raise Unauthenticated("invalid_key", "unknown key")
         if not hmac.compare_digest(_digest(match[2]), key.secret_sha256):
-            raise Unauthenticated("invalid_key", "this key is not known")
+            raise Unauthenticated("invalid_key", "unknown key")
         return key.id
 
     def admit(self, id: str) -> Principal:
-        """Who a key stands for, as long as it is valid."""
+        """Return the caller of a key; raise Unauthenticated if it is not valid."""
         key, now = self._keys.get(id), time.time()
         if key is None:
-            raise Unauthenticated("invalid_key", "this key is not known")
+            raise Unauthenticated("invalid_key", "unknown key")
         if not is_valid(key, now):
             why = "was revoked" if key.revoked_at is not None else "has expired"
             raise Unauthenticated("key_has_ended", f"this key {why}")
@@ -221,15 +220,15 @@ class KeyRing:
         return self._principals[key.id]
 
     def check(self, principal: Principal) -> None:
-        """Raise Unauthenticated if a caller that was let in would not be let in any more."""
+        """Raise Unauthenticated if an admitted caller would no longer be admitted."""
         if principal.key is not None:
             self.admit(principal.key)
         elif not self.is_empty:
-            raise Unauthenticated("key_required", "a key is needed since one was made")
+            raise Unauthenticated("key_required", "a key is required since the first was created")
 
 
 def actor_of(key: Key) -> str:
-    """How histories name who used a key."""
+    """Return the name of a key's user in histories."""
     return f"{key.name} (key {key.id})"
 
 

@@ -1,4 +1,4 @@
-"""Who is asking, and what they may do."""
+"""Callers and their scopes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Principal:
-    """The caller of a request: whose objects are seen, who is written into histories.
+    """The caller of a request: its workspace, and its name in histories.
 
-    ``key`` is the id of the key that was shown; None where none is needed.
+    ``key`` is the id of the key that was sent; None where none is needed.
     """
 
     workspace: str
@@ -29,9 +29,9 @@ class Principal:
 
     @property
     def owner(self) -> str:
-        """Return whose share of the service's resources a request counts against."""
+        """The owner whose share of the service's resources a request counts against."""
         return self.key or self.actor
 
     def may(self, scope: Scope) -> bool:
-        """Whether this caller has the scope."""
+        """Return whether this caller has the scope."""
         return scope in self.scopes or Scope.ADMIN in self.scopes

@@ -1,4 +1,4 @@
-"""How much a workspace may store."""
+"""Storage quota of a workspace."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from service.storage.store import Store
 
 
 class Quota:
-    """The most bytes of one workspace: datasets, versions and runs together.
+    """The maximum bytes of one workspace: datasets, versions and runs together.
 
-    Without a number it is a share of the disk that ``folder`` lies on; without a folder, since the
-    bytes go to a bucket, there is none.
+    Without a number it is a share of the disk of ``folder``; without a folder, because the
+    bytes go to a bucket, there is no limit.
     """
 
     def __init__(self, most_bytes: int, folder: Path | None) -> None:
@@ -23,7 +23,7 @@ class Quota:
             self._most_bytes = share_of_disk(folder)
 
     def check(self, store: Store, workspace: str, more: int = 0) -> None:
-        """Raise unless a workspace may store so many bytes more, and there is room for them."""
+        """Raise unless a workspace may store ``more`` bytes and the disk has room."""
         if self._folder is not None:
             check_free(self._folder)
         if self._most_bytes is None:

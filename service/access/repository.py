@@ -1,4 +1,4 @@
-"""SQL on workspaces and API keys."""
+"""SQL for workspaces and API keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.sql import ColumnElement
 
 from service.storage.notifications import announce
 from service.storage.records import Key, Workspace
-from service.storage.repository import AT_ONCE, After, Repository, new_id, now
+from service.storage.repository import DELETE_BATCH, After, Repository, new_id, now
 from service.storage.run_tables import runs
 from service.storage.tables import calibrators, datasets, keys, web_sessions, workspaces
 
@@ -18,15 +18,15 @@ class Keys(Repository):
     """Workspaces and their keys."""
 
     def workspace_named(self, name: str) -> Workspace | None:
-        """The workspace of this name."""
+        """Return the workspace of this name."""
         return self._one(Workspace, select(workspaces).where(workspaces.c.name == name))
 
     def workspaces_among(self, ids: Collection[str]) -> set[str]:
-        """Those of the ids that are workspaces."""
+        """Return those of the ids that are workspaces."""
         return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
 
     def stored_bytes(self, workspace: str) -> int:
-        """Return the bytes of all that a workspace stores: datasets, versions and runs."""
+        """Return the bytes that a workspace stores: datasets, versions and runs."""
         sizes = (
             (datasets, func.coalesce(datasets.c.bytes, datasets.c.part_bytes)),
             (calibrators, calibrators.c.stored_bytes),
@@ -41,17 +41,17 @@ class Keys(Repository):
         )
 
     def lock_workspace(self, id: str) -> None:
-        """Let nobody else count what a workspace has until the transaction ends."""
-        # not FOR UPDATE, for which every new row of the workspace would wait
+        """Lock a workspace for checks of its limits until the transaction ends."""
+        # not FOR UPDATE, which would block every new row of the workspace
         row = select(workspaces.c.id).where(workspaces.c.id == id)
         self.session.execute(row.with_for_update(key_share=True))
 
     def add_workspace(self, name: str) -> Workspace:
-        """A new workspace."""
+        """Add a workspace."""
         values = {"id": new_id("ws"), "name": name, "created_at": now()}
-        made = self._one(Workspace, insert(workspaces).values(values).returning(*workspaces.c))
-        assert made is not None  # noqa: S101
-        return made
+        added = self._one(Workspace, insert(workspaces).values(values).returning(*workspaces.c))
+        assert added is not None  # noqa: S101
+        return added
 
     def add(
         self,
@@ -63,7 +63,7 @@ class Keys(Repository):
         scopes: list[str],
         expires_at: float | None,
     ) -> Key:
-        """A new key."""
+        """Add a key."""
         values = {
             "id": id,
             "workspace": workspace,
@@ -74,16 +74,16 @@ class Keys(Repository):
             "created_at": now(),
         }
         announce(self.session)
-        made = self._one(Key, insert(keys).values(values).returning(*keys.c))
-        assert made is not None  # noqa: S101
-        return made
+        added = self._one(Key, insert(keys).values(values).returning(*keys.c))
+        assert added is not None  # noqa: S101
+        return added
 
     def get(self, workspace: str, id: str) -> Key | None:
-        """A key of the workspace."""
+        """Return a key of the workspace."""
         return self._one(Key, select(keys).where(keys.c.id == id, keys.c.workspace == workspace))
 
     def page(self, workspace: str, limit: int, after: After | None) -> list[Key]:
-        """A page of the keys of a workspace, newest first; also of those that have ended."""
+        """Return a page of the keys of a workspace, newest first, including ended ones."""
         chosen = select(keys).where(keys.c.workspace == workspace)
         if after is not None:
             chosen = chosen.where(tuple_(keys.c.created_at, keys.c.id) < tuple_(*after))
@@ -91,11 +91,11 @@ class Keys(Repository):
         return self._all(Key, chosen.order_by(*order).limit(limit))
 
     def of_workspaces(self, ids: Collection[str]) -> list[Key]:
-        """The keys of some workspaces."""
+        """Return the keys of some workspaces."""
         return self._all(Key, select(keys).where(keys.c.workspace.in_(ids)))
 
     def live(self, workspace: str) -> list[Key]:
-        """The keys of a workspace that have not ended, oldest first."""
+        """Return the keys of a workspace that have not ended, oldest first."""
         chosen = select(keys).where(keys.c.workspace == workspace, _is_live())
         return self._all(Key, chosen.order_by(keys.c.created_at, keys.c.id))
 
@@ -104,17 +104,17 @@ class Keys(Repository):
         mine = (keys.c.workspace == workspace) & _is_live()
         return self.session.scalar(select(func.count()).select_from(keys).where(mine)) or 0
 
-    def forget_ended(self, workspace: str, kept: int) -> None:
-        """Delete the keys of a workspace that have ended, but for the newest of them."""
+    def forget_ended(self, workspace: str, keep: int) -> None:
+        """Delete the ended keys of a workspace, except for the newest ``keep``."""
         mine = (keys.c.workspace == workspace) & ~_is_live()
         oldest = select(keys.c.id).where(mine).order_by(keys.c.created_at.desc())
-        gone = list(self.session.scalars(oldest.offset(kept).limit(AT_ONCE)))
-        if gone:
-            self._changed(delete(web_sessions).where(web_sessions.c.key.in_(gone)))
-            self._changed(delete(keys).where(keys.c.id.in_(gone)))
+        surplus = list(self.session.scalars(oldest.offset(keep).limit(DELETE_BATCH)))
+        if surplus:
+            self._execute(delete(web_sessions).where(web_sessions.c.key.in_(surplus)))
+            self._execute(delete(keys).where(keys.c.id.in_(surplus)))
 
     def states(self) -> dict[str, tuple[object, ...]]:
-        """Return, by workspace, what changes whenever one of its keys is made, ended or deleted."""
+        """Return, by workspace, a state that changes whenever one of its keys does."""
         facts = (
             func.count(),
             func.count(keys.c.revoked_at),
@@ -125,26 +125,26 @@ class Keys(Repository):
         return {row[0]: tuple(row[1:]) for row in self.session.execute(chosen)}
 
     def count(self) -> int:
-        """How many keys there are, valid or not."""
+        """Return how many keys there are, valid or not."""
         return int(self.session.scalar(select(func.count()).select_from(keys)) or 0)
 
     def revoke(self, workspace: str, id: str) -> bool:
-        """End a key now; False if there is no such key or it was ended before."""
+        """Revoke a key; return False if there is no such key or it was revoked before."""
         mine = (keys.c.id == id) & (keys.c.workspace == workspace) & keys.c.revoked_at.is_(None)
         announce(self.session)
-        return self._changed(update(keys).where(mine).values(revoked_at=now())) == 1
+        return self._execute(update(keys).where(mine).values(revoked_at=now())) == 1
 
     def end_at(self, id: str, seconds_from_now: float) -> None:
-        """Let a key expire in so many seconds, unless it does so earlier."""
+        """Let a key expire after some seconds, unless it expires earlier."""
         end = now() + seconds_from_now
         announce(self.session)
         earlier = keys.c.expires_at.is_not(None) & (keys.c.expires_at < end)
-        self._changed(update(keys).where(keys.c.id == id, ~earlier).values(expires_at=end))
+        self._execute(update(keys).where(keys.c.id == id, ~earlier).values(expires_at=end))
 
     def used(self, times: Mapping[str, float]) -> None:
-        """Note when keys were last used."""
+        """Store when keys were last used."""
         for id, at in times.items():
-            self._changed(update(keys).where(keys.c.id == id).values(last_used_at=at))
+            self._execute(update(keys).where(keys.c.id == id).values(last_used_at=at))
 
 
 def _is_live() -> ColumnElement[bool]:

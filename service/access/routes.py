@@ -1,4 +1,4 @@
-"""Routes of keys: make, list, rotate, revoke."""
+"""Routes of keys: create, list, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.access.schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
 from service.dependencies import Joined
 from service.http import openapi
 from service.http.callers import Caller, needs
-from service.http.paging import Cursor, Limit, Page, paged, time_place, written
+from service.http.paging import Cursor, Limit, Page, json_response, paged, time_place
 from service.http.strict_route import StrictRoute
 
 router = APIRouter(
@@ -20,29 +20,32 @@ router = APIRouter(
 
 @router.get("", summary="List keys, newest first", response_model=Page[KeyOut])
 def list_keys(joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """Also those that were revoked or have expired; never their secrets."""
+    """List all keys, including revoked and expired ones, without their secrets."""
     after = time_place(cursor)
     with joined.database.read() as store:
         found = store.keys.page(caller.workspace, limit + 1, after)
-    return written(paged(found, limit, KeyOut.of, lambda key: (key.created_at, key.id)))
+    return json_response(paged(found, limit, KeyOut.of, lambda key: (key.created_at, key.id)))
 
 
-@router.post("", status_code=201, summary="Make a key")
+@router.post("", status_code=201, summary="Create a key")
 def create_key(joined: Joined, caller: Caller, body: KeyIn) -> NewKeyOut:
-    """The token is shown this once; only its hash is kept. The first key ends open access."""
+    """Create a key and show its token once; only its hash is stored.
+
+    The first key ends open access.
+    """
     with joined.database.write() as store:
         scopes = [Scope(one) for one in body.scopes]
-        made = keys.create(store, caller.workspace, name=body.name, scopes=scopes, days=body.days)
-    joined.refresh_if_possible()
-    return NewKeyOut.of(made)
+        new = keys.create(store, caller.workspace, name=body.name, scopes=scopes, days=body.days)
+    joined.refresh_keys_if_possible()
+    return NewKeyOut.of(new)
 
 
 @router.delete("/{id}", summary="Revoke a key")
 def revoke_key(joined: Joined, caller: Caller, id: openapi.KeyId) -> KeyOut:
-    """It ends here at once, and in other processes within seconds."""
+    """Revoke a key, in this process at once and in others within seconds."""
     with joined.database.write() as store:
         ended = keys.revoke(store, caller.workspace, id)
-    joined.refresh_if_possible()
+    joined.refresh_keys_if_possible()
     return KeyOut.of(ended)
 
 
@@ -50,9 +53,9 @@ def revoke_key(joined: Joined, caller: Caller, id: openapi.KeyId) -> KeyOut:
 def rotate_key(
     joined: Joined, caller: Caller, id: openapi.KeyId, body: RotateIn | None = None
 ) -> NewKeyOut:
-    """A new key with the same name and scopes; the old one works on for the grace time."""
+    """Create a key with the same name and scopes; the old one works until the grace time ends."""
     with joined.database.write() as store:
         grace = (body or RotateIn()).grace_hours
-        made = keys.rotate(store, caller.workspace, id, grace_hours=grace)
-    joined.refresh_if_possible()
-    return NewKeyOut.of(made)
+        new = keys.rotate(store, caller.workspace, id, grace_hours=grace)
+    joined.refresh_keys_if_possible()
+    return NewKeyOut.of(new)

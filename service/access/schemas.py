@@ -1,4 +1,4 @@
-"""What requests and answers on keys look like."""
+"""Request and response schemas of keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.access.keys import LONGEST_NAME, MOST_DAYS, MOST_GRACE_HOURS, NewKey
+from service.access.keys import LONGEST_NAME, MAX_DAYS, MAX_GRACE_HOURS, NewKey
 from service.http.schemas import KEY_ID, Body, RequestBody, When, when
 from service.storage import records
 
@@ -15,17 +15,17 @@ ScopeName = Literal["predict", "fit", "promote", "admin"]
 
 
 class KeyIn(RequestBody):
-    """A key to make."""
+    """A key to create."""
 
     name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, examples=["ci"])]
     scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=4, examples=[["predict"]])]
-    days: Annotated[float, Field(ge=1e-9, le=MOST_DAYS)] | None = Field(default=None, examples=[90])
+    days: Annotated[float, Field(ge=1e-9, le=MAX_DAYS)] | None = Field(default=None, examples=[90])
 
 
 class RotateIn(RequestBody):
-    """How long the old key goes on working."""
+    """The time for which the old key keeps working."""
 
-    grace_hours: Annotated[float, Field(ge=0, le=MOST_GRACE_HOURS, examples=[24])] = 24.0
+    grace_hours: Annotated[float, Field(ge=0, le=MAX_GRACE_HOURS, examples=[24])] = 24.0
 
 
 class KeyOut(Body):
@@ -41,7 +41,7 @@ class KeyOut(Body):
 
     @classmethod
     def of(cls, key: records.Key) -> KeyOut:
-        """The answer for a key."""
+        """Return the response for a key."""
         return cls(
             id=key.id,
             name=key.name,
@@ -54,12 +54,12 @@ class KeyOut(Body):
 
 
 class NewKeyOut(Body):
-    """A new key; ``token`` is shown this once."""
+    """A new key; ``token`` is shown only once."""
 
     key: KeyOut
     token: str = Field(examples=["cal_<id>_<secret>"])
 
     @classmethod
-    def of(cls, made: NewKey) -> NewKeyOut:
-        """The answer for a new key."""
-        return cls(key=KeyOut.of(made.key), token=made.token)
+    def of(cls, new: NewKey) -> NewKeyOut:
+        """Return the response for a new key."""
+        return cls(key=KeyOut.of(new.key), token=new.token)

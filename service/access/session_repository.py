@@ -1,10 +1,10 @@
-"""SQL on sessions of the dashboard."""
+"""SQL for sessions of the dashboard."""
 
 from __future__ import annotations
 
 from sqlalchemy import delete, insert, select
 
-from service.storage.repository import AT_ONCE, Repository, now
+from service.storage.repository import DELETE_BATCH, Repository, now
 from service.storage.tables import web_sessions
 
 
@@ -12,30 +12,30 @@ class SessionRepository(Repository):
     """Sessions by the SHA-256 of their tokens."""
 
     def add(self, token_sha256: str, key: str, seconds: float) -> None:
-        """A new session of a key, for so many seconds."""
+        """Add a session of a key that expires after some seconds."""
         values = {"token_sha256": token_sha256, "key": key}
         times = {"created_at": now(), "expires_at": now() + seconds}
-        self._changed(insert(web_sessions).values(**values, **times))
+        self._execute(insert(web_sessions).values(**values, **times))
 
     def keep_newest(self, key: str, most: int) -> None:
-        """End the oldest sessions of a key beyond so many."""
+        """Delete the oldest sessions of a key, so that at most ``most`` remain."""
         mine = web_sessions.c.key == key
         token = web_sessions.c.token_sha256
         newest = select(token).where(mine).order_by(web_sessions.c.created_at.desc()).limit(most)
-        self._changed(delete(web_sessions).where(mine, token.not_in(newest)))
+        self._execute(delete(web_sessions).where(mine, token.not_in(newest)))
 
     def key_of(self, token_sha256: str) -> str | None:
-        """The id of the key of a session that has not expired."""
+        """Return the id of the key of a session that has not expired."""
         mine = (web_sessions.c.token_sha256 == token_sha256) & (web_sessions.c.expires_at > now())
         found: str | None = self.session.scalar(select(web_sessions.c.key).where(mine))
         return found
 
     def remove(self, token_sha256: str) -> None:
         """End a session."""
-        self._changed(delete(web_sessions).where(web_sessions.c.token_sha256 == token_sha256))
+        self._execute(delete(web_sessions).where(web_sessions.c.token_sha256 == token_sha256))
 
-    def forget_expired(self, limit: int = AT_ONCE) -> int:
-        """Delete so many sessions that have expired; return how many were."""
+    def forget_expired(self, limit: int = DELETE_BATCH) -> int:
+        """Delete up to ``limit`` expired sessions; return how many."""
         token = web_sessions.c.token_sha256
         expired = select(token).where(web_sessions.c.expires_at <= now()).limit(limit)
-        return self._changed(delete(web_sessions).where(token.in_(expired)))
+        return self._execute(delete(web_sessions).where(token.in_(expired)))

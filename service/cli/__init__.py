@@ -1,3 +1,3 @@
-"""What the command line does: each verb has its file."""
+"""The command line of the service, one module per command."""
 
 PROGRAM = "python -m service"

@@ -1,4 +1,4 @@
-"""The command line: its flags, and what its user did wrong."""
+"""Parse the command line, run commands and report usage errors."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from service.worker.supervisor import SUPERVISOR
 
 MISUSED = 2
 
-# what it returns, if anything, is the exit code
+# its return value, if any, is the exit status
 Command = Callable[[Settings, argparse.Namespace], int | None]
 
 
 def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Run a command; a mistake of its user is told in one line."""
-    asked = command_parser(program).parse_args(arguments)
+    """Run a command and return its exit status; report usage errors in one line."""
+    options = command_parser(program).parse_args(arguments)
     _warn_of_unknown_variables()
     try:
-        code: int = asked.run(settings_from(vars(asked)), asked) or 0
+        code: int = options.run(settings_from(vars(options)), options) or 0
     except ValidationError as error:
         for one in error.errors(include_url=False, include_input=False):
             name = str(one["loc"][0])
@@ -49,18 +49,18 @@ def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 def _warn_of_unknown_variables() -> None:
     if SUPERVISOR in os.environ:
-        return  # whoever started this worker has said it
+        return  # the supervisor has warned already
     for name, meant in unknown_variables(os.environ).items():
         hint = f": did you mean {meant}?" if meant else ", and is ignored"
         say_note(f"warning: {name} is not a setting{hint}")
 
 
 def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
-    """All commands and their flags."""
+    """Return the parser of all commands and their flags."""
     parser = argparse.ArgumentParser(
         prog=program,
         description="The calibration service.",
-        epilog=f"`{program} COMMAND --help` lists what a command takes.",
+        epilog=f"`{program} COMMAND --help` lists the options of a command.",
     )
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     settings = _settings_flags()
@@ -80,21 +80,21 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queues"))
     listing = verb("workers", list_workers, "list the workers that are alive")
     listing.add_argument("--here", action="store_true", help="those of this machine only")
-    verb("migrate", migrate, "bring the database up to date, and end")
-    managing = "make, list, rotate or revoke API keys"
+    verb("migrate", migrate, "bring the database up to date, and exit")
+    managing = "create, list, rotate or revoke API keys"
     _add_key_flags(verb("keys", manage_keys, managing, "ACTION [ID]"))
-    writing = "back up the embedded database and its blobs, while the service goes on"
+    writing = "back up the embedded database and its blobs, while the service runs"
     _add_backup_flags(verb("backup", write_backup, writing, "FILE.tar"))
     reading = verb(
         "restore", read_backup, "restore a backup into an empty data directory", "FILE.tar"
     )
-    reading.add_argument("file", help="that `backup` has written")
-    checking = verb("doctor", doctor, "check all that is stored, and say what is amiss")
-    checking.add_argument("--json", action="store_true", help="one JSON object a line")
-    sweeping = verb("sweep", sweep_up, "delete stored bytes that nothing names")
-    sweeping.add_argument("--dry-run", action="store_true", help="only name them")
+    reading.add_argument("file", help="the file written by `backup`")
+    checking = verb("doctor", doctor, "check everything stored, and report problems")
+    checking.add_argument("--json", action="store_true", help="one JSON object per line")
+    sweeping = verb("sweep", sweep_up, "delete orphaned blobs")
+    sweeping.add_argument("--dry-run", action="store_true", help="only list them")
     sweeping.add_argument(
-        "--adopt", action="store_true", help="also if the store was last swept for another database"
+        "--adopt", action="store_true", help="even if the store was last swept for another database"
     )
     return parser
 
@@ -126,26 +126,28 @@ def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
         action="append",
         dest="queues",
         choices=QUEUES,
-        help=f"to take from, may be given twice; by default {QUEUES[0]}, and both with a GPU",
+        help=f"queue to serve, may be repeated; by default {QUEUES[0]}, and both with a GPU",
     )
     worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
 
 
 def _add_backup_flags(backup: argparse.ArgumentParser) -> None:
-    backup.add_argument("file", help="to write")
-    backup.add_argument("--force", action="store_true", help="replace the file if it is there")
+    backup.add_argument("file", help="the file to write")
+    backup.add_argument("--force", action="store_true", help="replace the file if it exists")
     backup.add_argument(
-        "--keep-going", action="store_true", help="leave out what is damaged, and say so"
+        "--keep-going", action="store_true", help="skip what is damaged, and list it"
     )
 
 
 def _add_key_flags(keys: argparse.ArgumentParser) -> None:
     keys.add_argument("action", choices=["create", "list", "rotate", "revoke"])
-    keys.add_argument("id", nargs="?", help="of the key to rotate or revoke")
-    keys.add_argument("--workspace", default="default", help="made by `create` if it is new")
+    keys.add_argument("id", nargs="?", help="id of the key to rotate or revoke")
+    keys.add_argument("--workspace", default="default", help="added by `create` if it is new")
     keys.add_argument("--name", default="unnamed", help="what the key is for")
     keys.add_argument(
-        "--scopes", action="append", help="comma list of predict,fit,promote,admin [predict]"
+        "--scopes", action="append", help="comma-separated: predict,fit,promote,admin [predict]"
     )
-    keys.add_argument("--days", type=float, help="how long it is valid; by default until revoked")
-    keys.add_argument("--grace-hours", type=float, default=24.0, help="of the key rotated")
+    keys.add_argument("--days", type=float, help="days that it is valid; by default until revoked")
+    keys.add_argument(
+        "--grace-hours", type=float, default=24.0, help="hours that the old key stays valid"
+    )

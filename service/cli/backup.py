@@ -13,20 +13,20 @@ from service.settings import Settings
 from service.storage.blob_keys import BlobKind
 
 
-def write_backup(settings: Settings, asked: argparse.Namespace) -> None:
-    """Back up the embedded database and its blobs, while the service goes on."""
+def write_backup(settings: Settings, options: argparse.Namespace) -> None:
+    """Back up the embedded database and its blobs, while the service runs."""
     began = time.monotonic()
-    target = Path(asked.file).absolute()
-    made = back_up(settings, target, force=asked.force, keep_going=asked.keep_going)
+    target = Path(options.file).absolute()
+    made = back_up(settings, target, force=options.force, keep_going=options.keep_going)
     for one in made.damaged:
         say_note(f"warning: left out: {one}")
-    say(f"backed up {_counts(made)} in {time.monotonic() - began:.1f} s: {asked.file}")
+    say(f"backed up {_counts(made)} in {time.monotonic() - began:.1f} s: {options.file}")
 
 
-def read_backup(settings: Settings, asked: argparse.Namespace) -> None:
+def read_backup(settings: Settings, options: argparse.Namespace) -> None:
     """Restore a backup into an empty data directory."""
     began = time.monotonic()
-    made = restore(settings, Path(asked.file))
+    made = restore(settings, Path(options.file))
     for one in made.damaged:
         say_note(f"warning: not in this backup: {one}")
     say(f"restored {_counts(made)} in {time.monotonic() - began:.1f} s: {settings.data_dir}")

@@ -15,29 +15,29 @@ from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 
 UNHEALTHY = 1
-TOLD_EVERY = 100
+PROGRESS_EVERY = 100
 
 
-def doctor(settings: Settings, asked: argparse.Namespace) -> int:
-    """Check all that is stored; the exit code says whether all is well."""
+def doctor(settings: Settings, options: argparse.Namespace) -> int:
+    """Check everything stored; exit with status 1 if there are findings."""
     with closing(existing(settings)) as database:
-        looking = Doctor(
+        check = Doctor(
             database,
             Blobs(settings.blobs),
             orphan_seconds=(settings.sweep_hours or 24) * HOUR,
             progress=_Progress(),
         )
         count = 0
-        for finding in looking.findings():
+        for finding in check.findings():
             count += 1
-            say(json.dumps(finding._asdict()) if asked.json else _line(finding))
-    seen = {**looking.seen, "orphan_blobs": looking.orphans, "findings": count}
-    if asked.json:
-        say(json.dumps({"code": "summary", **seen}))
+            say(json.dumps(finding._asdict()) if options.json else _line(finding))
+    counts = {**check.checked, "orphan_blobs": check.orphans, "findings": count}
+    if options.json:
+        say(json.dumps({"code": "summary", **counts}))
     else:
-        say(", ".join(f"{number} {what.replace('_', ' ')}" for what, number in seen.items()))
-        if looking.orphans:
-            say_note("orphan blobs harm nothing; `sweep` deletes them, as workers do every hour")
+        say(", ".join(f"{number} {what.replace('_', ' ')}" for what, number in counts.items()))
+        if check.orphans:
+            say_note("orphan blobs do no harm; `sweep` deletes them, as workers do every hour")
     return UNHEALTHY if count else 0
 
 
@@ -46,12 +46,12 @@ def _line(finding: Finding) -> str:
 
 
 class _Progress:
-    """Lets a person at a terminal see that it goes on."""
+    """Shows progress on a terminal."""
 
     def __init__(self) -> None:
-        self._told = 0
+        self._shown = 0
 
-    def __call__(self, seen: int) -> None:
-        if seen >= self._told + TOLD_EVERY and sys.stderr.isatty():
-            self._told = seen
-            say_note(f"{seen} looked at")
+    def __call__(self, checked: int) -> None:
+        if checked >= self._shown + PROGRESS_EVERY and sys.stderr.isatty():
+            self._shown = checked
+            say_note(f"{checked} checked")

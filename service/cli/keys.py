@@ -15,53 +15,55 @@ from service.storage.records import Key
 from service.storage.store import Store
 
 
-def manage_keys(settings: Settings, asked: argparse.Namespace) -> None:
-    """Make, list, rotate or revoke keys."""
-    if asked.action in ("rotate", "revoke") and asked.id is None:
-        command = command_to_paste(asked, f"keys {asked.action} ID")
+def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
+    """Create, list, rotate or revoke keys."""
+    if options.action in ("rotate", "revoke") and options.id is None:
+        command = command_to_paste(options, f"keys {options.action} ID")
         raise Invalid("no_id", f"name the key: {command}")
     with closing(prepared(settings)) as database, database.write() as store:
-        made = asked.action == "create"
-        workspace = keys.workspace_named(store, asked.workspace, make=made).id
-        match asked.action:
+        is_create = options.action == "create"
+        workspace = keys.workspace_named(store, options.workspace, make=is_create).id
+        match options.action:
             case "create":
-                given = ",".join(asked.scopes or [keys.DEFAULT_SCOPE])
-                scopes = [_scope(one) for one in given.split(",")]
-                _show_new(_created(store, workspace, asked, scopes))
+                names = ",".join(options.scopes or [keys.DEFAULT_SCOPE])
+                scopes = [_scope(one) for one in names.split(",")]
+                _show_new(_created(store, workspace, options, scopes))
             case "rotate":
-                _show_new(keys.rotate(store, workspace, asked.id, grace_hours=asked.grace_hours))
+                _show_new(
+                    keys.rotate(store, workspace, options.id, grace_hours=options.grace_hours)
+                )
             case "revoke":
-                if keys.is_last_admin(store, workspace, asked.id):
-                    command = command_to_paste(asked, "keys create --scopes admin")
+                if keys.is_last_admin(store, workspace, options.id):
+                    command = command_to_paste(options, "keys create --scopes admin")
                     say_note(f"warning: this was the last key with the scope admin: {command}")
-                say(_line(keys.revoke(store, workspace, asked.id, even_last=True)))
+                say(_line(keys.revoke(store, workspace, options.id, even_last=True)))
             case _:
-                _list(store, workspace, asked)
+                _list(store, workspace, options)
 
 
 def _created(
-    store: Store, workspace: str, asked: argparse.Namespace, scopes: list[Scope]
+    store: Store, workspace: str, options: argparse.Namespace, scopes: list[Scope]
 ) -> keys.NewKey:
     try:
-        return keys.create(store, workspace, name=asked.name, scopes=scopes, days=asked.days)
+        return keys.create(store, workspace, name=options.name, scopes=scopes, days=options.days)
     except Conflict as error:
         if error.code != "first_key_needs_admin":
             raise
-        command = command_to_paste(asked, "keys create --scopes admin --name first")
+        command = command_to_paste(options, "keys create --scopes admin --name first")
         raise Conflict(error.code, f"{error.message}: {command}") from error
 
 
 def _show_new(new: keys.NewKey) -> None:
     say(new.token)
-    say_note(f"key {new.key.id} of {', '.join(new.key.scopes)}; it is shown this once, keep it")
+    say_note(f"key {new.key.id} of {', '.join(new.key.scopes)}; it is shown only once, so save it")
 
 
-def _list(store: Store, workspace: str, asked: argparse.Namespace) -> None:
-    found = store.keys.page(workspace, 2 * keys.MOST_KEYS, None)[::-1]
+def _list(store: Store, workspace: str, options: argparse.Namespace) -> None:
+    found = store.keys.page(workspace, 2 * keys.MAX_KEYS, None)[::-1]
     for key in found:
         say(_line(key))
     if not found:
-        command = command_to_paste(asked, "keys create --scopes admin")
+        command = command_to_paste(options, "keys create --scopes admin")
         say_note(f"there are no keys: {command}")
 
 

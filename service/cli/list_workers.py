@@ -13,18 +13,18 @@ from service.storage.database import Database
 from service.worker.identity import is_of_this_machine
 
 
-def list_workers(settings: Settings, asked: argparse.Namespace) -> int:
-    """List the workers that live; 1 if there are none. The database is only read."""
+def list_workers(settings: Settings, options: argparse.Namespace) -> int:
+    """List the live workers; return 1 if there are none. The database is only read."""
     with (
         database_explained(),
         closing(Database(settings.database)) as database,
         database.read() as store,
     ):
         alive = store.workers.alive(WORKER_IS_ALIVE)
-    found = [one for one in alive if not asked.here or is_of_this_machine(one.id)]
+    found = [one for one in alive if not options.here or is_of_this_machine(one.id)]
     for one in found:
         started = f"since {minute(one.started_at)}"
         say("  ".join((one.id, ",".join(one.queues), one.device, started)))
     if not found:
-        say_note(f"no worker {'of this machine ' if asked.here else ''}is alive")
+        say_note(f"no worker {'of this machine ' if options.here else ''}is alive")
     return 0 if found else 1

@@ -9,7 +9,7 @@ from service.cli.output import say
 from service.settings import Settings
 
 
-def migrate(settings: Settings, _asked: argparse.Namespace) -> None:
+def migrate(settings: Settings, _options: argparse.Namespace) -> None:
     """Bring the database up to date."""
     prepared(settings).close()
     say("the database is up to date")

@@ -1,4 +1,4 @@
-"""The database and the folders that a command works on; what is wrong with them is told."""
+"""Open the database and check the folders of a command, with clear errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.worker.startup import prepare_database
 
 
 def prepared(settings: Settings) -> Database:
-    """The database, made or brought up to date, with the folders in use."""
+    """Check the folders, and return the database, created or brought up to date."""
     if not (settings.database_url and settings.blobs_url):
         check_writable(settings.data_dir)
     if settings.blobs.startswith("file:"):
@@ -32,27 +32,27 @@ def prepared(settings: Settings) -> Database:
 
 
 def existing(settings: Settings) -> Database:
-    """The database as it is."""
+    """Return an existing database, without changing it."""
     with database_explained():
         return open_current(settings.database)
 
 
 @contextmanager
 def database_explained() -> Iterator[None]:
-    """Say what to look at when the database cannot be used."""
+    """Turn errors of the database into one that says what to check."""
     try:
         yield
     except (SQLAlchemyError, CommandError, OSError, ValueError) as error:
         reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
         raise Invalid(
             "no_database",
-            f"cannot use the database ({logs.redact(reason)}): check that it runs, that this user "
-            "may change it, and --database-url",
+            f"cannot use the database ({logs.redact(reason)}): check that it is running, that this "
+            "user may write to it, and --database-url",
         ) from error
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder, and raise unless files can be written there."""
+    """Create a folder, and raise Invalid unless it is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -61,5 +61,5 @@ def check_writable(folder: Path) -> None:
         raise Invalid(
             "cannot_write",
             f"cannot write to the folder {folder} ({error.strerror}): "
-            "let this user write there, or choose another with --data-dir or --blobs-url",
+            "allow this user to write there, or choose another with --data-dir or --blobs-url",
         ) from error

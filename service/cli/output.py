@@ -1,4 +1,4 @@
-"""What a command says to its user, and how."""
+"""Output of commands."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from service import logs
 
 
 def say(text: str) -> None:
-    """Tell the user."""
+    """Print to standard output."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def say_note(text: str) -> None:
-    """Tell the user, but not a program that reads the output."""
+    """Print to standard error, which programs that read the output do not see."""
     sys.stderr.write(f"{text}\n")
 
 
 def say_error(text: str) -> None:
-    """Tell the user what went wrong."""
+    """Print an error to standard error."""
     say_note(f"error: {text}")
 
 
 def minute(seconds: float | None) -> str:
-    """A point in time as a user reads it."""
+    """Format a point in time in UTC, to the minute."""
     if seconds is None:
         return "never"
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def command_to_paste(asked: argparse.Namespace, words: str) -> str:
-    """A command for the same database as the one asked for; without a password."""
+def command_to_paste(options: argparse.Namespace, words: str) -> str:
+    """Return a command line for the same database, without its password."""
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())
-    given = [
-        f"--{name.replace('_', '-')}={logs.redact(str(getattr(asked, name)))}"
+    flags = [
+        f"--{name.replace('_', '-')}={logs.redact(str(getattr(options, name)))}"
         for name in ("data_dir", "database_url")
-        if name in asked
+        if name in options
     ]
-    return shlex.join([str(python), "-m", "service", *words.split(), *given])
+    return shlex.join([str(python), "-m", "service", *words.split(), *flags])

@@ -29,25 +29,24 @@ if TYPE_CHECKING:
 from pathlib import Path
 
 KEEP_ALIVE_SECONDS = 75
-# how long a thread that computes keeps the event loop waiting, for each socket that is ready;
-# by default 5 ms
+# how long a computing thread may delay the event loop per ready socket; Python's default is 5 ms
 SWITCH_SECONDS = 0.0001
 GC_THRESHOLDS = (20_000, 20, 100)
-ENDING = (signal.SIGTERM, signal.SIGINT)
+EXIT_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(settings: Settings, asked: argparse.Namespace) -> None:
+def serve(settings: Settings, options: argparse.Namespace) -> None:
     """Run the API until it is interrupted."""
-    for number in ENDING:
+    for number in EXIT_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(0))
     logs.configure(settings.log_level, settings.log_format)
     share_heaps()
-    listening = _listen(settings)
-    port = listening.getsockname()[1]
-    check_writable(settings.data_dir)  # uploads lie there, wherever the rest does
+    listener = _listen(settings)
+    port = listener.getsockname()[1]
+    check_writable(settings.data_dir)  # for uploads, wherever the rest is stored
     with closing(prepared(settings)) as database:
-        _check_open(settings, database, asked)
-    # no other command needs the web framework
+        _check_exposure(settings, database, options)
+    # imported late: no other command needs the web framework
     from service.app import create_app
     from service.http.server.protocol import protocol_with
 
@@ -68,11 +67,11 @@ def serve(settings: Settings, asked: argparse.Namespace) -> None:
     )
     server.greeting = welcome(settings, port)
     server.end_waiting = app.state.parts.end_waiting
-    server.run(sockets=[listening])
+    server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Greets when it is ready to answer, and ends in peace however often it is told to."""
+    """Prints a greeting when it is ready, and shuts down cleanly on repeated signals."""
 
     greeting: str
     end_waiting: Callable[[], None]
@@ -84,7 +83,7 @@ class _Server(uvicorn.Server):
             self._listeners = [
                 ConnectionListener(one, self._make_protocol) for one in sockets or []
             ]
-            _collect_garbage_seldom()
+            _reduce_garbage_collection()
             say(self.greeting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -102,26 +101,26 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End orderly; uvicorn would break off at a second Ctrl-C, and raise signals again."""
-        for number in ENDING:
-            signal.signal(number, self._end)
+        """Shut down gracefully; uvicorn would abort at a second Ctrl-C and re-raise signals."""
+        for number in EXIT_SIGNALS:
+            signal.signal(number, self._exit)
         yield
 
-    def _end(self, *_: object) -> None:
+    def _exit(self, *_: object) -> None:
         self.should_exit = True
 
 
 def _allow_many_connections() -> None:
-    """Raise the soft limit of open files to the hard one: by default it is often 1,024."""
+    """Raise the soft limit of open files, often 1,024 by default, to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _collect_garbage_seldom() -> None:
-    """Exempt what is loaded by now from garbage collection, and collect seldom.
+def _reduce_garbage_collection() -> None:
+    """Exempt loaded objects from garbage collection, and collect less often.
 
-    Nobody is answered during a collection; with thousands of connections a full one takes most of
+    Nothing is served during a collection; with thousands of connections a full one takes most of
     a second.
     """
     gc.collect()
@@ -129,24 +128,24 @@ def _collect_garbage_seldom() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _check_open(settings: Settings, database: Database, asked: argparse.Namespace) -> None:
-    """Refuse to be reachable from elsewhere without a key."""
+def _check_exposure(settings: Settings, database: Database, options: argparse.Namespace) -> None:
+    """Raise Invalid if other machines could connect although there is no key."""
     if settings.is_loopback:
         return
     with database.read() as store:
         if store.keys.count():
             return
-    command = command_to_paste(asked, "keys create --scopes admin --name first")
+    command = command_to_paste(options, "keys create --scopes admin --name first")
     raise Invalid(
         "no_keys",
-        f"listening on {settings.host} would let anyone in, because no key was made yet.\n"
-        f"Make one:  {command}\n"
+        f"listening on {settings.host} would let anyone in, because there is no key yet.\n"
+        f"Create one:  {command}\n"
         "or listen on this machine only:  --host 127.0.0.1",
     )
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """The listening socket; taken before anything else, so that a port in use is told at once."""
+    """Open the listening socket, first of all, so that a port in use is reported at once."""
     try:
         return socket.create_server(
             (settings.host, settings.port),
@@ -156,7 +155,7 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]
         advice = (
-            "stop what listens there, or choose another with --port"
+            "stop the process that uses it, or choose another with --port"
             if error.errno in (errno.EADDRINUSE, errno.EACCES)
             else "choose an address of this machine with --host"
         )
@@ -168,7 +167,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 EXAMPLE = Path("examples/data/fashion_ce__cal.npz")
 TEXT = """\
-calibrd answers on {url}
+calibrd is running on {url}
   data      {data}
   database  {database}
   dashboard {url}/
@@ -204,7 +203,7 @@ A first fit, of the bundled sample, in Python:
 
 
 def welcome(settings: Settings, port: int) -> str:
-    """The greeting of a service that listens on a port."""
+    """Return the greeting of a service that listens on a port."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return (TEXT + (IN_THE_REPOSITORY if EXAMPLE.exists() else ELSEWHERE)).format(
         example=EXAMPLE,

@@ -13,19 +13,19 @@ from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 
 
-def sweep_up(settings: Settings, asked: argparse.Namespace) -> None:
-    """Delete orphans, or only name them."""
+def sweep_up(settings: Settings, options: argparse.Namespace) -> None:
+    """Delete orphans, or only list them."""
     if not settings.sweep_hours:
         raise Invalid(
-            "no_grace", "--sweep-hours is 0, which keeps all: say from what age on to delete"
+            "no_grace", "--sweep-hours is 0, which keeps all: give the minimum age to delete"
         )
     with closing(existing(settings)) as database:
         swept = sweep(
             database,
             Blobs(settings.blobs),
             older_than=settings.sweep_hours * HOUR,
-            dry_run=asked.dry_run,
-            adopt=asked.adopt,
-            tell=lambda key: say(f"{'would delete' if asked.dry_run else 'deletes'} {key}"),
+            dry_run=options.dry_run,
+            adopt=options.adopt,
+            on_orphan=lambda key: say(f"{'would delete' if options.dry_run else 'deleting'} {key}"),
         )
     say(swept.summary())

@@ -8,9 +8,9 @@ from service.cli.open_store import prepared
 from service.settings import Settings
 
 
-def work(settings: Settings, asked: argparse.Namespace) -> None:
+def work(settings: Settings, options: argparse.Namespace) -> None:
     """Run a worker until it is interrupted."""
     prepared(settings).close()
     from service.worker.process import run_worker  # loads torch
 
-    run_worker(settings, asked.queues, asked.device)
+    run_worker(settings, options.queues, options.device)

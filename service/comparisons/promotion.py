@@ -1,4 +1,4 @@
-"""Point an alias at a version, unless it loses accuracy against the one it points at now."""
+"""Promote a version, unless it loses accuracy against the one that the alias points at."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def promote(
 ) -> Moved:
     """Point an alias at a version, see `aliases.move`.
 
-    Both versions' judged rows are read outside of the transaction; if the alias moves meanwhile, it
-    is looked at again.
+    The judged rows of both versions are read outside of the transaction; if the alias moves
+    meanwhile, this starts over.
     """
     check_alias(alias)
     for _ in range(TRIES):
@@ -59,7 +59,7 @@ def promote(
                 expected=expected,
                 change=change,
             )
-    raise Stale("alias_has_moved", f"{alias!r} is moved by others all the time: try again")
+    raise Stale("alias_has_moved", f"{alias!r} keeps being moved by others: try again")
 
 
 def measured_change(

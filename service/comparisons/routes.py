@@ -32,12 +32,12 @@ Number = Annotated[int, Query(ge=1, lt=2**31)]
 
 
 class ComparisonOut(Body):
-    """What the second version changes: the first is the report's `before`."""
+    """A comparison of two versions: `before` in the report is the first, `after` the second."""
 
     calibrator: str = Field(examples=["fashion"])
     first: int = Field(examples=[2])
     second: int = Field(examples=[3])
-    dataset: Annotated[str | None, Field(description="null: on the rows that both were judged on")]
+    dataset: Annotated[str | None, Field(description="null: the rows that both were judged on")]
     rows: int = Field(description="rows that both were measured on", examples=[2000])
     verdict: str | None = Field(examples=["improved"])
     no_verdict: Annotated[str | None, Field(description="why there is no verdict")]
@@ -45,7 +45,7 @@ class ComparisonOut(Body):
 
     @classmethod
     def of(cls, pair: Pair, found: Comparison) -> ComparisonOut:
-        """The answer for a comparison."""
+        """Return the response body of a comparison."""
         return cls(
             calibrator=pair.calibrator,
             first=pair.first.number,
@@ -72,45 +72,45 @@ async def compare_versions(
     second: Number,
     dataset: Annotated[str | None, Query(pattern=openapi.ID_PATTERN)] = None,
 ) -> ComparisonOut:
-    """On rows that both were judged on, by fits that had not seen them; or on a `dataset`.
+    """Compare two versions on rows that both were judged on, unseen by their fits, or a `dataset`.
 
     Without a `dataset`, versions that have no judged rows in common are compared on the evaluation
-    dataset of one of them, if it is still there; else the answer is 409 `no_common_rows`. There is
-    no verdict on rows that a version was fitted on: `no_verdict` says so. A dataset needs the scope
-    `fit`.
+    dataset of one of them, if it still exists; otherwise the response is 409 `no_common_rows`.
+    There is no verdict on rows that a version was fitted on: `no_verdict` says so. Naming a dataset
+    needs the scope `fit`.
     """
     pair, data = await joined.executors.query.run(
-        caller.workspace, _ground, joined, caller, name, (first, second), dataset
+        caller.workspace, _pair_and_dataset, joined, caller, name, (first, second), dataset
     )
-    asked = asyncio.wrap_future(joined.comparisons.ask(caller, pair, data))
-    asked.add_done_callback(lambda one: one.cancelled() or one.exception())  # or asyncio logs it
+    future = asyncio.wrap_future(joined.comparisons.start(caller, pair, data))
+    future.add_done_callback(lambda one: one.cancelled() or one.exception())  # or asyncio logs it
     with waiting(request.scope, joined.settings.max_waits_per_key):
-        done, _ = await asyncio.wait([asked], timeout=LONGEST_WAIT)
+        done, _ = await asyncio.wait([future], timeout=LONGEST_WAIT)
     joined.keys.check(caller)
     if not done:
-        raise Unavailable("comparing", "the comparison takes a while: ask again for its result")
-    return ComparisonOut.of(pair, asked.result())
+        raise Unavailable("comparing", "the comparison is still running: repeat the request")
+    return ComparisonOut.of(pair, future.result())
 
 
 def pair_of(store: Store, caller: Principal, name: str, numbers: tuple[int, int]) -> Pair:
-    """The two versions that are to be compared."""
+    """Return the two versions to compare."""
     if numbers[0] == numbers[1]:
-        raise Invalid("same_version", f"choose two versions: both are {numbers[0]}")
+        raise Invalid("same_version", f"choose two different versions: both are {numbers[0]}")
     calibrator = versions.calibrator_named(store, caller, name)
     return Pair(name, *(versions.version_of(store, calibrator, one) for one in numbers))
 
 
-def _ground(
-    joined: Parts, caller: Principal, name: str, numbers: tuple[int, int], asked: str | None
+def _pair_and_dataset(
+    joined: Parts, caller: Principal, name: str, numbers: tuple[int, int], dataset: str | None
 ) -> tuple[Pair, Dataset | None]:
-    """The two versions, and the dataset to compare them on; None for their judged rows."""
+    """Return the two versions, and the dataset to compare them on; None for their judged rows."""
     with joined.database.read() as store:
         pair = pair_of(store, caller, name, numbers)
-        if asked is not None:
-            return pair, comparing.chosen_dataset(store, caller, pair, asked)
+        if dataset is not None:
+            return pair, comparing.chosen_dataset(store, caller, pair, dataset)
         if pair.has_judged_rows:
             return pair, None
         data = comparing.default_dataset(store, caller, pair) if caller.may(Scope.FIT) else None
         if data is None:
-            raise comparing.no_ground(pair)
+            raise comparing.no_common_rows(pair)
         return pair, data

@@ -1,4 +1,4 @@
-"""Two versions measured on the same rows: what the second changes, with intervals.
+"""Compare two versions on the same rows: what the second changes, with intervals.
 
 Versions are compared on rows that both were judged on, by fits that had not seen them, or on a
 dataset. There is no verdict on rows that a version was fitted on.
@@ -34,16 +34,16 @@ from service.storage.store import Store
 
 SECONDS = 60.0
 PROCESSES = 2  # the second is started when two workspaces compare at once
-MOST_ROWS = 100_000
-MOST_READ = 40_000_000
-MOST_LOADED = 4_000_000  # of probabilities, which are loaded whole
-KEPT = 64
-MOST_WAITING = 16
-MOST_WAITING_OF_ONE = 4
+MAX_ROWS = 100_000
+MAX_READ = 40_000_000
+MAX_LOADED = 4_000_000  # of probabilities, which are loaded whole
+MAX_KEPT = 64
+MAX_WAITING = 16
+MAX_WAITING_OF_ONE = 4
 
 
 class Pair(NamedTuple):
-    """Which versions of a calibrator: the first is compared with the second."""
+    """Two versions of a calibrator to compare."""
 
     calibrator: str
     first: Version
@@ -51,12 +51,12 @@ class Pair(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Return what tells it from other pairs."""
+        """What identifies the pair within a workspace."""
         return self.calibrator, self.first.number, self.second.number
 
     @property
     def has_judged_rows(self) -> bool:
-        """Whether both were judged on rows of the same data set, and these are kept."""
+        """Whether both were judged on rows of the same data, and these are stored."""
         return self.first.judged_data is not None and (
             self.first.judged_data == self.second.judged_data
         )
@@ -64,11 +64,11 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first version is the report's "before", the second its "after", on the same rows.
+    """A report whose "before" is the first version and "after" the second, on the same rows.
 
-    ``dataset`` is None if they are rows that both were judged on; else ``rows`` is how many the
-    dataset has: the report may be on fewer, drawn evenly. Where ``no_verdict`` says why, the
-    report has no verdict.
+    ``dataset`` is None for rows that both were judged on; else ``rows`` is the size of the
+    dataset, of which the report may cover an even sample. ``no_verdict`` says why the report has
+    no verdict.
     """
 
     report: Report
@@ -78,11 +78,11 @@ class Comparison:
 
 
 class Comparisons:
-    """Measured in processes of their own, one at a time for a workspace, and remembered."""
+    """Runs comparisons in separate processes, one at a time per workspace, and caches them."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._kept: OrderedDict[tuple[str, ...], Future[Comparison]] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, ...], Future[Comparison]] = OrderedDict()
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._running: set[str] = set()
@@ -90,39 +90,39 @@ class Comparisons:
         self._processes = [TaskProcess() for _ in range(PROCESSES)]
         self._idle = list(self._processes)
 
-    def ask(self, principal: Principal, pair: Pair, dataset: Dataset | None) -> Future[Comparison]:
+    def start(
+        self, principal: Principal, pair: Pair, dataset: Dataset | None
+    ) -> Future[Comparison]:
         """Return the comparison on a dataset, or on common judged rows if that is None.
 
-        It begins now if nobody asked for it before. One that failed is told to whoever asks next,
-        and begun anew for those after.
+        It is started unless it is cached. A failed one is returned once more, then started again.
         """
         if dataset is not None:
             _check_size(dataset)
-        ground = "" if dataset is None else dataset.id
-        key = (principal.workspace, *map(str, pair.key), ground)
+        key = (principal.workspace, *map(str, pair.key), "" if dataset is None else dataset.id)
         with self._lock:
-            found = self._kept.pop(key, None)
+            found = self._cache.pop(key, None)
             if found is None:
                 self._check_waiting(principal.workspace)
                 found = self._submit(principal, pair, dataset)
             if not _has_failed(found):
-                self._kept[key] = found
-            self._forget_some()
+                self._cache[key] = found
+            self._evict()
         return found
 
-    def _forget_some(self) -> None:
-        """Forget the oldest that are done, of the workspaces that have most."""
-        done = [key for key, one in self._kept.items() if one.done()]
+    def _evict(self) -> None:
+        """Remove the oldest finished comparisons of the workspaces that have the most."""
+        done = [key for key, one in self._cache.items() if one.done()]
         counts = Counter(workspace for workspace, *_ in done)
-        for _ in range(len(done) - KEPT):
+        for _ in range(len(done) - MAX_KEPT):
             (largest, _count), *_others = counts.most_common(1)
             oldest = next(key for key in done if key[0] == largest)
             done.remove(oldest)
             counts[largest] -= 1
-            del self._kept[oldest]
+            del self._cache[oldest]
 
     def close(self) -> None:
-        """Begin no more."""
+        """Cancel waiting comparisons and end the processes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for one in self._processes:
             one.end()
@@ -148,11 +148,11 @@ class Comparisons:
         return waiting.future
 
     def _run_next(self) -> None:
-        """Run the first that waits of a workspace that has none running; workspaces take turns."""
+        """Run the first waiting comparison of a workspace that has none running, in turn."""
         with self._lock:
             workspace = next((one for one in self._waiting if one not in self._running), None)
             if workspace is None:
-                return  # see below
+                return  # it is submitted again when a running comparison ends
             queue = self._waiting.pop(workspace)
             waiting = queue.popleft()
             if queue:
@@ -165,14 +165,14 @@ class Comparisons:
             with self._lock:
                 self._running.discard(workspace)
                 self._idle.append(process)
-            with suppress(RuntimeError):  # the service ends
-                self._threads.submit(self._run_next)  # one that could not run before
+            with suppress(RuntimeError):  # the service shuts down
+                self._threads.submit(self._run_next)
 
     def _check_waiting(self, workspace: str) -> None:
-        waiting = [key[0] for key, one in self._kept.items() if not one.done()]
+        waiting = [key[0] for key, one in self._cache.items() if not one.done()]
         mine = waiting.count(workspace)
-        if mine >= MOST_WAITING_OF_ONE or len(waiting) >= MOST_WAITING:
-            count = mine if mine >= MOST_WAITING_OF_ONE else len(waiting)
+        if mine >= MAX_WAITING_OF_ONE or len(waiting) >= MAX_WAITING:
+            count = mine if mine >= MAX_WAITING_OF_ONE else len(waiting)
             raise Unavailable("busy", f"{count} comparisons are waiting: try again in a minute")
 
     def _compare_judged(self, principal: Principal, pair: Pair, process: TaskProcess) -> Comparison:
@@ -194,7 +194,7 @@ class Comparisons:
                 "format": dataset.format,
                 "kind": dataset.kind,
                 "dataset": dataset.id,
-                "most_rows": MOST_ROWS,
+                "most_rows": MAX_ROWS,
                 "maps": [str(one) for one in maps],
             }
             answer = _run(process, "compare", request)
@@ -208,14 +208,14 @@ class Comparisons:
         return Comparison(report, found["rows"], dataset.id, _why_no_verdict(seen))
 
     def _map_file(self, principal: Principal, version: Version) -> AbstractContextManager[Path]:
-        """Provide the map of a version as a file: the other process reads it."""
+        """Provide the map of a version as a file that the task process can read."""
         key = map_key(principal.workspace, version.id, version.map_sha256)
         return self._blobs.file(key, version.map_sha256)
 
     def _has_seen(
         self, principal: Principal, version: Version, dataset: Dataset, fingerprint: str
     ) -> bool:
-        """Whether a version was fitted on these bytes, or on these rows in another format."""
+        """Return whether a version was fitted on these rows, in this or another format."""
         if version.dataset_sha256 == dataset.sha256:
             return True
         rows = judged_rows(self._blobs, principal, version)
@@ -239,23 +239,23 @@ def default_dataset(store: Store, principal: Principal, pair: Pair) -> Dataset |
         if fit is None or fit.evaluation is None:
             continue
         found = store.datasets.get(principal.workspace, fit.evaluation)
-        if found is not None and suits(found, pair.second) and not is_seen(pair, found):
+        if found is not None and suits(found, pair.second) and not was_fitted_on(pair, found):
             return found
     return None
 
 
 def suits(dataset: Dataset, version: Version) -> bool:
-    """Whether a version can be applied to a dataset."""
+    """Return whether a version can be applied to a dataset."""
     return dataset.is_ready and (dataset.kind, dataset.classes) == (version.kind, version.classes)
 
 
-def is_seen(pair: Pair, dataset: Dataset) -> bool:
-    """Whether one of the versions is known to be fitted on these bytes."""
+def was_fitted_on(pair: Pair, dataset: Dataset) -> bool:
+    """Return whether one of the versions was fitted on these bytes."""
     return any(JudgedVersion(one, None).has_seen(dataset) for one in (pair.first, pair.second))
 
 
-def no_ground(pair: Pair) -> Conflict:
-    """Return the error for a pair that can only be compared on a dataset that is named."""
+def no_common_rows(pair: Pair) -> Conflict:
+    """Return the error for a pair that can only be compared on a named dataset."""
     one = next((one for one in pair[1:] if one.judged_sha256 is None), None)
     why = (
         "they were judged on rows of different data"
@@ -264,30 +264,30 @@ def no_ground(pair: Pair) -> Conflict:
     )
     return Conflict(
         "no_common_rows",
-        f"versions {pair.first.number} and {pair.second.number} cannot be compared as they are, "
+        f"versions {pair.first.number} and {pair.second.number} have no common judged rows, "
         f"because {why}: name a dataset that neither was fitted on",
     )
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A comparison that waits for a process."""
+    """A comparison waiting for a process."""
 
     future: Future[Comparison]
     call: Callable[[TaskProcess], Comparison]
 
     def run(self, process: TaskProcess) -> None:
-        """Run it, and tell those who wait for it."""
+        """Run it, and set the result of the future."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             self.future.set_result(self.call(process))
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             self.future.set_exception(error)
 
 
 def _run(process: TaskProcess, task: str, request: dict[str, Any]) -> bytes:
-    """Return what a task gives; raise what these two versions do not allow."""
+    """Return the result of a task; raise Conflict if these versions cannot be compared."""
     try:
         return process.run(task, request, SECONDS)
     except ServiceError as error:
@@ -298,11 +298,11 @@ def _run(process: TaskProcess, task: str, request: dict[str, Any]) -> bytes:
 
 def _check_size(dataset: Dataset) -> None:
     values = (dataset.rows or 0) * (dataset.classes or 0)
-    limit = MOST_READ if dataset.kind == "logits" else MOST_LOADED
+    limit = MAX_READ if dataset.kind == "logits" else MAX_LOADED
     if values > limit:
         raise TooLarge(
             "dataset_too_large",
-            f"versions are compared on datasets of at most {limit:,} values (rows times "
+            f"versions can be compared on datasets of at most {limit:,} values (rows times "
             f"classes) of {dataset.kind}, this one has {values:,}",
             limit=limit,
         )
@@ -321,14 +321,14 @@ def _why_no_verdict(seen: list[int]) -> str:
     return f"version {seen[0]} was fitted on these rows, which flatters its figures"
 
 
-def _has_failed(asked: Future[Comparison]) -> bool:
-    return asked.cancelled() or (asked.done() and asked.exception() is not None)
+def _has_failed(future: Future[Comparison]) -> bool:
+    return future.cancelled() or (future.done() and future.exception() is not None)
 
 
-def chosen_dataset(store: Store, caller: Principal, pair: Pair, asked: str) -> Dataset:
-    """The dataset that the caller names."""
+def chosen_dataset(store: Store, caller: Principal, pair: Pair, id: str) -> Dataset:
+    """Return the dataset that the caller named."""
     check_scope(caller, Scope.FIT)
-    found = store.datasets.get(caller.workspace, asked)
+    found = store.datasets.get(caller.workspace, id)
     if found is None or not suits(found, pair.second):
         raise NotFound("no_such_dataset", "there is no such dataset for these versions")
     return found

@@ -1,1 +1,1 @@
-"""Thread pools, memory budgets, task processes and long polls, shared by features."""
+"""Thread pools, memory budgets, task processes and long polls for all features."""

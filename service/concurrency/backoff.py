@@ -1,10 +1,10 @@
-"""Pauses between tries: the one back-off of the service."""
+"""Exponential backoff between retries."""
 
 from __future__ import annotations
 
 
 class Backoff:
-    """Pauses that double up to the longest.
+    """Pauses that double up to a maximum.
 
     >>> backoff = Backoff(first=1.0, longest=3.0)
     >>> backoff.pause(), backoff.pause(), backoff.pause(), backoff.is_first
@@ -18,14 +18,14 @@ class Backoff:
 
     @property
     def is_first(self) -> bool:
-        """Return whether nothing has failed since the last reset."""
+        """Whether nothing has failed since the last reset."""
         return self._next == self._first
 
     def pause(self) -> float:
-        """Return the seconds to wait before the next try."""
+        """Return the seconds to wait before the next attempt."""
         seconds, self._next = self._next, min(2 * self._next, self._longest)
         return seconds
 
     def reset(self) -> None:
-        """Begin again with the first pause, after a try that went well."""
+        """Start again with the first pause, after a success."""
         self._next = self._first

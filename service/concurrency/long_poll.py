@@ -1,4 +1,4 @@
-"""Long polls: one poller for all who wait, and nobody holds a database session or a thread."""
+"""Long polls: one poller for all waiting requests, which hold no database session or thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = structlog.get_logger("calibrd.watching")
 
 
 class Watcher(Generic[Key, Item]):
-    """Tells those who wait how things go on; ``read`` gives those of some keys as they are."""
+    """Notify waiting requests of changes; ``read`` returns the current items of some keys."""
 
     def __init__(self, what: str, read: Callable[[list[Key]], Mapping[Key, Item]]) -> None:
         self._what = what
@@ -33,22 +33,22 @@ class Watcher(Generic[Key, Item]):
     async def changes(
         self, key: Key, first: Item, is_enough: Callable[[Item], bool]
     ) -> AsyncGenerator[Item]:
-        """The thing now and after every change, until it is enough or ``stop`` is called."""
+        """Yield the item now and after every change, until it is enough or ``stop`` is called."""
         yield first
         if is_enough(first):
             return
-        with self._listening(key) as news:
-            seen = first
-            while not (is_enough(seen) or self._is_stopped):
-                current = await news.get()
-                if current is not None and current != seen:
-                    seen = current
-                    yield seen
+        with self._listening(key) as updates:
+            latest = first
+            while not (is_enough(latest) or self._is_stopped):
+                current = await updates.get()
+                if current is not None and current != latest:
+                    latest = current
+                    yield latest
 
     async def until(
         self, key: Key, first: Item, is_enough: Callable[[Item], bool], seconds: float
     ) -> Item:
-        """The thing when it is enough, or as it is after so many seconds or at ``stop``."""
+        """Return the item once it is enough, or its latest state after ``seconds`` or ``stop``."""
         latest = first
         with suppress(TimeoutError):
             changes = self.changes(key, first, is_enough)
@@ -58,15 +58,15 @@ class Watcher(Generic[Key, Item]):
         return latest
 
     def wake(self) -> None:
-        """Read now: something has changed."""
+        """Read now instead of after the usual pause: something has changed."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Let nobody wait any longer: the service ends."""
+        """End all waits: the service is shutting down."""
         self._is_stopped = True
         for listeners in self._waiting.values():
-            for news in listeners:
-                _tell(news, None)
+            for updates in listeners:
+                _replace(updates, None)
 
     async def close(self) -> None:
         """Stop polling."""
@@ -77,15 +77,15 @@ class Watcher(Generic[Key, Item]):
 
     @contextmanager
     def _listening(self, key: Key) -> Iterator[asyncio.Queue[Item | None]]:
-        news: asyncio.Queue[Item | None] = asyncio.Queue(maxsize=1)
-        self._waiting.setdefault(key, set()).add(news)
+        updates: asyncio.Queue[Item | None] = asyncio.Queue(maxsize=1)
+        self._waiting.setdefault(key, set()).add(updates)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
         try:
-            yield news
+            yield updates
         finally:
             listeners = self._waiting[key]
-            listeners.discard(news)
+            listeners.discard(updates)
             if not listeners:
                 del self._waiting[key]
 
@@ -96,16 +96,16 @@ class Watcher(Generic[Key, Item]):
             self._woken.clear()
             try:
                 found = await loop.run_in_executor(self._thread, self._read, list(self._waiting))
-            except Exception as error:  # noqa: BLE001 - the database may be away for a while
+            except Exception as error:  # noqa: BLE001 - the database may be down for a while
                 _log.warning(f"{self._what}_not_read", error=type(error).__name__)
             for key, item in found.items():
-                for news in self._waiting.get(key, ()):
-                    _tell(news, item)
+                for updates in self._waiting.get(key, ()):
+                    _replace(updates, item)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), POLL_SECONDS)
 
 
-def _tell(news: asyncio.Queue[Item | None], item: Item | None) -> None:
-    if news.full():  # who reads slowly gets the latest only
-        news.get_nowait()
-    news.put_nowait(item)
+def _replace(updates: asyncio.Queue[Item | None], item: Item | None) -> None:
+    if updates.full():  # slow readers only see the latest value
+        updates.get_nowait()
+    updates.put_nowait(item)

@@ -1,4 +1,4 @@
-"""Settings of the C library's allocator; they do nothing where it is not glibc."""
+"""Settings of the C allocator, without effect unless it is glibc's."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from contextlib import suppress
 
 # parameters of mallopt
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
-KEPT_BLOCK_BYTES, KEPT_BYTES = 8 << 20, 64 << 20
+RETAINED_BLOCK_BYTES, RETAINED_BYTES = 8 << 20, 64 << 20
 
 
 def share_heaps() -> None:
-    """Let all threads share two heaps: each of its own would keep most of its largest body."""
+    """Let all threads share two heaps: one per thread would retain most of its largest body."""
     _set(ARENA_MAX, 2)
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep some freed memory: arrays of megabytes come and go in every fit.
+    """Let the C library retain some freed memory, because fits allocate large arrays repeatedly.
 
-    Given back and asked for anew, page by page, they take a fifth of the time of a small fit.
+    Returning it to the system and faulting it in again takes a fifth of the time of a small fit.
     """
-    _set(MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
-    _set(TRIM_THRESHOLD, KEPT_BYTES)
+    _set(MMAP_THRESHOLD, RETAINED_BLOCK_BYTES)
+    _set(TRIM_THRESHOLD, RETAINED_BYTES)
 
 
 def _set(parameter: int, value: int) -> None:

@@ -1,4 +1,4 @@
-"""Budgets of memory for bodies, the work on them, and answers that are held whole."""
+"""Memory budgets for bodies, the work on them, and responses that are held whole."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class _Waiter:
 
 
 class MemoryBudget:
-    """Let calls proceed while what they hold together stays within a number of bytes.
+    """Let calls proceed while their total memory stays within a number of bytes.
 
-    One owner (a workspace) gets half of it, so that it cannot keep out the others. A call that is
-    larger counts as that half: it runs when its owner holds nothing else. Owners take turns.
+    One owner (a workspace) gets at most half of it, so that it cannot block the others. A larger
+    call counts as that half: it runs when its owner holds nothing else. Owners take turns.
 
     Parameters
     ----------
     total
         Bytes that all calls together may hold.
     in_order
-        Let nobody pass a call that waits for room. Without it a large call may wait for as long as
-        small ones come; with it everybody waits for the slowest of those that hold something.
+        Let no call overtake one that waits for room. Without it a large call may wait as long as
+        small ones arrive; with it everybody waits for the slowest holder.
     wait_seconds
         How long a call may wait before it gets TooMany.
     """
@@ -54,23 +54,23 @@ class MemoryBudget:
 
     @property
     def share(self) -> int:
-        """Return how many bytes one owner may hold."""
+        """The bytes that one owner may hold."""
         return self._share
 
     @property
     def held(self) -> int:
-        """Return how many bytes are held by all."""
+        """The bytes held by all owners."""
         return self._held.total()
 
     async def grow(self, owner: str, held: int, size: int) -> None:
-        """Let a call of an owner hold ``size`` bytes in place of the ``held`` that it has."""
+        """Wait until a call can hold ``size`` bytes in place of the ``held`` that it has."""
         waiter = _Waiter(owner, held, size)
         self._waiting.setdefault(owner, deque()).append(waiter)
         self._admit()
         if waiter.admitted.done():
             return
         try:
-            # which does not cancel the future: it may be admitted until this call goes on
+            # wait() does not cancel the future: it may be admitted until this call resumes
             admitted, _ = await asyncio.wait([waiter.admitted], timeout=self._wait_seconds)
         except asyncio.CancelledError:
             self._leave(waiter)
@@ -87,14 +87,14 @@ class MemoryBudget:
         return True
 
     def release(self, owner: str, held: int) -> None:
-        """Give back what a call held."""
+        """Release the memory of a call."""
         self._held[owner] -= held
         if not self._held[owner]:
             del self._held[owner]
         self._admit()
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Forget a call that has waited; give back what it was just admitted to."""
+        """Remove a waiting call; release its memory if it was just admitted."""
         if waiter.admitted.done():
             self.release(waiter.owner, waiter.size - waiter.held)
             return
@@ -111,7 +111,7 @@ class MemoryBudget:
             queue = self._waiting.pop(owner)
             first = queue.popleft()
             if queue:
-                self._waiting[owner] = queue  # at the end: the others come first
+                self._waiting[owner] = queue  # at the end, after the other owners
             self._held[owner] += first.size - first.held
             first.admitted.set_result(None)
 
@@ -136,13 +136,13 @@ class MemoryBudget:
     def _refusal(self) -> TooMany:
         return TooMany(
             "too_much_in_flight",
-            f"large calls hold all memory set aside for them ({self._total} bytes): "
-            "read answers as they come, send fewer at once, or smaller ones",
+            f"large requests hold all the memory reserved for them ({self._total} bytes): "
+            "read responses as they arrive, send fewer requests at once, or smaller ones",
         )
 
 
 class MemoryHold:
-    """What one call holds of a budget: nothing at first."""
+    """The bytes that one call holds of a budget, 0 at first."""
 
     __slots__ = ("_budget", "_owner", "_size")
 
@@ -169,7 +169,7 @@ class MemoryHold:
         return True
 
     def release(self) -> int:
-        """Give back everything; return how much it was."""
+        """Release everything; return how many bytes it was."""
         held, self._size = self._size, 0
         if held:
             self._budget.release(self._owner, held)
@@ -177,10 +177,10 @@ class MemoryHold:
 
 
 class CallMemory:
-    """The memory of the calls of a process: bodies that arrive, work, and answers that leave.
+    """The memory of a process's calls: incoming bodies, work, and outgoing responses.
 
-    Each has a budget of its own. A client that sends or reads slowly holds what it sends or reads
-    and nothing else, and whoever holds memory for work never waits for a client.
+    Each has a budget of its own. A client that sends or reads slowly only holds what it sends or
+    reads, and a call that holds memory for work never waits for a client.
     """
 
     def __init__(self, total: int, *, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -190,7 +190,7 @@ class CallMemory:
 
 
 class CallHold:
-    """What one call holds of each budget.
+    """The memory that one call holds of each budget.
 
     ``body`` and ``answer`` may be held for long, ``work`` may not.
     """
@@ -203,11 +203,11 @@ class CallHold:
         self.work = MemoryHold(memory.work, owner)
 
     def end_work(self) -> None:
-        """Give back all but the answer."""
+        """Release all but the response."""
         self.body.release()
         self.work.release()
 
     def release(self) -> None:
-        """Give back everything."""
+        """Release everything."""
         self.end_work()
         self.answer.release()

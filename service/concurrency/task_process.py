@@ -1,7 +1,7 @@
-"""A process beside the API for one slow task after the other, killed if one takes too long.
+"""A process beside the API that runs one slow task at a time, killed if a task takes too long.
 
-Requests and answers travel over its standard input and output, each behind its length in 8 bytes.
-What the process can do is in ``service.registry.reports.tasks``.
+Requests and replies travel over its standard input and output, each after its length in 8 bytes.
+The tasks are in ``service.registry.reports.tasks``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ START_SECONDS = 30.0
 LENGTH_BYTES = 8
 OUT_OF_MEMORY = "too_much_memory"
 OK, FAILED = b"\0", b"\1"
-TASK_FAILED = "task_failed"  # the code of a failure that is no fault of the request
+TASK_FAILED = "task_failed"  # the code of a failure that the request did not cause
 
 _log = structlog.get_logger("calibrd.tasks")
 
 
 class TaskProcess:
-    """Runs tasks in a process of its own, started when the first one comes."""
+    """Run tasks in a separate process, started by the first task."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -37,28 +37,28 @@ class TaskProcess:
         self._is_ended = False
 
     def run(self, task: str, request: dict[str, Any], seconds: float) -> bytes:
-        """Return what a task gives.
+        """Return the result of a task.
 
         Raises Unavailable if it takes longer than ``seconds`` or its process dies, and a
         ServiceError with the task's own code if it fails.
         """
         limit = seconds if self._is_alive() else seconds + START_SECONDS
-        answer = self._answer(orjson.dumps({"task": task, **request}), limit)
-        if answer[:1] == OK:
-            return answer[1:]
-        error = orjson.loads(answer[1:])
+        reply = self._exchange(orjson.dumps({"task": task, **request}), limit)
+        if reply[:1] == OK:
+            return reply[1:]
+        error = orjson.loads(reply[1:])
         _log.warning("task_failed", task=task, code=error["code"])
         kind = TooLarge if error["code"] == OUT_OF_MEMORY else ServiceError
         raise kind(error["code"], error["message"])
 
     def end(self) -> None:
-        """End the process, and start no other."""
+        """Kill the process, and never start another."""
         with self._starting:
             self._is_ended = True
         self.close()
 
     def close(self) -> None:
-        """End the process; the next task starts another."""
+        """Kill the process; the next task starts another."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -68,7 +68,7 @@ class TaskProcess:
                     with suppress(OSError):
                         stream.close()
 
-    def _answer(self, request: bytes, limit: float) -> bytes:
+    def _exchange(self, request: bytes, limit: float) -> bytes:
         process = self._started()
         killed = threading.Event()
 
@@ -87,9 +87,9 @@ class TaskProcess:
             self.close()
             why = f"took longer than {limit:g} seconds" if killed.is_set() else "ended its process"
             _log.warning("task_process_lost", why=why)
-            raise Unavailable("took_too_long", f"this {why}, and was given up") from error
+            raise Unavailable("took_too_long", f"this {why}, and was aborted") from error
         except BaseException:
-            self.close()  # an answer that nobody reads must not be taken for the next one's
+            self.close()  # an unread reply must not be mistaken for that of the next task
             raise
         finally:
             clock.cancel()
@@ -117,7 +117,7 @@ class TaskProcess:
 
 
 def write_message(stream: IO[bytes], content: bytes) -> None:
-    """Write a message behind its length."""
+    """Write a message after its length."""
     stream.write(len(content).to_bytes(LENGTH_BYTES, "little"))
     stream.write(content)
     stream.flush()

@@ -1,4 +1,4 @@
-"""Bounded thread pools, one for each kind of slow work, that no single caller can fill."""
+"""Bounded thread pools, one per kind of slow work, that no single caller can fill."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _parsing = threading.RLock()
 
 @contextmanager
 def parsing_turn(size: int) -> Iterator[None]:
-    """Wait until no other thread turns a large JSON text into objects or numbers.
+    """Wait until no other thread parses a large JSON text.
 
-    Such calls hold the interpreter for a tenth of a second each and hand it to each other, and the
+    Such calls hold the GIL for a tenth of a second each and pass it to one another, while the
     event loop would wait for all of them.
     """
     if size <= SMALL_BYTES:
@@ -37,11 +37,11 @@ def parsing_turn(size: int) -> Iterator[None]:
 
 
 class FairExecutor:
-    """Run calls on a few threads; leave one of them to others, whatever one owner sends.
+    """Run calls on a few threads, of which one owner never occupies all.
 
     Few threads on purpose: every thread that computes in Python delays the event loop. An owner
     (a workspace) occupies at most ``threads - 1`` of them (with one thread: that one) and may have
-    ``most_waiting`` calls under way; beyond that it gets TooMany.
+    ``most_waiting`` calls in flight; beyond that it gets TooMany.
     """
 
     def __init__(self, name: str, threads: int, *, most_waiting: int = 64) -> None:
@@ -54,13 +54,13 @@ class FairExecutor:
     async def run(
         self, owner: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what the call returns, after waiting for a thread."""
+        """Run the call when a thread is free, and return its result."""
         mine = self._owners.setdefault(owner, _Owner(asyncio.Semaphore(self._share)))
         if mine.calls >= self._most_waiting:
             raise TooMany(
                 "too_many_requests",
-                f"{mine.calls} calls of this workspace wait for {self._name} already: "
-                "wait for answers before sending more",
+                f"{mine.calls} calls of this workspace already wait for {self._name}: "
+                "wait for responses before sending more",
             )
         mine.calls += 1
         try:
@@ -71,19 +71,19 @@ class FairExecutor:
         return await asyncio.wrap_future(self._submit(owner, mine, partial(call, *args, **kwargs)))
 
     def of(self, owner: str) -> Runner:
-        """Return what runs calls of one owner."""
+        """Return a runner for the calls of one owner."""
         return partial(self.run, owner)
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Start no more calls."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, owner: str, mine: _Owner, call: Callable[[], T]) -> Future[T]:
         loop = asyncio.get_running_loop()
 
         def done(_: Future[Any]) -> None:
-            # a caller that left does not free its thread before the call has ended
-            with suppress(RuntimeError):  # the loop has ended, and with it all that waited
+            # if the caller leaves, its thread is only free once the call has ended
+            with suppress(RuntimeError):  # the loop has ended, and with it all waiting calls
                 loop.call_soon_threadsafe(self._release, owner, mine)
 
         try:
@@ -114,7 +114,7 @@ class Runner(Protocol):
     """Run a call on a thread of an executor."""
 
     async def __call__(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the call returns."""
+        """Run the call and return its result."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,6 @@ class Executors:
     merge: FairExecutor = field(default_factory=lambda: FairExecutor("merge", 3, most_waiting=256))
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Start no more calls."""
         for one in vars(self).values():
             one.close()

@@ -1,4 +1,4 @@
-"""Datasets that arrive in parts: through the service, or straight to the store by signed URLs."""
+"""Uploads in parts: through the service, or directly to the store by signed URLs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from service.storage.records import Dataset, Kind, Part
 from service.storage.repository import new_id
 from service.storage.store import Store
 
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 SIGNED_SECONDS = 15 * 60.0
-COMMITTED = "\x1fcommit "  # no client's Idempotency-Key can begin so
+COMMITTED = "\x1fcommit "  # no client's Idempotency-Key can begin with this
 
 
 class SignedPart(NamedTuple):
-    """Where a part can be sent, and until when."""
+    """The URL for a part, and its expiry."""
 
     number: int
     url: str
@@ -44,7 +44,7 @@ class SignedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """The most bytes of an upload and of a part, and of all open uploads of a workspace."""
+    """Limits on an upload, a part, and all open uploads of a workspace."""
 
     bytes: int
     part_bytes: int
@@ -55,8 +55,8 @@ class UploadLimits:
 class PartUploads:
     """The use cases of uploads in parts.
 
-    A part's row says what it is to be; whether it is there is asked of the store, because a part
-    that is sent straight to the store arrives unseen.
+    A part's row describes the expected bytes; only the store knows whether they have arrived,
+    because parts may be sent directly to it.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class PartUploads:
         self._datasets = datasets
         self._limits = limits
 
-    def open(self, principal: Principal, kind: Kind | None, keeping: Retention) -> Dataset:
-        """A dataset to be uploaded in parts."""
+    def open(self, principal: Principal, kind: Kind | None, retention: Retention) -> Dataset:
+        """Open an upload in parts."""
         with self._database.write() as store:
             store.keys.lock_workspace(principal.workspace)
             if store.datasets.open_uploads(principal.workspace) >= self._limits.open_uploads:
@@ -85,14 +85,14 @@ class PartUploads:
                 principal.workspace,
                 new_id("ds"),
                 kind=kind,
-                delete_after_fit=keeping.delete_after_fit,
-                keep_seconds=keeping.seconds,
+                delete_after_fit=retention.delete_after_fit,
+                keep_seconds=retention.seconds,
             )
-        assert opened is not None  # noqa: S101 - it has no bytes that could be there already
+        assert opened is not None  # noqa: S101 - it has no bytes that could be a duplicate
         return opened
 
     def put(self, principal: Principal, id: str, number: int, arrived: SpooledBody) -> Part:
-        """Take a part; sending a part again replaces it."""
+        """Store a part; sending a part again replaces it."""
         arrived.flush()
         part = Part(id, number, arrived.bytes, arrived.sha256)
         with self._database.read() as store:
@@ -102,9 +102,9 @@ class PartUploads:
             self._check_room(store, dataset, part.bytes - (replaced.bytes if replaced else 0))
         self._blobs.put(_key(dataset, part), arrived.path)
         try:
-            self._note(principal, dataset, [part])
-        except (Conflict, NoSpace, NotFound, TooLarge):  # what was not committed for certain
-            if replaced != part:  # others took the room meanwhile
+            self._record(principal, dataset, [part])
+        except (Conflict, NoSpace, NotFound, TooLarge):  # surely not committed
+            if replaced != part:  # others used up the room meanwhile
                 self._blobs.delete(_key(dataset, part))
             raise
         return part
@@ -116,33 +116,33 @@ class PartUploads:
         parts: Sequence[tuple[int, int, str]],
         seconds: float = SIGNED_SECONDS,
     ) -> list[SignedPart]:
-        """URLs to send parts to, each promised as its number, its bytes and their SHA-256."""
+        """Return URLs for parts, each announced by its number, size and SHA-256."""
         with self._database.read() as store:
             dataset = _open_one(store, principal, id)
         if not self._blobs.can_sign:
             raise Conflict(
                 "no_presigned_uploads",
-                "blobs lie in a folder here, which takes no uploads of its own: "
+                "blobs are stored in a folder here, which has no signed URLs: "
                 f"send each part with PUT /v1/datasets/{dataset.id}/parts/{{number}}",
             )
-        promised = [Part(dataset.id, *part) for part in parts]
-        for part in promised:
+        announced = [Part(dataset.id, *part) for part in parts]
+        for part in announced:
             self._check(part)
-        check_size(sum(part.bytes for part in promised), self._limits.bytes)
-        number, times = Counter(part.number for part in promised).most_common(1)[0]
+        check_size(sum(part.bytes for part in announced), self._limits.bytes)
+        number, times = Counter(part.number for part in announced).most_common(1)[0]
         if times > 1:
-            raise Invalid("bad_part", f"part {number} is asked for {times} times")
-        self._note(principal, dataset, promised)
+            raise Invalid("bad_part", f"part {number} is requested {times} times")
+        self._record(principal, dataset, announced)
         expires_at = time.time() + seconds
         return [
             SignedPart(part.number, self._blobs.sign_put(_key(dataset, part), seconds), expires_at)
-            for part in promised
+            for part in announced
         ]
 
     def arrived(self, dataset: Dataset, parts: Sequence[Part]) -> list[Part]:
-        """Those of its parts whose bytes are in the store."""
-        there = self._sizes(dataset)
-        return [part for part in parts if there.get(_key(dataset, part)) == part.bytes]
+        """Return the parts whose bytes are in the store."""
+        sizes = self._sizes(dataset)
+        return [part for part in parts if sizes.get(_key(dataset, part)) == part.bytes]
 
     def commit(
         self,
@@ -154,41 +154,41 @@ class PartUploads:
         sha256: str | None,
         content_type: str | None,
     ) -> Added:
-        """Join the parts and check what they make; committing again gives the same answer."""
+        """Join the parts and check the dataset; committing again returns the same result."""
         with self._database.read() as store:
             dataset = _uploaded(store, principal, id)
-            promised = store.datasets.parts_of(dataset.id)
+            announced = store.datasets.parts_of(dataset.id)
         if dataset.is_ready:
             return Added(dataset, is_new=False)
         try:
-            self._check_arrived(dataset, promised, parts)
+            self._check_arrived(dataset, announced, parts)
             with spool.body(principal.workspace) as whole:
-                for piece in self._joined(dataset, promised):
+                for piece in self._joined(dataset, announced):
                     whole.write(piece)
                 if sha256 is not None and sha256 != whole.sha256:
                     raise Invalid(
-                        "hash_differs", f"the parts make sha256 {whole.sha256}, not {sha256}"
+                        "hash_differs", f"the joined parts have sha256 {whole.sha256}, not {sha256}"
                     )
                 facts = self._datasets.facts(whole, content_type, dataset.kind)
                 self._blobs.put(dataset_key(principal.workspace, id, whole.sha256), whole.path)
-                added = self._complete(principal, dataset, facts, promised)
+                added = self._complete(principal, dataset, facts, announced)
         except (BlobMissing, Conflict) as error:
             return self._committed_elsewhere(principal, id, error)
         for key in self._sizes(dataset):
             self._blobs.delete(key)
         return added
 
-    def _check_arrived(self, dataset: Dataset, promised: list[Part], parts: int | None) -> None:
-        there = self._sizes(dataset)
-        arrived = [part for part in promised if _key(dataset, part) in there]
-        _check_complete(arrived, promised, parts)
-        for part in promised:
-            _check_size_of(part, there[_key(dataset, part)])
+    def _check_arrived(self, dataset: Dataset, announced: list[Part], parts: int | None) -> None:
+        sizes = self._sizes(dataset)
+        arrived = [part for part in announced if _key(dataset, part) in sizes]
+        _check_complete(arrived, announced, parts)
+        for part in announced:
+            _check_size_of(part, sizes[_key(dataset, part)])
 
     def _committed_elsewhere(
         self, principal: Principal, id: str, error: BlobMissing | Conflict
     ) -> Added:
-        """What another commit, which was faster, has made of the same parts; else the error."""
+        """Return the result of a concurrent commit of the same parts; else raise the error."""
         with self._database.read() as store:
             dataset = _uploaded(store, principal, id)
         if dataset.is_ready:
@@ -200,35 +200,35 @@ class PartUploads:
         ) from error
 
     def _check(self, part: Part) -> None:
-        if not 1 <= part.number <= MOST_PARTS:
+        if not 1 <= part.number <= MAX_PARTS:
             raise Invalid(
-                "bad_part", f"parts are numbered from 1 to {MOST_PARTS}, got {part.number}"
+                "bad_part", f"parts are numbered from 1 to {MAX_PARTS}, got {part.number}"
             )
         check_size(part.bytes, self._limits.part_bytes)
 
     def _check_room(
-        self, store: Store, dataset: Dataset, more: int, *, is_noted: bool = False
+        self, store: Store, dataset: Dataset, more: int, *, is_recorded: bool = False
     ) -> None:
-        """Raise TooLarge unless an upload may grow by so many bytes, noted or to be noted."""
+        """Raise TooLarge unless an upload may grow by ``more`` bytes, recorded or not yet."""
         if more <= 0:
             return
-        ahead = 0 if is_noted else more
-        check_size(store.datasets.bytes_of_parts(dataset.id) + ahead, self._limits.bytes)
-        self._datasets.quota.check(store, dataset.workspace, ahead)
-        total = store.datasets.open_bytes(dataset.workspace) + ahead
+        unrecorded = 0 if is_recorded else more
+        check_size(store.datasets.bytes_of_parts(dataset.id) + unrecorded, self._limits.bytes)
+        self._datasets.quota.check(store, dataset.workspace, unrecorded)
+        total = store.datasets.open_bytes(dataset.workspace) + unrecorded
         if total > self._limits.open_bytes:
             raise TooLarge(
                 "uploads_too_large",
-                f"the uploads of a workspace that are not committed have at most "
+                f"the uncommitted uploads of a workspace may have at most "
                 f"{self._limits.open_bytes} bytes together, and would have {total}: "
                 "commit or delete some; those left open are deleted after a week",
                 limit=self._limits.open_bytes,
             )
 
-    def _note(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
-        """Write what parts are to be, and delete the bytes of those that they replace.
+    def _record(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
+        """Record the expected parts, and delete the bytes of those that they replace.
 
-        Raise TooLarge, and change nothing, if they are more bytes than allowed; a part that
+        Raise TooLarge, and change nothing, if they have more bytes than allowed; a part that
         replaces another counts instead of it.
         """
         with self._database.write() as store:
@@ -236,14 +236,14 @@ class PartUploads:
             _open_one(store, principal, dataset.id, lock=True)
             before = store.datasets.put_parts(dataset.id, parts)
             more = sum(part.bytes for part in parts) - sum(old.bytes for old in before)
-            self._check_room(store, dataset, more, is_noted=True)
+            self._check_room(store, dataset, more, is_recorded=True)
         hashes = {part.number: part.sha256 for part in parts}
         for old in before:
             if hashes[old.number] != old.sha256:
                 self._blobs.delete(_key(dataset, old))
 
     def _sizes(self, dataset: Dataset) -> dict[str, int]:
-        """The parts that are in the store: the bytes of each by its key."""
+        """Return the sizes of the parts in the store by key."""
         prefix = parts_prefix(dataset.workspace, dataset.id)
         return {blob.key: blob.bytes for blob in self._blobs.list(prefix)}
 
@@ -265,22 +265,23 @@ class PartUploads:
         with self._database.write() as store:
             store.keys.lock_workspace(principal.workspace)
             is_same = store.datasets.parts_of(dataset.id) == joined
-            made = store.datasets.complete(dataset.id, **facts) if is_same else None
-            now = store.datasets.get(principal.workspace, dataset.id)
+            completed = store.datasets.complete(dataset.id, **facts) if is_same else None
+            current = store.datasets.get(principal.workspace, dataset.id)
         if not is_same:
-            if now is None or now.sha256 != facts["sha256"]:
+            if current is None or current.sha256 != facts["sha256"]:
                 self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
             raise Conflict(
                 "upload_changed", "parts were sent while others were joined: commit again"
             )
-        if made is not None:
-            return Added(made, is_new=True)
-        kept = None if dataset.expires_at is None else dataset.expires_at - dataset.created_at
-        days = None if kept is None else kept / DAY
+        if completed is not None:
+            return Added(completed, is_new=True)
+        days = None
+        if dataset.expires_at is not None:
+            days = (dataset.expires_at - dataset.created_at) / DAY
         known = self._datasets.known(principal, facts, Retention(dataset.delete_after_fit, days))
         if known is not None and known.id == dataset.id:
             return Added(known, is_new=False)
-        if known is not None:  # first, so that who misses the bytes finds out why
+        if known is not None:  # before deleting the bytes, so that a reader finds this row
             with self._database.write() as store:
                 store.datasets.remove(dataset.id)
                 store.idempotency.keep(
@@ -290,13 +291,13 @@ class PartUploads:
         if known is None:
             raise Conflict(
                 "upload_changed",
-                "this upload was deleted, or committed with other parts, meanwhile: look at it",
+                "this upload was deleted or committed with other parts meanwhile: check it",
             )
         return Added(known, is_new=False)
 
 
 def _uploaded(store: Store, principal: Principal, id: str) -> Dataset:
-    """An upload, or the dataset of equal bytes that its commit has found."""
+    """Return an upload, or the dataset of equal bytes that its commit has found."""
     merged = store.idempotency.find(principal.workspace, COMMITTED + id)
     return find(store, principal, id if merged is None else merged[1]["id"])
 
@@ -304,7 +305,7 @@ def _uploaded(store: Store, principal: Principal, id: str) -> Dataset:
 def _open_one(store: Store, principal: Principal, id: str, *, lock: bool = False) -> Dataset:
     found = find(store, principal, id, lock=lock)
     if found.is_ready:
-        raise Conflict("dataset_complete", "this dataset is complete and takes no more parts")
+        raise Conflict("dataset_complete", "this dataset is complete and accepts no more parts")
     return found
 
 
@@ -312,10 +313,10 @@ def _key(dataset: Dataset, part: Part) -> str:
     return part_key(dataset.workspace, dataset.id, part.number, part.sha256)
 
 
-def _check_complete(arrived: list[Part], promised: list[Part], expected: int | None) -> None:
+def _check_complete(arrived: list[Part], announced: list[Part], expected: int | None) -> None:
     if not arrived:
         raise Conflict("parts_missing", "no part has arrived yet")
-    last = max(promised[-1].number, expected or 0)
+    last = max(announced[-1].number, expected or 0)
     numbers = {part.number for part in arrived}
     missing = [number for number in range(1, last + 1) if number not in numbers]
     if missing:
@@ -336,6 +337,6 @@ def _check_size_of(part: Part, bytes: int) -> None:
 def _differs(part: Part, how: str) -> Conflict:
     return Conflict(
         "part_differs",
-        f"part {part.number} is not what it was said to be: {how}; send that part again",
+        f"part {part.number} differs from its announcement: {how}; send that part again",
         number=part.number,
     )

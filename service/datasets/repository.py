@@ -1,4 +1,4 @@
-"""SQL on datasets and the parts of those being uploaded."""
+"""SQL for datasets and parts of uploads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.storage.records import OPEN, Dataset, FitStatus, Kind, Part
 from service.storage.repository import After, Repository, now
 from service.storage.tables import datasets, fits, parts
 
-FORGOTTEN_AT_ONCE = 1000  # datasets that one look finds
+FORGOTTEN_AT_ONCE = 1000  # datasets per query
 UPLOAD_SECONDS = 7 * DAY  # from the opening of an upload in parts to its commit
 
 
@@ -29,10 +29,9 @@ class Datasets(Repository):
         keep_seconds: float | None,
         **facts: str | int | None,
     ) -> Dataset | None:
-        """A new dataset, None if equal bytes came first.
+        """Add a dataset; return None if equal bytes are there already.
 
-        ``facts`` are kind, sha256, format, bytes, rows, classes and segments, as far as they are
-        known.
+        ``facts`` are kind, sha256, format, bytes, rows, classes and segments, as far as known.
         """
         values = {
             "id": id,
@@ -42,50 +41,50 @@ class Datasets(Repository):
             "created_at": now(),
             **facts,
         }
-        return self._unless_there(Dataset, insert(datasets).values(values).returning(*datasets.c))
+        return self._one_if_unique(Dataset, insert(datasets).values(values).returning(*datasets.c))
 
     def get(self, workspace: str, id: str, *, lock: bool = False) -> Dataset | None:
-        """A dataset by its id; ``lock`` keeps it as it is until the transaction ends."""
+        """Return a dataset by its id; ``lock`` locks its row until the transaction ends."""
         mine = (datasets.c.workspace == workspace) & (datasets.c.id == id)
         chosen = select(datasets).where(mine)
         return self._one(Dataset, chosen.with_for_update() if lock else chosen)
 
     def by_hash(self, workspace: str, sha256: str, kind: Kind | None = None) -> Dataset | None:
-        """A dataset by the SHA-256 of its bytes; of any kind unless one is named."""
+        """Return a dataset by its SHA-256; of any kind unless one is named."""
         mine = (datasets.c.workspace == workspace) & (datasets.c.sha256 == sha256)
         chosen = select(datasets).where(mine).order_by(datasets.c.kind).limit(1)
         return self._one(Dataset, chosen if kind is None else chosen.where(datasets.c.kind == kind))
 
     def page(self, workspace: str, limit: int, after: After | None) -> list[Dataset]:
-        """A page of datasets whose time is not over, newest first."""
-        lasts = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
-        chosen = select(datasets).where(datasets.c.workspace == workspace, lasts)
+        """Return a page of datasets that have not expired, newest first."""
+        is_current = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
+        chosen = select(datasets).where(datasets.c.workspace == workspace, is_current)
         if after is not None:
             chosen = chosen.where(tuple_(datasets.c.created_at, datasets.c.id) < tuple_(*after))
         order = (datasets.c.created_at.desc(), datasets.c.id.desc())
         return self._all(Dataset, chosen.order_by(*order).limit(limit))
 
     def like(self, workspace: str, kind: Kind, classes: int, limit: int) -> list[Dataset]:
-        """The newest complete datasets of a kind and number of classes whose time is not over."""
-        lasts = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
+        """Return the newest complete, unexpired datasets of a kind and number of classes."""
+        is_current = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
         alike = (datasets.c.kind == kind) & (datasets.c.classes == classes)
         mine = (datasets.c.workspace == workspace) & datasets.c.sha256.is_not(None)
-        chosen = select(datasets).where(mine, lasts, alike)
+        chosen = select(datasets).where(mine, is_current, alike)
         return self._all(Dataset, chosen.order_by(datasets.c.created_at.desc()).limit(limit))
 
     def complete(self, id: str, **facts: str | int | None) -> Dataset | None:
-        """All parts have arrived: note what they make.
+        """Complete an upload whose parts have all arrived.
 
-        None if somebody else did so first, or if equal bytes are there already.
+        Return None if somebody else did so first, or if equal bytes are there already.
         """
         open_one = (datasets.c.id == id) & datasets.c.sha256.is_(None)
         changed = update(datasets).where(open_one).values(**facts).returning(*datasets.c)
-        return self._unless_there(Dataset, changed)
+        return self._one_if_unique(Dataset, changed)
 
     def keep_longer(
         self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
     ) -> Dataset | None:
-        """Somebody sent equal bytes: keep them as long as the one who wants them longest."""
+        """Extend the retention of a dataset that was sent again, to the longer of the two."""
         values: dict[str, Any] = {"expires_at": None}
         if keep_seconds is not None:
             known, end = datasets.c.expires_at, now() + keep_seconds
@@ -98,27 +97,27 @@ class Datasets(Repository):
         )
 
     def hashes(self, ids: Collection[str]) -> dict[str, str | None]:
-        """The SHA-256 of each of these datasets that is there, None while it is uploaded."""
+        """Return the SHA-256 of each of these datasets that exists, None during its upload."""
         chosen = select(datasets.c.id, datasets.c.sha256).where(datasets.c.id.in_(ids))
         return {row.id: row.sha256 for row in self.session.execute(chosen)}
 
     def remove(self, id: str) -> None:
-        """Forget a dataset and its parts."""
-        self._changed(delete(parts).where(parts.c.dataset == id))
-        self._changed(delete(datasets).where(datasets.c.id == id))
+        """Delete a dataset and its parts."""
+        self._execute(delete(parts).where(parts.c.dataset == id))
+        self._execute(delete(datasets).where(datasets.c.id == id))
 
     def is_in_use(self, id: str) -> bool:
-        """Whether a fit that is not finished needs it."""
+        """Return whether an unfinished fit needs a dataset."""
         return bool(self.session.scalar(select(needed_by_fits(id, OPEN))))
 
     def expired(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
-        """Datasets whose time is over and that no unfinished fit needs; uploads given up, too.
+        """Return expired datasets that no unfinished fit needs, and abandoned uploads.
 
-        Workspaces in turn, the oldest of each first.
+        Workspaces take turns, with the oldest datasets first.
         """
-        given_up = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
-        over = (datasets.c.expires_at < now()) | given_up
-        return self._all(Dataset, in_turns(over & ~needed_by_fits(datasets.c.id, OPEN), limit))
+        abandoned = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
+        expired = (datasets.c.expires_at < now()) | abandoned
+        return self._all(Dataset, in_turns(expired & ~needed_by_fits(datasets.c.id, OPEN), limit))
 
     def open_uploads(self, workspace: str) -> int:
         """Return the number of uploads that are not committed."""
@@ -135,29 +134,29 @@ class Datasets(Repository):
         return int(self.session.scalar(total) or 0)
 
     def part(self, id: str, number: int) -> Part | None:
-        """Return a part that has arrived or was promised."""
+        """Return a part that has arrived or was announced."""
         mine = (parts.c.dataset == id) & (parts.c.number == number)
         return self._one(Part, select(parts).where(mine))
 
     def put_parts(self, id: str, new: Sequence[Part]) -> list[Part]:
-        """Note parts in place of earlier ones of their numbers; return those."""
+        """Record parts in place of earlier ones with their numbers; return the replaced ones."""
         same = (parts.c.dataset == id) & parts.c.number.in_([part.number for part in new])
         replaced = self._all(Part, delete(parts).where(same).returning(*parts.c))
-        self._changed(insert(parts).values([vars(part) for part in new]))
+        self._execute(insert(parts).values([vars(part) for part in new]))
         more = sum(part.bytes for part in new) - sum(old.bytes for old in replaced)
-        grown = update(datasets).where(datasets.c.id == id)
-        self._changed(grown.values(part_bytes=datasets.c.part_bytes + more))
+        upload = update(datasets).where(datasets.c.id == id)
+        self._execute(upload.values(part_bytes=datasets.c.part_bytes + more))
         return replaced
 
     def parts_of(self, id: str) -> list[Part]:
-        """The parts that have arrived or were promised, in order."""
+        """Return the parts that have arrived or were announced, in order."""
         return self._all(Part, select(parts).where(parts.c.dataset == id).order_by(parts.c.number))
 
 
 def needed_by_fits(
     dataset: Any, statuses: Collection[FitStatus] | None = None
 ) -> ColumnElement[bool]:
-    """Return whether fits, of some statuses if named, have a dataset; one index for each column."""
+    """Return whether fits (of some statuses) use a dataset; each column has its own index."""
 
     def has(column: ColumnElement[str | None]) -> ColumnElement[bool]:
         chosen = select(fits.c.id).where(column == dataset)
@@ -169,7 +168,7 @@ def needed_by_fits(
 
 
 def in_turns(chosen: ColumnElement[bool], limit: int) -> Select[Any]:
-    """Return chosen datasets, the oldest of each workspace first, then their second ones."""
+    """Return chosen datasets: the oldest of each workspace, then the second oldest, and so on."""
     own = func.row_number().over(partition_by=datasets.c.workspace, order_by=datasets.c.created_at)
     turn = own.label("turn")
     ranked = select(*datasets.c, turn).where(chosen).subquery()

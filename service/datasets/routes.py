@@ -1,4 +1,4 @@
-"""Routes of datasets: whole bodies, and uploads in parts."""
+"""Dataset routes: uploads in one body and in parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.access.permissions import Scope
 from service.datasets import service as datasets
-from service.datasets.part_uploads import MOST_PARTS
+from service.datasets.part_uploads import MAX_PARTS
 from service.datasets.schemas import (
     DATASET_BODY,
     CommitIn,
@@ -24,7 +24,7 @@ from service.dependencies import Joined
 from service.errors import Invalid
 from service.http import openapi
 from service.http.callers import Caller, needs
-from service.http.paging import Cursor, Limit, Page, paged, time_place, written
+from service.http.paging import Cursor, Limit, Page, json_response, paged, time_place
 from service.http.schemas import KindName
 from service.http.strict_route import StrictRoute
 from service.storage.records import Dataset
@@ -38,14 +38,14 @@ router = APIRouter(
 
 Kind = Annotated[
     KindName | None,
-    Query(description="what the values are; by default what the array is called in the body"),
+    Query(description="what the values are; by default the name of the array in the body"),
 ]
 DeleteAfterFit = Annotated[
     bool, Query(description="delete the dataset when all fits on it have ended")
 ]
 Days = Annotated[
     float | None,
-    Query(ge=1e-9, le=36500, description="days to keep it; by default as the service is set up"),
+    Query(ge=1e-9, le=36500, description="days to keep it; the service has a default"),
 ]
 
 
@@ -54,8 +54,8 @@ Days = Annotated[
     status_code=201,
     summary="Upload a dataset, or open an upload in parts",
     openapi_extra=DATASET_BODY,
-    responses={200: {"model": DatasetOut, "description": "These bytes were there already"}},
-    response_description="Kept, or an upload opened",
+    responses={200: {"model": DatasetOut, "description": "The bytes were stored already"}},
+    response_description="Stored, or an upload opened",
 )
 async def create_dataset(
     request: Request,
@@ -67,19 +67,19 @@ async def create_dataset(
     delete_after_fit: DeleteAfterFit = False,
     days: Days = None,
 ) -> DatasetOut:
-    """The body is streamed to disk, checked once and kept under its SHA-256.
+    """Check the body and store it under its SHA-256.
 
-    Arrays `logits` (or `probabilities`) and `labels` in any format but npy; `segments`,
-    if there are any, name the segment of each row (safetensors: as whole numbers). Bytes that are
-    there already are not kept twice: the answer is 200 with the dataset there is.
+    Send arrays `logits` (or `probabilities`) and `labels` in any format but npy; optional
+    `segments` name the segment of each row (safetensors: as integers). Equal bytes are stored
+    once: the response is then 200 with the existing dataset.
     """
-    keeping = Retention(delete_after_fit, days or joined.settings.dataset_days or None)
+    retention = Retention(delete_after_fit, days or joined.settings.dataset_days or None)
     if upload == "parts":
         async for piece in request.stream():
             if piece:
                 raise Invalid("no_body_yet", "an upload in parts is opened without a body")
         opened = await joined.executors.query.run(
-            caller.workspace, joined.part_uploads.open, caller, kind, keeping
+            caller.workspace, joined.part_uploads.open, caller, kind, retention
         )
         response.headers["Location"] = f"/v1/datasets/{opened.id}"
         return DatasetOut.of(opened, parts=[])
@@ -93,7 +93,7 @@ async def create_dataset(
             arrived,
             content_type,
             kind,
-            keeping,
+            retention,
         )
     response.status_code = 201 if added.is_new else 200
     response.headers["Location"] = f"/v1/datasets/{added.dataset.id}"
@@ -104,25 +104,27 @@ async def create_dataset(
 def list_datasets(
     joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor = None
 ) -> Page[DatasetOut]:
-    """Datasets of the caller's workspace."""
+    """List the datasets of the caller's workspace."""
     with joined.database.read() as store:
         found = store.datasets.page(caller.workspace, limit + 1, time_place(cursor))
     return paged(found, limit, DatasetOut.of, _place)
 
 
-@router.get("/{id}", summary="A dataset, by its id or by sha256:{hash}", response_model=DatasetOut)
+@router.get(
+    "/{id}", summary="Get a dataset by its id or by sha256:{hash}", response_model=DatasetOut
+)
 def get_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
-    """While it is uploaded in parts, this says which parts have arrived."""
+    """Return a dataset; during an upload in parts, also which parts have arrived."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
         parts = store.datasets.parts_of(found.id)
     arrived = None if found.is_ready else joined.part_uploads.arrived(found, parts)
-    return written(DatasetOut.of(found, arrived))
+    return json_response(DatasetOut.of(found, arrived))
 
 
-@router.head("/{id}", summary="Whether a dataset is there", response_class=Response)
+@router.head("/{id}", summary="Check whether a dataset exists", response_class=Response)
 def head_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
-    """Ask by `sha256:{hash}` before sending bytes that may be there already."""
+    """Check by `sha256:{hash}` before sending bytes that may be stored already."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
     return Response(headers={"Location": f"/v1/datasets/{found.id}"})
@@ -130,7 +132,7 @@ def head_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Respo
 
 @router.delete("/{id}", status_code=204, summary="Delete a dataset")
 def delete_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> None:
-    """What was fitted on it stays. 409 while a fit that is not finished needs it."""
+    """Delete a dataset; versions fitted on it stay. 409 while an unfinished fit needs it."""
     joined.datasets.remove(caller, id)
 
 
@@ -146,9 +148,9 @@ async def put_part(
     joined: Joined,
     caller: Caller,
     id: openapi.DatasetId,
-    number: Annotated[int, Path(ge=1, le=MOST_PARTS)],
+    number: Annotated[int, Path(ge=1, le=MAX_PARTS)],
 ) -> PartOut:
-    """Parts come in any order and may be sent again; their bytes are joined by number."""
+    """Store a part; parts may be sent in any order and again, and are joined by number."""
     with joined.spool.body(caller.workspace) as arrived:
         await spool(request, arrived, joined.executors.store.of(caller.workspace))
         part = await joined.executors.store.run(
@@ -159,18 +161,18 @@ async def put_part(
 
 @router.post(
     "/{id}/parts/presigned",
-    summary="URLs to send parts straight to the store",
-    responses=openapi.errors({409: "The store takes no uploads: no_presigned_uploads"}),
+    summary="Get URLs to send parts directly to the store",
+    responses=openapi.errors({409: "The store has no signed URLs: no_presigned_uploads"}),
 )
 def presign_parts(
     joined: Joined, caller: Caller, id: openapi.DatasetId, body: PartsIn
 ) -> PartUrlsOut:
-    """PUT the bytes of a part to its URL, without a key, within 15 minutes.
+    """Return a URL for each part: PUT its bytes there, without a key, within 15 minutes.
 
-    Parts sent so and parts sent to the service may be mixed. The commit checks their hashes.
+    Both ways of sending parts may be mixed. The commit checks their hashes.
     """
-    promised = [(part.number, part.bytes, part.sha256) for part in body.parts]
-    return PartUrlsOut.of(joined.part_uploads.sign(caller, id, promised))
+    announced = [(part.number, part.bytes, part.sha256) for part in body.parts]
+    return PartUrlsOut.of(joined.part_uploads.sign(caller, id, announced))
 
 
 @router.post(
@@ -184,17 +186,20 @@ async def commit_dataset(
     id: openapi.DatasetId,
     body: CommitIn | None = None,
 ) -> DatasetOut:
-    """Committing twice gives the same answer. If the bytes were there already, that dataset's."""
-    asked = body or CommitIn()
+    """Join the parts and check the dataset; committing again returns the same dataset.
+
+    If equal bytes were stored already, the existing dataset is returned.
+    """
+    expected = body or CommitIn()
     added = await joined.executors.inspect.run(
         caller.workspace,
         joined.part_uploads.commit,
         caller,
         id,
         joined.spool,
-        parts=asked.parts,
-        sha256=asked.sha256,
-        content_type=asked.content_type,
+        parts=expected.parts,
+        sha256=expected.sha256,
+        content_type=expected.content_type,
     )
     response.headers["Location"] = f"/v1/datasets/{added.dataset.id}"
     return DatasetOut.of(added.dataset)

@@ -1,4 +1,4 @@
-"""What requests and answers on datasets look like."""
+"""Request and response schemas of datasets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from service.datasets.formats import Format, all_codecs
-from service.datasets.part_uploads import MOST_PARTS, SignedPart
+from service.datasets.part_uploads import MAX_PARTS, SignedPart
 from service.http.openapi import BINARY, DATASET_ID
 from service.http.schemas import AFTER, SHA256, Body, KindName, RequestBody, When, when
 from service.storage import records
@@ -35,7 +35,7 @@ class DatasetOut(Body):
     bytes: int | None = Field(examples=[412_310])
     rows: int | None = Field(examples=[10_000])
     classes: int | None = Field(examples=[10])
-    segments: Annotated[int | None, Field(description="how many segments its rows are of")]
+    segments: Annotated[int | None, Field(description="the number of segments of its rows")]
     delete_after_fit: bool
     expires_at: datetime | None
     created_at: When
@@ -43,7 +43,7 @@ class DatasetOut(Body):
 
     @classmethod
     def of(cls, dataset: records.Dataset, parts: list[records.Part] | None = None) -> DatasetOut:
-        """The answer for a dataset."""
+        """Return the response for a dataset."""
         return cls(
             id=dataset.id,
             status="ready" if dataset.is_ready else "uploading",
@@ -62,26 +62,26 @@ class DatasetOut(Body):
 
 
 def part_out(part: records.Part) -> PartOut:
-    """The answer for a part."""
+    """Return the response for a part."""
     return PartOut(number=part.number, bytes=part.bytes, sha256=part.sha256)
 
 
 class PartIn(RequestBody):
-    """What a part will be."""
+    """The announcement of a part."""
 
-    number: Annotated[int, Field(ge=1, le=MOST_PARTS, examples=[1])]
+    number: Annotated[int, Field(ge=1, le=MAX_PARTS, examples=[1])]
     bytes: Annotated[int, Field(ge=1, le=2**53, examples=[8_388_608])]
     sha256: Sha256
 
 
 class PartsIn(RequestBody):
-    """The parts to be sent straight to the store."""
+    """The parts to be sent directly to the store."""
 
     parts: Annotated[list[PartIn], Field(min_length=1, max_length=1000)]
 
 
 class PartUrlOut(Body):
-    """Where a part can be sent, and until when."""
+    """The URL for a part, and its expiry."""
 
     number: int = Field(examples=[1])
     url: str = Field(
@@ -92,13 +92,13 @@ class PartUrlOut(Body):
 
 
 class PartUrlsOut(Body):
-    """A URL for each part, in the order they were asked for."""
+    """A URL for each part, in the order of the request."""
 
     parts: list[PartUrlOut]
 
     @classmethod
     def of(cls, signed: list[SignedPart]) -> PartUrlsOut:
-        """The answer for signed parts."""
+        """Return the response for signed parts."""
         return cls(
             parts=[
                 PartUrlOut(number=part.number, url=part.url, expires_at=when(part.expires_at))
@@ -108,14 +108,14 @@ class PartUrlsOut(Body):
 
 
 class CommitIn(RequestBody):
-    """What the parts should make; all of it is optional."""
+    """The expected result of joining the parts; all fields are optional."""
 
-    parts: Annotated[int, Field(ge=1, le=MOST_PARTS)] | None = Field(default=None, examples=[3])
+    parts: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = Field(default=None, examples=[3])
     sha256: Sha256 | None = Field(default=None, examples=[SHA256])
     content_type: Annotated[str, Field(max_length=100)] | None = None
 
 
-# bodies with arrays are streamed, and no model ever holds them
+# bodies with arrays are streamed and never held by a model
 NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"type": "number"}}}
 ARRAYS: dict[str, Any] = {
     "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
@@ -140,7 +140,7 @@ ARRAY_BODIES = {
 
 
 def array_bodies(schema: dict[str, Any], **examples: Any) -> dict[str, Any]:
-    """Return the content of a body with arrays, of this schema if it is JSON."""
+    """Return the content of a body with arrays; the schema is that of JSON."""
     shown = {name.replace("_", " "): {"value": one} for name, one in examples.items()}
     return {Format.JSON.media_type: {"schema": schema, "examples": shown}, **ARRAY_BODIES}
 

@@ -1,4 +1,4 @@
-"""Datasets: bytes that arrive, are checked once, and are kept under their hash."""
+"""Datasets: received bytes that are checked once and stored under their hash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.errors import (
 )
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key
-from service.storage.blobs import Blobs, Unnamed
+from service.storage.blobs import Blobs, PendingBlobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Kind
 from service.storage.repository import new_id
@@ -36,14 +36,14 @@ from service.storage.store import Store
 
 @dataclass(frozen=True)
 class Retention:
-    """How long a dataset is kept."""
+    """The retention of a dataset."""
 
     delete_after_fit: bool = False
     days: float | None = None
 
     @property
     def seconds(self) -> float | None:
-        """The time to keep it, None for ever."""
+        """The time to keep it, None for no limit."""
         return None if not self.days else self.days * DAY
 
 
@@ -71,65 +71,65 @@ class Datasets:
         arrived: SpooledBody,
         content_type: str | None,
         kind: Kind | None,
-        keeping: Retention,
+        retention: Retention,
     ) -> Added:
-        """Check what has arrived and keep it; bytes that are there already are not kept twice.
+        """Check a received body and store it; equal bytes are stored once.
 
         ``kind`` None takes the kind from the name of the array: logits or probabilities.
         """
         facts = self.facts(arrived, content_type, kind)
         while True:
-            known = self.known(principal, facts, keeping)
+            known = self.known(principal, facts, retention)
             if known is not None:
-                # should the stored bytes be damaged, these are the cure
-                if self._cured(known, arrived.path):
+                # this repairs the stored bytes should they be damaged
+                if self._rewrite(known, arrived.path):
                     return Added(known, is_new=False)
                 continue
-            id, unnamed = new_id("ds"), Unnamed(self._blobs)
+            id, pending = new_id("ds"), PendingBlobs(self._blobs)
             key = dataset_key(principal.workspace, id, arrived.sha256)
             with self._database.read() as store:
                 self.quota.check(store, principal.workspace, arrived.bytes)
-            unnamed.put(key, arrived.path)
+            pending.put(key, arrived.path)
             with self._database.write() as store:
-                unnamed.check()
-                made = store.datasets.add(
+                pending.check()
+                added = store.datasets.add(
                     principal.workspace,
                     id,
-                    delete_after_fit=keeping.delete_after_fit,
-                    keep_seconds=keeping.seconds,
+                    delete_after_fit=retention.delete_after_fit,
+                    keep_seconds=retention.seconds,
                     **facts,
                 )
-            if made is not None:
-                return Added(made, is_new=True)
-            unnamed.delete()  # somebody sent equal bytes meanwhile
+            if added is not None:
+                return Added(added, is_new=True)
+            pending.delete()  # somebody sent equal bytes meanwhile
 
-    def _cured(self, dataset: Dataset, path: Path) -> bool:
-        """Write the bytes of a dataset again; return whether it is still there afterwards."""
+    def _rewrite(self, dataset: Dataset, path: Path) -> bool:
+        """Write the bytes of a dataset again; return whether it still exists afterwards."""
         try:
             self._blobs.put(_key(dataset), path)
         except BlobMissing:
             return False
         with self._database.read() as store:
-            is_there = store.datasets.get(dataset.workspace, dataset.id) is not None
-        if not is_there:
+            exists = store.datasets.get(dataset.workspace, dataset.id) is not None
+        if not exists:
             self._blobs.delete(_key(dataset))
-        return is_there
+        return exists
 
     def remove(self, principal: Principal, id: str) -> None:
-        """Delete a dataset that no unfinished fit needs; what was fitted on it stays."""
+        """Delete a dataset that no unfinished fit needs; versions fitted on it stay."""
         with self._database.read() as store:
             dataset = find(store, principal, id)
         if not forget_dataset(self._database, self._blobs, dataset):
             raise Conflict(
                 "dataset_in_use",
-                "a fit that is not finished needs this dataset, or it was just sent again: "
+                "an unfinished fit needs this dataset, or it was just sent again: "
                 "cancel the fit or try again",
             )
 
     def facts(
         self, arrived: SpooledBody, content_type: str | None, kind: Kind | None
     ) -> dict[str, Any]:
-        """What there is to say of bytes that were checked to be a dataset."""
+        """Check that a body is a dataset, and return its row's values."""
         format = formats.format_of(content_type, arrived.head())
         if not arrived.bytes:
             raise Malformed("empty_body", "the body is empty: send logits and labels")
@@ -147,15 +147,17 @@ class Datasets:
         }
 
     def known(
-        self, principal: Principal, facts: dict[str, Any], keeping: Retention
+        self, principal: Principal, facts: dict[str, Any], retention: Retention
     ) -> Dataset | None:
-        """The dataset of equal bytes, kept as long as the one who wants it longest."""
+        """Return the dataset of equal bytes, its retention extended if this one is longer."""
         with self._database.write() as store:
             known = store.datasets.by_hash(principal.workspace, facts["sha256"], facts["kind"])
             if known is None:
                 return None
             return store.datasets.keep_longer(
-                known.id, delete_after_fit=keeping.delete_after_fit, keep_seconds=keeping.seconds
+                known.id,
+                delete_after_fit=retention.delete_after_fit,
+                keep_seconds=retention.seconds,
             )
 
 
@@ -165,7 +167,7 @@ def _key(dataset: Dataset) -> str:
 
 
 def find(store: Store, principal: Principal, id: str, *, lock: bool = False) -> Dataset:
-    """A dataset of the caller by its id, or by ``sha256:<hash>`` once it is complete."""
+    """Return a dataset of the caller by its id, or by ``sha256:<hash>`` once it is complete."""
     prefix, _, digest = id.partition(":")
     if prefix == "sha256":
         named = store.datasets.by_hash(principal.workspace, digest)
@@ -177,7 +179,7 @@ def find(store: Store, principal: Principal, id: str, *, lock: bool = False) -> 
 
 
 def find_ready(store: Store, principal: Principal, id: str) -> Dataset:
-    """A dataset of the caller that can be fitted on, and stays until the transaction ends."""
+    """Return a complete dataset of the caller, locked until the transaction ends."""
     found = find(store, principal, id, lock=True)
     if not found.is_ready:
         raise Conflict("dataset_not_complete", "the parts of this dataset are not committed yet")
@@ -185,14 +187,14 @@ def find_ready(store: Store, principal: Principal, id: str) -> Dataset:
 
 
 def forget_spent_datasets(database: Database, blobs: Blobs, *datasets: Dataset | None) -> None:
-    """Delete the datasets of a finished fit that were sent for fits only and have no more to do."""
+    """Delete those datasets of a finished fit that are to be deleted after their fits."""
     for dataset in datasets:
         if dataset is not None and dataset.delete_after_fit:
             forget_dataset(database, blobs, dataset)
 
 
 def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
-    """Delete a dataset's row and then its bytes; False if a fit needs it or it has changed."""
+    """Delete a dataset; return False if a fit needs it or it has changed."""
     with database.write(deletes=True) as store:
         current = store.datasets.get(dataset.workspace, dataset.id, lock=True)
         if current != dataset or store.datasets.is_in_use(dataset.id):
@@ -207,7 +209,7 @@ def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
 
 
 def load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
-    """Return a dataset by its row; ``name`` is what it is called if that is not possible."""
+    """Load a dataset; errors call it ``name``."""
     with stored_file(blobs, dataset, name) as path, named(name):
         assert dataset is not None  # noqa: S101 - its file was found
         return formats.load(path, Format(dataset.format or ""), dataset.kind)
@@ -215,7 +217,7 @@ def load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
 
 @contextmanager
 def stored_file(blobs: Blobs, dataset: Dataset | None, name: str) -> Iterator[Path]:
-    """Provide a dataset as a file to read, its bytes checked against their hash."""
+    """Provide a dataset as a readable file whose hash was checked."""
     if dataset is None or dataset.sha256 is None or dataset.format is None:
         raise NotFound("dataset_gone", f"the {name} of this fit was deleted: send it again")
     key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
@@ -234,7 +236,7 @@ def stored_file(blobs: Blobs, dataset: Dataset | None, name: str) -> Iterator[Pa
 
 @contextmanager
 def named(subject: str) -> Iterator[None]:
-    """Let the sentences of calibrators say what they are about."""
+    """Put the subject before the messages of calibrators' errors."""
     try:
         yield
     except FitCancelled:

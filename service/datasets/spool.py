@@ -1,4 +1,4 @@
-"""Bytes that arrive: on disk, hashed, and gone at the end."""
+"""Incoming bodies in temporary files, hashed as they arrive."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PREFIX = "upload-"
 
 
 class ArrivingBytes:
-    """What bodies that are not complete take on the disk of a folder, by owner.
+    """The disk space that incomplete bodies take, by owner.
 
-    One owner gets a quarter of what there is, so that its uploads keep out nobody else's.
+    One owner gets a quarter of the available space, so that its uploads block nobody else's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class ArrivingBytes:
         self._lock = threading.Lock()
 
     def take(self, owner: str, size: int) -> None:
-        """Count bytes that are about to be written; raise if there is no room for them."""
+        """Count bytes that are about to be written; raise NoSpace if there is no room."""
         check_free(self._folder)
         with self._lock:
             mine = self._taken[owner] + size
@@ -44,13 +44,13 @@ class ArrivingBytes:
             if mine > room // SHARE_PART:
                 raise NoSpace(
                     "no_space",
-                    f"bodies of this workspace that are arriving have {mine} bytes together, and "
+                    f"the incoming bodies of this workspace have {mine} bytes together, and "
                     f"there is room for {room // SHARE_PART}: send fewer at once, or try later",
                 )
             self._taken[owner] = mine
 
-    def give_back(self, owner: str, size: int) -> None:
-        """Forget bytes that were removed."""
+    def release(self, owner: str, size: int) -> None:
+        """Stop counting bytes that were deleted."""
         with self._lock:
             self._taken[owner] -= size
             if not self._taken[owner]:
@@ -58,7 +58,7 @@ class ArrivingBytes:
 
 
 class Spool:
-    """The folder of bodies that arrive, with the room that each owner (a workspace) takes."""
+    """The folder of incoming bodies, with the space that each owner (a workspace) takes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,16 +66,16 @@ class Spool:
 
     @contextmanager
     def body(self, owner: str) -> Iterator[SpooledBody]:
-        """Provide a file for a body, which is removed at the end."""
-        made = SpooledBody(self, owner)
+        """Provide a file for a body, which is deleted at the end."""
+        body = SpooledBody(self, owner)
         try:
-            yield made
+            yield body
         finally:
-            made.close()
+            body.close()
 
 
 class SpooledBody:
-    """A file that takes bytes as they arrive, and hashes them."""
+    """A temporary file that hashes the bytes written to it."""
 
     def __init__(self, spool: Spool, owner: str) -> None:
         self._arriving = spool.arriving
@@ -86,7 +86,7 @@ class SpooledBody:
         self.bytes = 0
 
     def write(self, piece: bytes) -> None:
-        """Take some more bytes."""
+        """Append bytes."""
         self._arriving.take(self._owner, len(piece))
         self.bytes += len(piece)
         with _room():
@@ -94,15 +94,15 @@ class SpooledBody:
         self._digest.update(piece)
 
     def close(self) -> None:
-        """Remove the file."""
+        """Delete the file."""
         self.path.unlink(missing_ok=True)
-        with suppress(OSError):  # bytes that found no room, and that nobody will read
+        with suppress(OSError):  # unwritten bytes did not fit on the disk, and nobody needs them
             self._file.close()
-        self._arriving.give_back(self._owner, self.bytes)
+        self._arriving.release(self._owner, self.bytes)
 
     @property
     def sha256(self) -> str:
-        """Return the hash of what has arrived."""
+        """The hash of the bytes written so far."""
         return self._digest.hexdigest()
 
     def flush(self) -> None:
@@ -118,9 +118,9 @@ class SpooledBody:
 
 
 def remove_left_behind(folder: Path) -> int:
-    """Remove the bodies of processes that were killed; return how many there were.
+    """Delete the bodies of processes that were killed; return how many there were.
 
-    A body is locked while its process lives, so those of others that share the folder stay.
+    A body is locked while its process lives, so those of other live processes stay.
     """
     removed = 0
     for path in folder.glob(f"{PREFIX}*"):
@@ -138,11 +138,11 @@ def _new_file(folder: Path) -> IO[bytes]:
     with _room():
         folder.mkdir(parents=True, exist_ok=True)
         while True:
-            made = tempfile.NamedTemporaryFile(dir=folder, prefix=PREFIX, delete=False)  # noqa: SIM115
-            fcntl.flock(made, fcntl.LOCK_EX)
-            if Path(made.name).exists():
-                return made
-            made.close()  # it was taken for left behind before it was locked
+            file = tempfile.NamedTemporaryFile(dir=folder, prefix=PREFIX, delete=False)  # noqa: SIM115
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if Path(file.name).exists():
+                return file
+            file.close()  # another process deleted it as left behind before it was locked
 
 
 @contextmanager
@@ -153,14 +153,14 @@ def _room() -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise NoSpace("no_space", "the service has no room for uploads: try later") from error
+        raise NoSpace("no_space", "the disk for uploads is full: try later") from error
 
 
 BLOCK = 1 << 18
 
 
 async def spool(request: Request, body: SpooledBody, run: Runner) -> None:
-    """Write a request's body to disk in blocks, off the event loop, whatever its size."""
+    """Write a request's body to disk in blocks, off the event loop."""
     pending = bytearray()
     async for piece in request.stream():
         pending += piece

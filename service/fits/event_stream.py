@@ -23,12 +23,12 @@ async def event_stream(
     coming = asyncio.ensure_future(anext(changes, None))
     quiet_seconds = 0.0
     try:
-        while _is_let_in(check):
+        while _is_authorized(check):
             done, _ = await asyncio.wait([coming], timeout=CHECK_SECONDS)
             quiet_seconds = 0.0 if done else quiet_seconds + CHECK_SECONDS
             if quiet_seconds >= KEEPALIVE_SECONDS:
                 quiet_seconds = 0.0
-                yield ": still here\n\n"
+                yield ": keep-alive\n\n"
             if not done:
                 continue
             current = coming.result()
@@ -43,7 +43,7 @@ async def event_stream(
         await changes.aclose()
 
 
-def _is_let_in(check: Callable[[], None]) -> bool:
+def _is_authorized(check: Callable[[], None]) -> bool:
     try:
         check()
     except Unauthenticated:

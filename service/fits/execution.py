@@ -1,15 +1,16 @@
-"""What a worker does with a fit: fit and judge every method, then write all versions or none."""
+"""Run a fit: fit and judge every method, then write all versions or none."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
+
+import structlog
 
 from calibrators import CalibrationMap, CalibrationSet, Calibrator, archive, fit_and_judge
 from calibrators.comparison.recommendation import Candidate, Recommendation, recommend
@@ -24,7 +25,7 @@ from service.fits.service import check_memory
 from service.registry.service import NO_ONNX
 from service.settings import MEGABYTE
 from service.storage.blob_keys import judged_key, map_key, onnx_key
-from service.storage.blobs import Blobs, Unnamed
+from service.storage.blobs import Blobs, PendingBlobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
@@ -33,30 +34,30 @@ from service.storage.store import Store
 MAX_MAP_BYTES = 64 * MEGABYTE
 MAX_FIT_BYTES = 128 * MEGABYTE
 
-logger = logging.getLogger(__name__)
+_log = structlog.get_logger("calibrd.fits")
 
 
 class Stop(Enum):
     """Why a running fit has to stop."""
 
-    CANCEL = "cancel"  # somebody asked for it
-    TIME_LIMIT = "time_limit"  # it took too long
-    ABANDON = "abandon"  # the attempt is not (any longer) ours: nothing may be written
+    CANCEL = "cancel"  # a caller cancelled it
+    TIME_LIMIT = "time_limit"
+    ABANDON = "abandon"  # the attempt is no longer ours: nothing may be written
 
 
 class Hooks(Protocol):
-    """How a running fit and its surroundings speak with each other; both calls must be quick."""
+    """Callbacks of a running fit; both must return quickly."""
 
-    def progress(self, told: dict[str, Any]) -> None:
-        """Hear how far the fit is."""
+    def progress(self, current: dict[str, Any]) -> None:
+        """Take the current progress of the fit."""
 
     def stop(self) -> Stop | None:
-        """Say whether it has to stop."""
+        """Return why the fit has to stop, or None."""
 
 
 @dataclass(frozen=True)
-class FitJob:
-    """A fit that was taken for its next attempt, with all that the database knows of it."""
+class FitAttempt:
+    """A fit claimed for its next attempt, with its datasets."""
 
     fit: Fit
     dataset: Dataset | None
@@ -66,7 +67,7 @@ class FitJob:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """A version whose blobs are written, and whose row is not."""
+    """A version whose blobs are written but whose row is not."""
 
     id: str
     report: dict[str, Any]
@@ -81,13 +82,13 @@ class Ending:
     versions: tuple[NewVersion, ...] = ()
     recommendation: Recommendation | None = None
     error: dict[str, str] | None = None
-    unnamed: Unnamed | None = None
+    pending: PendingBlobs | None = None
 
 
-def job_of(store: Store, fit: Fit) -> FitJob:
-    """Return a fit that was just taken, with its datasets."""
+def attempt_of(store: Store, fit: Fit) -> FitAttempt:
+    """Return a fit that was just claimed, with its datasets."""
     evaluation = fit.evaluation and store.datasets.get(fit.workspace, fit.evaluation)
-    return FitJob(
+    return FitAttempt(
         fit,
         store.datasets.get(fit.workspace, fit.dataset),
         evaluation or None,
@@ -96,7 +97,7 @@ def job_of(store: Store, fit: Fit) -> FitJob:
 
 
 def run(
-    job: FitJob,
+    attempt: FitAttempt,
     blobs: Blobs,
     hooks: Hooks,
     *,
@@ -105,37 +106,37 @@ def run(
     memory_limit: int | None = None,
     check_room: Callable[[int], None] = lambda _: None,
 ) -> Ending | None:
-    """Fit and judge every method of the order, and write the blobs; None if it was abandoned.
+    """Fit and judge every method of a fit and write the blobs; return None if it was abandoned.
 
-    ``memory_limit`` is how many bytes a fit may need by its estimate; None for any number.
-    ``check_room`` raises if there is no room for maps of so many bytes together.
+    ``memory_limit`` is how many bytes the fit may need, by estimate; None means no limit.
+    ``check_room`` raises if there is no room for maps of that many bytes in total.
     """
-    watch = _Watch(hooks, time_limit - job.seconds_running)
+    watch = _Watch(hooks, time_limit - attempt.seconds_running)
     try:
-        judged, size = _judged(job, blobs, hooks, watch, device, memory_limit)
+        judged, size = _judged(attempt, blobs, hooks, watch, device, memory_limit)
         check_room(size)
-        written, unnamed = _all_written(job, blobs, watch, judged)
-        return Ending(FitStatus.SUCCEEDED, written, _recommended(judged), unnamed=unnamed)
+        written, pending = _all_written(attempt, blobs, watch, judged)
+        return Ending(FitStatus.SUCCEEDED, written, _recommended(judged), pending=pending)
     except FitCancelled:
         return None if watch.reason is None else ending_of(watch.reason, time_limit)
     except ServiceError as error:
         return failed(error.code, error.message)
-    except Exception as error:  # whatever happens, the fit must get an end
+    except Exception as error:  # noqa: BLE001 - whatever happens, the fit must end
         if _is_out_of_memory(error):
-            return failed("out_of_memory", "the worker has not enough memory for this fit")
-        logger.exception("fit %s failed", job.fit.id)
+            return failed("out_of_memory", "the worker does not have enough memory for this fit")
+        _log.exception("fit_failed", fit=attempt.fit.id)
         return failed(
             "internal_error",
-            f"the fit failed by a fault of the service; its log names {job.fit.id}",
+            f"the fit failed because of a fault in the service; its log names {attempt.fit.id}",
         )
 
 
 def conclude(
     database: Database, fit: Fit, ending: Ending, progress: dict[str, Any] | None = None
 ) -> Fit | None:
-    """Write how an attempt ended, with its versions; None, and no change, if it runs no longer.
+    """Write how an attempt ended, with its versions; return None if it no longer runs.
 
-    It ends as failed if the blobs of its versions have waited too long for their rows.
+    It ends as failed if the deadline for committing the rows of its blobs has passed.
     """
     with database.write() as store:
         if not store.fits.runs(fit.id, fit.attempt):
@@ -177,15 +178,15 @@ def _recommended(
 
 def _in_time(ending: Ending) -> Ending:
     try:
-        if ending.unnamed is not None:
-            ending.unnamed.check()
+        if ending.pending is not None:
+            ending.pending.check()
     except ServiceError as error:
         return failed(error.code, error.message)
     return ending
 
 
 class _Watch:
-    """A fit's ``cancel``: remembers why it said so."""
+    """The ``cancel`` callback of a fit; ``reason`` is why it returned True."""
 
     def __init__(self, hooks: Hooks, seconds: float) -> None:
         self.reason: Stop | None = None
@@ -201,28 +202,33 @@ class _Watch:
 
 
 def _judged(
-    job: FitJob, blobs: Blobs, hooks: Hooks, watch: _Watch, device: str, memory_limit: int | None
+    attempt: FitAttempt,
+    blobs: Blobs,
+    hooks: Hooks,
+    watch: _Watch,
+    device: str,
+    memory_limit: int | None,
 ) -> tuple[list[tuple[CalibrationSet, Calibrator, Judged]], int]:
-    """Return every method's map and report, and the bytes of all maps together."""
-    recipes = _recipes(job, memory_limit)
-    data = load(blobs, job.dataset, "dataset")
+    """Return every method's map and report, and the total size of the maps in bytes."""
+    recipes = _recipes(attempt, memory_limit)
+    data = load(blobs, attempt.dataset, "dataset")
     evaluation = None
-    if job.fit.evaluation is not None:
-        evaluation = load(blobs, job.evaluation, "evaluation dataset")
-    seed = job.fit.order["seed"]
+    if attempt.fit.evaluation is not None:
+        evaluation = load(blobs, attempt.evaluation, "evaluation dataset")
+    seed = attempt.fit.order["seed"]
     judged: list[tuple[CalibrationSet, Calibrator, Judged]] = []
     size = 0
     for done, recipe in enumerate(recipes):
-        telling = _Telling(hooks, recipe.name, done, len(recipes))
+        progress = _MethodProgress(hooks, recipe.name, done, len(recipes))
         with named(recipe.name):
             found = fit_and_judge(
                 recipe,
                 data,
                 evaluation=evaluation,
-                held_out=job.fit.order["held_out"],
+                held_out=attempt.fit.order["held_out"],
                 seed=seed,
                 device=device,
-                progress=telling,
+                progress=progress,
                 cancel=watch,
             )
         judged.append((data, recipe, found))
@@ -235,20 +241,21 @@ def _judged(
     return judged, size
 
 
-def _recipes(job: FitJob, memory_limit: int | None) -> list[Calibrator]:
+def _recipes(attempt: FitAttempt, memory_limit: int | None) -> list[Calibrator]:
     """Return the recipes of a fit; raise if one would need too much memory, before data is read."""
-    order, found = job.fit.order, []
-    for wanted in order["methods"]:
-        with named(wanted["method"]):
-            recipe = make_recipe(wanted["method"], wanted["params"], seed=order["seed"])
-        if job.dataset is not None:
-            check_memory(recipe, job.dataset, job.evaluation, order["held_out"], memory_limit)
+    spec, found = attempt.fit.order, []
+    for one in spec["methods"]:
+        with named(one["method"]):
+            recipe = make_recipe(one["method"], one["params"], seed=spec["seed"])
+        if attempt.dataset is not None:
+            held_out = spec["held_out"]
+            check_memory(recipe, attempt.dataset, attempt.evaluation, held_out, memory_limit)
         found.append(recipe)
     return found
 
 
-class _Telling:
-    """A fit's ``progress``: passes it on as plain JSON, with the method and its place."""
+class _MethodProgress:
+    """The ``progress`` callback of one method; adds the method and its place, as plain JSON."""
 
     def __init__(self, hooks: Hooks, method: str, done: int, methods: int) -> None:
         self._hooks = hooks
@@ -260,30 +267,34 @@ class _Telling:
 
 
 def _all_written(
-    job: FitJob,
+    attempt: FitAttempt,
     blobs: Blobs,
     watch: _Watch,
     judged: list[tuple[CalibrationSet, Calibrator, Judged]],
-) -> tuple[tuple[NewVersion, ...], Unnamed]:
-    """Write the blobs of all versions; none of them stays if the fit is stopped or fails."""
-    unnamed, written = Unnamed(blobs), []
+) -> tuple[tuple[NewVersion, ...], PendingBlobs]:
+    """Write the blobs of all versions; delete them again if the fit is stopped or fails."""
+    pending, written = PendingBlobs(blobs), []
     try:
         for one in judged:
-            written.append(_written(job, unnamed, *one))
+            written.append(_written(attempt, pending, *one))
             if watch():
                 raise FitCancelled
     except BaseException:
-        unnamed.delete()
+        pending.delete()
         raise
-    return tuple(written), unnamed
+    return tuple(written), pending
 
 
 def _written(
-    job: FitJob, unnamed: Unnamed, data: CalibrationSet, recipe: Calibrator, judged: Judged
+    attempt: FitAttempt,
+    pending: PendingBlobs,
+    data: CalibrationSet,
+    recipe: Calibrator,
+    judged: Judged,
 ) -> NewVersion:
-    """A version's blobs are written here; a row never names a blob that is not there."""
-    assert job.dataset is not None  # noqa: S101 - data was loaded from it
-    fit, order = job.fit, job.fit.order
+    """Write the blobs of a version, before its row: a row never names a missing blob."""
+    assert attempt.dataset is not None  # noqa: S101 - data was loaded from it
+    fit, spec = attempt.fit, attempt.fit.order
     fitted, report = judged
     id, content, rows = new_id("ver"), archive.dump(fitted), judged.rows.dump()
     onnx, warnings = _onnx(fitted)
@@ -294,17 +305,17 @@ def _written(
     }
     if onnx is not None:
         new[onnx_key(fit.workspace, id, _sha256(onnx))] = onnx
-    with ThreadPoolExecutor(len(new)) as threads:  # each waits for the store, or for its disk
-        list(threads.map(unnamed.put, new, new.values()))
+    with ThreadPoolExecutor(len(new)) as threads:  # each waits for the network or the disk
+        list(threads.map(pending.put, new, new.values()))
     known = fitted.fit_info.get("warnings", [])
     facts = {
         "method": recipe.name,
         "params": to_plain(recipe),
-        "seed": order["seed"],
+        "seed": spec["seed"],
         "kind": data.kind,
         "classes": data.k,
-        "model": order["model"],
-        "dataset_sha256": job.dataset.sha256,
+        "model": spec["model"],
+        "dataset_sha256": attempt.dataset.sha256,
         "rows": data.n,
         "verdict": None if report.verdict is None else report.verdict.value,
         "verdict_sentence": report.verdict_sentence or None,
@@ -317,38 +328,38 @@ def _written(
         "onnx_sha256": None if onnx is None else _sha256(onnx),
         "judged_sha256": judged_sha256,
         "judged_data": judged.rows.data,
-        "tags": order["tags"],
-        "description": order["description"],
+        "tags": spec["tags"],
+        "description": spec["description"],
         "created_by": fit.created_by,
     }
     return NewVersion(id, report.to_dict(), facts)
 
 
 def check_map_size(recipe: Calibrator, size: int) -> None:
-    """Raise TooLarge for a map that would take too much memory wherever it is applied."""
+    """Raise TooLarge for a map that would take too much memory when it is applied."""
     if size > MAX_MAP_BYTES:
         raise TooLarge(
             "map_too_large",
-            f"the map of {recipe.name!r} has {size / MEGABYTE:.0f} MiB, at most "
-            f"{MAX_MAP_BYTES / MEGABYTE:.0f} are kept: choose fewer bins or segments, or a method "
+            f"the map of {recipe.name!r} has {size / MEGABYTE:.0f} MiB, the limit is "
+            f"{MAX_MAP_BYTES / MEGABYTE:.0f}: choose fewer bins or segments, or a method "
             "with fewer parameters",
             limit=MAX_MAP_BYTES,
         )
 
 
 def check_maps_size(size: int) -> None:
-    """Raise TooLarge for maps that a worker would have to hold at once, until all are judged."""
+    """Raise TooLarge if the maps of a fit, which a worker holds all at once, are too large."""
     if size > MAX_FIT_BYTES:
         raise TooLarge(
             "maps_too_large",
-            f"the maps of this fit have over {MAX_FIT_BYTES / MEGABYTE:.0f} MiB together: fit "
-            "methods with so many parameters one by one",
+            f"the maps of this fit take over {MAX_FIT_BYTES / MEGABYTE:.0f} MiB together: fit "
+            "methods with so many parameters one at a time",
             limit=MAX_FIT_BYTES,
         )
 
 
 def _onnx(fitted: CalibrationMap) -> tuple[bytes | None, list[dict[str, str]]]:
-    """The map's ONNX form, or a warning why it has none."""
+    """Return the map as ONNX, or a warning that says why it has no ONNX form."""
     try:
         return export(fitted), []
     except ExportError as error:
@@ -360,7 +371,7 @@ def _sha256(content: bytes) -> str:
 
 
 def ending_of(reason: Stop, time_limit: float) -> Ending | None:
-    """How a fit that was stopped ends; None if that is for others to say."""
+    """Return how a stopped fit ends; None if another worker decides that."""
     match reason:
         case Stop.CANCEL:
             return Ending(FitStatus.CANCELLED)
@@ -368,18 +379,18 @@ def ending_of(reason: Stop, time_limit: float) -> Ending | None:
             return failed(
                 "time_limit",
                 f"the fit took longer than {time_limit:g} seconds from its first start: "
-                "send fewer rows or methods, or ask for a higher limit",
+                "send fewer rows or methods, or raise fit_seconds",
             )
     return None
 
 
 def failed(code: str, message: str) -> Ending:
-    """The ending of a fit that cannot succeed."""
+    """Return the outcome of a failed fit."""
     return Ending(FitStatus.FAILED, error={"code": code, "message": message})
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """numpy and Python raise MemoryError, torch RuntimeErrors of its own."""
+    """Return whether memory ran out; torch raises RuntimeErrors of its own for that."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

@@ -1,4 +1,4 @@
-"""The queue of fits: the rows of ``fits`` that wait. Workers claim them, workspaces in turn."""
+"""The queue of fits: rows of the table ``fits``, which workers claim, workspaces in turn."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Callable, Sequence
 from itertools import dropwhile, filterfalse
 from typing import NamedTuple
 
-from service.fits.execution import FitJob, job_of
+from service.fits.execution import FitAttempt, attempt_of
 from service.fits.repository import Turn
 from service.settings import HOUR
 from service.storage.database import Database
 from service.storage.store import Store
 
-# between two looks of an idle worker that hears nothing
+# between two polls of an idle worker that gets no notification
 LOOK_SECONDS = 15.0
 # before the next fit of a workspace whose fits lose workers
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 
 
 class Claim(NamedTuple):
-    """A fit that was taken, or the seconds until it is worth looking again."""
+    """A claimed fit, or None and the seconds until the next poll."""
 
-    job: FitJob | None
+    attempt: FitAttempt | None
     seconds: float = LOOK_SECONDS
 
 
 def claim(database: Database, queues: Sequence[str], *, worker: str, device: str) -> Claim:
-    """Take the oldest fit of the workspace whose last fit started longest ago.
+    """Claim the oldest fit of the workspace whose last fit started longest ago.
 
-    A claim is a heartbeat: a worker that was taken for dead claims nothing before it has beaten
-    again, so every running fit is of a worker that others watch.
+    A claim renews the heartbeat. A worker that was declared dead claims nothing before its next
+    heartbeat, so every running fit belongs to a worker that others watch.
     """
     pauses: list[float] = []
     with database.read() as store:
         turns = list(dropwhile(_pausing(store, pauses), store.fits.turns(queues)))
-    if not turns:  # and nothing is written, which would wake workers
+    if not turns:  # write nothing: that would wake workers
         return Claim(None, min([LOOK_SECONDS, *pauses]))
     with database.write() as store:
         if not store.workers.renew(worker):
@@ -42,12 +42,12 @@ def claim(database: Database, queues: Sequence[str], *, worker: str, device: str
         for turn in filterfalse(_pausing(store, pauses), turns):
             fit = store.fits.start_next(turn, worker=worker, device=device)
             if fit is not None:
-                return Claim(job_of(store, fit))
+                return Claim(attempt_of(store, fit))
     return Claim(None, min([LOOK_SECONDS, *pauses]))
 
 
 def _pausing(store: Store, pauses: list[float]) -> Callable[[Turn], bool]:
-    """Return what tells whether a workspace has to wait, and adds to ``pauses`` for how long."""
+    """Return a predicate: must a workspace wait? It appends the seconds to ``pauses``."""
 
     def is_pausing(turn: Turn) -> bool:
         seconds = seconds_to_wait(store, turn.workspace)
@@ -59,10 +59,10 @@ def _pausing(store: Store, pauses: list[float]) -> Callable[[Turn], bool]:
 
 
 def pause_after(losses: int) -> float:
-    """Return the seconds that a workspace waits after so many workers lost in the last hour.
+    """Return the seconds that a workspace waits after ``losses`` lost workers in the last hour.
 
-    A fit that needs more memory than there is takes its worker with it, and starting another
-    takes seconds: the fits of others must not wait for that again and again.
+    A fit that exhausts the memory kills its worker, and starting another takes seconds. Fits of
+    other workspaces must not wait for that again and again.
 
     >>> [pause_after(losses) for losses in (0, 1, 2, 3, 50)]
     [0.0, 5.0, 10.0, 20.0, 600.0]
@@ -71,6 +71,6 @@ def pause_after(losses: int) -> float:
 
 
 def seconds_to_wait(store: Store, workspace: str) -> float:
-    """Return how long no fit of a workspace may start."""
+    """Return the seconds until a fit of a workspace may start."""
     losses = store.fits.losses(workspace, HOUR)
     return max(0.0, pause_after(losses.attempts) - losses.seconds_ago)

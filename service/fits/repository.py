@@ -1,4 +1,4 @@
-"""SQL on fit jobs and the workers that run them."""
+"""SQL on fits and the workers that run them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.repository import After, Repository, json_bytes, new_id, now
 from service.storage.tables import calibrators, datasets, fits, workers
 
-# spelt out, because a plan for any status could not use the index of fits that wait
+# a literal, because a plan for a parameter could not use the partial index of queued fits
 QUEUED = fits.c.status == literal_column(f"'{FitStatus.QUEUED}'")
 
 
@@ -42,17 +42,17 @@ class Losses(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A workspace with fits that wait on a queue."""
+    """A workspace with fits in a queue."""
 
     queue: str
     workspace: str
 
 
 class Fits(Repository):
-    """Fit jobs. Final writes are fenced: they name the attempt that makes them."""
+    """Fits. Final writes are fenced: they name the attempt that makes them."""
 
     def add(self, workspace: str, **facts: Any) -> Fit:
-        """A new fit that waits."""
+        """Add a fit, queued."""
         values = {
             "id": new_id("fit"),
             "workspace": workspace,
@@ -67,19 +67,19 @@ class Fits(Repository):
         assert made is not None  # noqa: S101
         counted = update(calibrators).where(calibrators.c.id == made.calibrator)
         size = calibrators.c.stored_bytes + json_bytes(made.order)
-        self._changed(counted.values(stored_bytes=size))
+        self._execute(counted.values(stored_bytes=size))
         announce(self.session, FITS)
         return made
 
     def get(self, id: str, workspace: str | None = None) -> Fit | None:
-        """A fit by its id, of any workspace unless one is named."""
+        """Return a fit by its id, of any workspace unless one is named."""
         chosen = select(fits).where(fits.c.id == id)
         return self._fit(
             chosen if workspace is None else chosen.where(fits.c.workspace == workspace)
         )
 
     def several(self, ids: Collection[str]) -> list[Fit]:
-        """Fits by their ids, of all workspaces."""
+        """Return fits by their ids, of all workspaces."""
         return self._fits(select(fits).where(fits.c.id.in_(ids)))
 
     def page(
@@ -91,7 +91,7 @@ class Fits(Repository):
         calibrator: str | None = None,
         status: FitStatus | None = None,
     ) -> list[Fit]:
-        """A page of fits, newest first."""
+        """Return a page of fits, newest first."""
         chosen = self._newest(workspace, after, calibrator, status)
         return self._fits(chosen.limit(limit))
 
@@ -122,9 +122,9 @@ class Fits(Repository):
         return chosen.order_by(fits.c.created_at.desc(), fits.c.id.desc())
 
     def turns(self, queues: Sequence[str]) -> list[Turn]:
-        """Return the workspaces whose fits wait, the one whose last fit started first at the front.
+        """Return the workspaces with queued fits, the one whose last fit started earliest first.
 
-        It takes a few steps in an index for each of them, however many fits wait.
+        It takes a few index lookups per workspace, however many fits are queued.
         """
         found = _waiting_workspaces(queues)
         served = (
@@ -142,12 +142,12 @@ class Fits(Repository):
         return [Turn(*row) for row in self.session.execute(chosen)]
 
     def start_next(self, turn: Turn, *, worker: str, device: str) -> Fit | None:
-        """Take the oldest fit that waits and that nobody else is taking; None if there is none."""
+        """Start the oldest queued fit that nobody else is claiming; return None without one."""
         oldest = _waiting(fits.c.id, turn.queue, turn.workspace).with_for_update(skip_locked=True)
         return self.start(oldest.scalar_subquery(), worker=worker, device=device)
 
     def start(self, id: str | ScalarSelect[str], *, worker: str, device: str) -> Fit | None:
-        """Take a waiting fit for its next attempt; None if it does not wait (any more)."""
+        """Start the next attempt of a queued fit; return None if it is not queued any more."""
         waits = (fits.c.id == id) & (fits.c.status == FitStatus.QUEUED)
         return self._fit(
             update(fits)
@@ -163,54 +163,54 @@ class Fits(Repository):
         )
 
     def seconds_running(self, id: str) -> float:
-        """Seconds since the first start of a fit."""
+        """Return the seconds since the first start of a fit."""
         return float(
             self.session.scalar(select(now() - fits.c.started_at).where(fits.c.id == id)) or 0
         )
 
     def advance(self, id: str, attempt: int, progress: dict[str, Any]) -> bool | None:
-        """Note progress; whether a cancel was asked for, None if the attempt runs no longer."""
+        """Write progress; return whether a cancel was requested, None if the attempt is over."""
         changed = update(fits).where(self._running(id, attempt)).values(progress=progress)
         found: bool | None = self.session.scalar(changed.returning(fits.c.cancel_requested))
         return found
 
     def runs(self, id: str, attempt: int) -> bool:
-        """Whether this attempt runs; if so, nobody else ends it before the transaction does."""
+        """Return whether this attempt runs; lock it until the transaction ends."""
         chosen = select(fits.c.id).where(self._running(id, attempt)).with_for_update()
         return self.session.scalar(chosen) is not None
 
     def finish(self, id: str, attempt: int, status: FitStatus, **facts: Any) -> Fit | None:
-        """End a running attempt; None, and no change, if it is not the one that runs."""
+        """End a running attempt; return None, and change nothing, if it does not run."""
         ended = update(fits).where(self._running(id, attempt))
         announce(self.session, FITS_DONE)
         return self._fit(ended.values(status=status, finished_at=now(), **facts).returning(*fits.c))
 
     def hand_back(self, id: str, attempt: int) -> bool:
-        """Let a fit wait again, as if this attempt had not been made."""
+        """Queue a fit again, as if this attempt had not been made."""
         return self._wait_again(id, attempt, attempt=attempt - 1)
 
     def requeue(self, id: str, attempt: int) -> bool:
-        """Let a fit wait again after its worker was lost; the attempt counts."""
+        """Queue a fit again after its worker was lost; the attempt counts."""
         return self._wait_again(id, attempt, lost_at=now())
 
     def _wait_again(self, id: str, running: int, **facts: Any) -> bool:
         ended = update(fits).where(self._running(id, running))
         announce(self.session, FITS)
-        return self._changed(ended.values(status=FitStatus.QUEUED, worker=None, **facts)) == 1
+        return self._execute(ended.values(status=FitStatus.QUEUED, worker=None, **facts)) == 1
 
     def give_up(self, id: str, attempt: int, error: dict[str, str] | None) -> Fit | None:
-        """End a fit whose worker was lost once too often."""
+        """Fail a fit whose worker was lost too many times."""
         return self.finish(id, attempt, FitStatus.FAILED, error=error, lost_at=now())
 
     def losses(self, workspace: str, seconds: float) -> Losses:
-        """Return how often fits of a workspace lost their workers lately."""
+        """Return how many workers the fits of a workspace lost in the last ``seconds``."""
         lately = (fits.c.workspace == workspace) & (fits.c.lost_at > now() - seconds)
         ago = func.coalesce(now() - func.max(fits.c.lost_at), seconds)
         chosen = select(func.coalesce(func.sum(fits.c.attempt), 0), ago).where(lately)
         return Losses(*self.session.execute(chosen).one())
 
     def cancel(self, id: str) -> Fit | None:
-        """Cancel a waiting fit at once, ask a running one to stop; None if it is final."""
+        """Cancel a queued fit at once, ask a running one to stop; return None if it is final."""
         waits = (fits.c.id == id) & (fits.c.status == FitStatus.QUEUED)
         done = {"status": FitStatus.CANCELLED, "cancel_requested": True, "finished_at": now()}
         ended = self._fit(update(fits).where(waits).values(**done).returning(*fits.c))
@@ -226,17 +226,17 @@ class Fits(Repository):
         return self.session.scalar(select(func.count()).select_from(fits).where(is_open)) or 0
 
     def running_on(self, worker: str) -> list[Fit]:
-        """The fits that a worker has taken."""
+        """Return the fits that run on a worker."""
         mine = (fits.c.worker == worker) & (fits.c.status == FitStatus.RUNNING)
         return self._fits(select(fits).where(mine))
 
     def without_worker(self) -> list[Fit]:
-        """The fits that run on workers that are not known."""
+        """Return the fits that run on unknown workers."""
         known = select(workers.c.id).where(workers.c.id == fits.c.worker).exists()
         return self._fits(select(fits).where(fits.c.status == FitStatus.RUNNING, ~known))
 
     def spent_datasets(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
-        """Datasets sent for fits only, whose fits are all final; workspaces in turn."""
+        """Return datasets to delete after their fits, which are all final; workspaces in turn."""
         chosen = and_(
             datasets.c.delete_after_fit,
             needed_by_fits(datasets.c.id),
@@ -245,14 +245,14 @@ class Fits(Repository):
         return self._all(Dataset, in_turns(chosen, limit))
 
     def counts(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """By status and queue: how many fits, and the seconds that finished ones took in all."""
+        """Return the number of fits and their total seconds, by status and queue."""
         seconds = func.coalesce(func.sum(fits.c.finished_at - fits.c.started_at), 0.0)
         chosen = select(fits.c.status, fits.c.queue, func.count(), seconds)
         rows = self.session.execute(chosen.group_by(fits.c.status, fits.c.queue)).all()
         return {(status, queue): (count, total) for status, queue, count, total in rows}
 
     def failures(self) -> dict[str, int]:
-        """How many fits have failed, by the code of their error."""
+        """Return the number of failed fits by error code."""
         failed = fits.c.status == FitStatus.FAILED
         codes = select(fits.c.error["code"].as_string().label("code")).where(failed).subquery()
         chosen = select(codes.c.code, func.count().label("fits")).group_by(codes.c.code)
@@ -278,15 +278,15 @@ def _waiting(
     queue: str | ColumnElement[str],
     workspace: str | ColumnElement[str],
 ) -> Select[Any]:
-    """Select a column of the oldest fit that waits on a queue."""
+    """Select a column of the oldest queued fit of a workspace."""
     waits = and_(QUEUED, fits.c.queue == queue, fits.c.workspace == workspace)
     return select(column).where(waits).order_by(fits.c.created_at).limit(1)
 
 
 def _waiting_workspaces(queues: Sequence[str]) -> CTE:
-    """Select each queue with the workspaces whose fits wait, from one to the next by an index.
+    """Select each queue with its workspaces, stepping from one to the next in an index.
 
-    Every queue begins with an empty name and ends with NULL.
+    The workspaces of a queue begin with an empty name and end with NULL.
     """
     names = union_all(*(select(_text(one).label("queue")) for one in queues)).subquery()
     begin = select(names.c.queue, _text("").label("workspace"))
@@ -306,33 +306,33 @@ class WorkerRepository(Repository):
     """Worker processes and their heartbeats."""
 
     def beat(self, id: str, *, queues: list[str], device: str) -> None:
-        """A worker says that it lives."""
+        """Record a heartbeat, and register the worker if it is unknown."""
         if self.renew(id):
             return
         values = {"id": id, "queues": queues, "device": device}
-        self._changed(insert(workers).values(started_at=now(), seen_at=now(), **values))
+        self._execute(insert(workers).values(started_at=now(), seen_at=now(), **values))
 
     def renew(self, id: str) -> bool:
-        """Note that a worker lives, and keep others from removing it before the transaction ends.
+        """Renew a heartbeat, and keep others from removing the worker within the transaction.
 
-        False if it is not known: it was taken for dead, or has not beaten yet.
+        Return False if the worker is unknown: it was declared dead, or has never sent one.
         """
-        return self._changed(update(workers).where(workers.c.id == id).values(seen_at=now())) == 1
+        return self._execute(update(workers).where(workers.c.id == id).values(seen_at=now())) == 1
 
     def remove(self, id: str) -> None:
-        """A worker is gone."""
-        self._changed(delete(workers).where(workers.c.id == id))
+        """Remove a worker."""
+        self._execute(delete(workers).where(workers.c.id == id))
 
     def remove_silent(self, id: str, for_seconds: float) -> bool:
-        """Remove a worker that was not seen for so long, unless it is just heard of."""
+        """Remove a worker without a heartbeat for so long, unless one is being written."""
         is_silent = (workers.c.id == id) & (workers.c.seen_at <= now() - for_seconds)
         found = select(workers.c.id).where(is_silent).with_for_update(skip_locked=True)
-        return self._changed(delete(workers).where(workers.c.id.in_(found))) == 1
+        return self._execute(delete(workers).where(workers.c.id.in_(found))) == 1
 
     def alive(self, within: float) -> list[Worker]:
-        """Workers seen in the last so many seconds."""
+        """Return the workers with a heartbeat in the last ``within`` seconds."""
         return self._all(Worker, select(workers).where(workers.c.seen_at > now() - within))
 
     def silent(self, for_seconds: float) -> list[Worker]:
-        """Workers not seen for so many seconds."""
+        """Return the workers without a heartbeat in the last ``for_seconds`` seconds."""
         return self._all(Worker, select(workers).where(workers.c.seen_at <= now() - for_seconds))

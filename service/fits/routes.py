@@ -1,4 +1,4 @@
-"""Routes of fits: order, watch, cancel."""
+"""Routes of fits: submit, watch, cancel."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from service.errors import Invalid, Malformed, NotFound, TooMany
 from service.fits import service as fits
 from service.fits.event_stream import event_stream
 from service.fits.schemas import DOCUMENTS, FIT_BODY, NUMBERS, TEXTS, FitIn, FitOut
-from service.fits.service import FitOrder, FitRequest, MethodOrder
+from service.fits.service import FitRequest, FitSpec, MethodSpec
 from service.http import json_body, openapi
 from service.http.callers import Caller, needs, parse
 from service.http.middleware.request_limits import WaitingResponse, waiting
-from service.http.paging import Cursor, Limit, Page, paged, time_place, written
+from service.http.paging import Cursor, Limit, Page, json_response, paged, time_place
 from service.http.schemas import KindName
-from service.http.strict_route import MOST_BODY_COST, StrictRoute
+from service.http.strict_route import MAX_BODY_COST, StrictRoute
 from service.storage.records import Fit, FitStatus
 
 router = APIRouter(
@@ -39,11 +39,11 @@ router = APIRouter(
 )
 
 LONGEST_WAIT = 60
-# orjson 3.13 writes beyond its buffer where lists lie some hundreds deep
-MOST_ARRAY_DEPTH = 8
+# orjson 3.13 writes past its buffer for lists nested hundreds of levels deep
+MAX_ARRAY_DEPTH = 8
 EVENTS: openapi.Answers = {
     200: {
-        "description": "One event for each change; its data is the fit as JSON",
+        "description": "One event per change; its data is the fit as JSON",
         "content": {
             "text/event-stream": {
                 "schema": {
@@ -62,7 +62,7 @@ EVENTS: openapi.Answers = {
 WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})")
 JSON = "application/json"
 ARRAYS = ("logits", "probabilities", "values", "labels", "segments")
-OF_THE_ARRAYS = ("kind", "delete_after_fit")
+ARRAY_OPTIONS = ("kind", "delete_after_fit")
 
 
 @router.post(
@@ -72,7 +72,7 @@ OF_THE_ARRAYS = ("kind", "delete_after_fit")
     summary="Fit a calibrator",
     openapi_extra=FIT_BODY,
     responses={201: {"model": FitOut, "description": "Finished while the caller waited"}},
-    response_description="Accepted; Location says where to look",
+    response_description="Accepted; Location is where to poll",
 )
 async def create_fit(
     request: Request,
@@ -86,21 +86,21 @@ async def create_fit(
     prefer: Annotated[str | None, Header(max_length=200)] = None,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """On a dataset that was uploaded before, or on logits and labels sent in this very call.
+    """Start a fit on an uploaded dataset, or on logits and labels sent in this call.
 
     JSON: `{"dataset": "ds_...", "method": "smart"}`, or with `logits` and `labels` in place of
     `dataset`. Any other format: the arrays in the body, everything else in the query
-    (`?method=smart&seed=1`; `params` and `tags` as JSON). `Prefer: wait=10` answers when the fit is
-    finished, 201, or after so many seconds, 202.
+    (`?method=smart&seed=1`; `params` and `tags` as JSON). With `Prefer: wait=10` the response
+    comes when the fit has succeeded (201), or after at most 10 seconds (202).
     """
     key = check_key(idempotency_key)
     keeping = Retention(delete_after_fit, joined.settings.dataset_days or None)
     with joined.spool.body(caller.workspace) as arrived:
         sent = await read_fit(request, arrived, name, joined.executors.store.of(caller.workspace))
-        ask = functools.partial(_ask, joined, caller, sent, arrived, kind, keeping, key)
+        submit = functools.partial(_submit, joined, caller, sent, arrived, kind, keeping, key)
         executors = joined.executors
         executor = executors.query if sent.arrays_type is None else executors.inspect
-        fit, is_known = await executor.run(caller.workspace, ask)
+        fit, is_known = await executor.run(caller.workspace, submit)
     fit, wait = await _finished(request, joined, caller, fit, prefer)
     headers = {"Location": f"/v1/fits/{fit.id}"}
     if is_known:
@@ -122,15 +122,15 @@ def list_fits(
     calibrator: Annotated[str | None, Query(pattern=openapi.NAME_PATTERN)] = None,
     status: FitStatus | None = None,
 ) -> Response:
-    """Fits of the caller's workspace, of one calibrator or one status if named."""
+    """List the fits of the caller's workspace, optionally of one calibrator or one status."""
     after, workspace = time_place(cursor), caller.workspace
     with joined.database.read() as store:
         shown = store.fits.affordable(workspace, limit, after, calibrator=calibrator, status=status)
         found = store.fits.page(workspace, shown + 1, after, calibrator=calibrator, status=status)
-    return written(paged(found, shown, FitOut.of, lambda fit: (fit.created_at, fit.id)))
+    return json_response(paged(found, shown, FitOut.of, lambda fit: (fit.created_at, fit.id)))
 
 
-@router.get("/fits/{id}", response_model=FitOut, summary="A fit and its progress")
+@router.get("/fits/{id}", response_model=FitOut, summary="Get a fit and its progress")
 async def get_fit(
     request: Request,
     joined: Joined,
@@ -138,7 +138,7 @@ async def get_fit(
     id: openapi.FitId,
     prefer: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
-    """With `Prefer: wait=10` the answer comes when the fit is finished, or after 10 seconds."""
+    """Return a fit; with `Prefer: wait=10` once it is finished, or after at most 10 seconds."""
     fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     fit, wait = await _finished(request, joined, caller, fit, prefer)
     return _answer(fit, 200, {"Preference-Applied": f"wait={wait}"} if wait else {})
@@ -146,14 +146,14 @@ async def get_fit(
 
 @router.get(
     "/fits/{id}/events",
-    summary="Progress as server-sent events",
+    summary="Stream progress as server-sent events",
     response_class=StreamingResponse,
     responses=EVENTS,
 )
 async def fit_events(joined: Joined, caller: Caller, id: openapi.FitId) -> Response:
-    """An event for each change: `queued`, `running`, then `succeeded`, `failed` or `cancelled`.
+    """Stream an event per change: `queued`, `running`, then `succeeded`, `failed` or `cancelled`.
 
-    The stream ends with the fit, and when its key is revoked.
+    The stream ends with the fit, or when the key is revoked.
     """
     fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     return WaitingResponse(
@@ -165,12 +165,12 @@ async def fit_events(joined: Joined, caller: Caller, id: openapi.FitId) -> Respo
 
 @router.delete("/fits/{id}", summary="Cancel a fit")
 def cancel_fit(joined: Joined, caller: Caller, id: openapi.FitId) -> FitOut:
-    """A waiting fit is cancelled at once, a running one within seconds; 409 if it is finished."""
+    """Cancel a queued fit at once, or a running one within seconds; 409 if it is finished."""
     with joined.database.write() as store:
         return FitOut.of(fits.cancel(store, caller, id))
 
 
-def _ask(
+def _submit(
     joined: Parts,
     caller: Principal,
     sent: SentFit,
@@ -179,7 +179,7 @@ def _ask(
     keeping: Retention,
     key: str | None,
 ) -> tuple[Fit, bool]:
-    """The fit, and whether it was ordered before."""
+    """Return the fit, and whether an earlier request with the same key submitted it."""
     request = sent.request
     if sent.arrays_type is not None:
         request = replace(request, kind=kind, keeping=keeping)
@@ -211,7 +211,7 @@ def _ask(
 
     try:
         return submitted(added()), False
-    except NotFound:  # a fit on equal bytes has ended since, and they were kept for it alone
+    except NotFound:  # equal bytes were stored for another fit only, which has ended since
         return submitted(added()), False
 
 
@@ -223,9 +223,9 @@ def _find(joined: Parts, caller: Principal, id: str) -> Fit:
 async def _finished(
     request: Request, joined: Parts, caller: Principal, fit: Fit, prefer: str | None
 ) -> tuple[Fit, int]:
-    """Return the fit when it is finished or the preferred seconds have passed, and these seconds.
+    """Wait for the fit as the Prefer header asks; return it and the seconds that were honoured.
 
-    A caller with too many waits is answered at once: to wait is only a preference.
+    A caller with too many waiting requests is answered at once: waiting is only a preference.
     """
     wait = _wait(prefer)
     if not wait:
@@ -240,7 +240,7 @@ async def _finished(
 
 
 def _wait(prefer: str | None) -> int:
-    """The seconds that a Prefer header asks to wait, at most a minute."""
+    """Return the seconds that a Prefer header asks to wait, at most a minute."""
     found = WAIT.search(prefer or "")
     return min(int(found[1]), LONGEST_WAIT) if found else 0
 
@@ -253,34 +253,34 @@ def _answer(fit: Fit, status: int, headers: dict[str, str]) -> JSONResponse:
 
 @dataclass(frozen=True)
 class SentFit:
-    """A checked request; with the type of the arrays if they came with it."""
+    """A checked request, with the media type of the arrays if they came with it."""
 
     request: FitRequest
     arrays_type: str | None
 
 
 async def read_fit(request: Request, arrived: SpooledBody, name: str, run: Runner) -> SentFit:
-    """What is asked, checked before arrays are taken; these are in ``arrived`` then.
+    """Read and check a request before its arrays are received into ``arrived``.
 
-    ``run`` is where bodies are parsed and orders checked: a caller chooses how long that takes.
+    ``run`` is where bodies are parsed and checked: the caller's input determines how long it takes.
     """
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != JSON:
-        asked = await run(lambda: _request(_checked(_from_query(request), "query"), name))
+        fit = await run(lambda: _request(_checked(_from_query(request), "query"), name))
         await spool(request, arrived, run)
-        return SentFit(replace(asked, dataset=arrived.sha256), content_type)
+        return SentFit(replace(fit, dataset=arrived.sha256), content_type)
     for field in request.query_params:
-        if field not in OF_THE_ARRAYS:
-            raise Invalid("invalid_request", f"query.{field[:40]}: belongs into the JSON body")
-    asked, arrays = await parse(request, _from_body, await request.body(), name)
+        if field not in ARRAY_OPTIONS:
+            raise Invalid("invalid_request", f"query.{field[:40]}: belongs in the JSON body")
+    fit, arrays = await parse(request, _from_body, await request.body(), name)
     if arrays is None:
-        return SentFit(asked, None)
+        return SentFit(fit, None)
     await run(arrived.write, arrays)
-    return SentFit(replace(asked, dataset=arrived.sha256), JSON)
+    return SentFit(replace(fit, dataset=arrived.sha256), JSON)
 
 
 def _from_body(body: bytes, name: str) -> tuple[FitRequest, bytes | None]:
-    """What a JSON body asks, and its arrays if it has any."""
+    """Return the request in a JSON body, and its arrays if it has any."""
     document, arrays = _split(body)
     checked = _checked(document, "body")
     if arrays is None and checked.dataset is None:
@@ -291,37 +291,35 @@ def _from_body(body: bytes, name: str) -> tuple[FitRequest, bytes | None]:
 
 
 def _split(body: bytes) -> tuple[dict[str, Any], bytes | None]:
-    """A JSON body without its arrays, and these."""
+    """Split a JSON body into its other fields and its arrays."""
     document = json_body.parse(body)
     if not isinstance(document, dict):
         raise Invalid("invalid_request", "the body must be a JSON object")
     arrays = {name: document.pop(name) for name in ARRAYS if name in document}
-    json_body.check_shape(document, MOST_BODY_COST)
-    json_body.check_shape(arrays, json_body.MOST_COST, MOST_ARRAY_DEPTH)
+    json_body.check_shape(document, MAX_BODY_COST)
+    json_body.check_shape(arrays, json_body.MAX_COST, MAX_ARRAY_DEPTH)
     return document, orjson.dumps(arrays) if arrays else None
 
 
 def _from_query(request: Request) -> dict[str, Any]:
-    """The fields of a fit that came in the query, because the body holds arrays."""
-    asked: dict[str, Any] = {}
+    """Return the fields of a fit in the query, which is where they are if the body is arrays."""
+    fields: dict[str, Any] = {}
     methods: list[str] = []
     for name, value in request.query_params.multi_items():
-        if name in OF_THE_ARRAYS:
+        if name in ARRAY_OPTIONS:
             continue
         if name == "method":
             methods.append(value)
-        elif name in asked:
+        elif name in fields:
             raise Invalid("invalid_request", f"query.{name}: given more than once")
         elif name in (*TEXTS, *NUMBERS, *DOCUMENTS):
-            asked[name] = _value(name, value)
+            fields[name] = _value(name, value)
         else:
-            known = ", ".join(("method", *NUMBERS, *DOCUMENTS, *TEXTS, *OF_THE_ARRAYS))
-            raise Invalid(
-                "invalid_request", f"query.{name[:40]}: not known here; known are {known}"
-            )
+            known = ", ".join(("method", *NUMBERS, *DOCUMENTS, *TEXTS, *ARRAY_OPTIONS))
+            raise Invalid("invalid_request", f"query.{name[:40]}: unknown; must be one of {known}")
     if len(methods) == 1:
-        return asked | {"method": methods[0]}
-    return asked | {"methods": [{"method": one} for one in methods]} if methods else asked
+        return fields | {"method": methods[0]}
+    return fields | {"methods": [{"method": one} for one in methods]} if methods else fields
 
 
 def _value(name: str, text: str) -> Any:
@@ -347,23 +345,23 @@ def _checked(document: Mapping[str, Any], place: str) -> FitIn:
         ) from None
 
 
-def _request(asked: FitIn, name: str) -> FitRequest:
-    order = FitOrder(
-        methods=_methods(asked),
-        seed=asked.seed,
-        held_out=asked.held_out,
-        model=asked.model,
-        tags=asked.tags,
-        description=asked.description,
+def _request(body: FitIn, name: str) -> FitRequest:
+    spec = FitSpec(
+        methods=_methods(body),
+        seed=body.seed,
+        held_out=body.held_out,
+        model=body.model,
+        tags=body.tags,
+        description=body.description,
     )
-    request = FitRequest(name, order, asked.dataset or "", asked.evaluation, asked.device)
+    request = FitRequest(name, spec, body.dataset or "", body.evaluation, body.device)
     request.check()
     return request
 
 
-def _methods(asked: FitIn) -> list[MethodOrder]:
-    if asked.methods is not None:
-        if asked.method is not None or asked.params is not None:
+def _methods(body: FitIn) -> list[MethodSpec]:
+    if body.methods is not None:
+        if body.method is not None or body.params is not None:
             raise Invalid("two_methods", "give method and params, or methods, not both")
-        return [MethodOrder(one.method, one.params) for one in asked.methods]
-    return [MethodOrder(asked.method or DEFAULT_METHOD, asked.params or {})]
+        return [MethodSpec(one.method, one.params) for one in body.methods]
+    return [MethodSpec(body.method or DEFAULT_METHOD, body.params or {})]

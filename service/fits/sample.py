@@ -1,4 +1,4 @@
-"""The bundled sample as a first fit: something to look at before there is data."""
+"""A first fit on the bundled sample, for users without data at hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.access.permissions import Principal
 from service.datasets.service import Datasets, Retention
 from service.datasets.spool import Spool
 from service.fits import service as fits
-from service.fits.service import FitOrder, FitRequest, MethodOrder
+from service.fits.service import FitRequest, FitSpec, MethodSpec
 from service.storage.database import Database
 from service.storage.records import Fit
 
@@ -21,7 +21,7 @@ METHODS = ("temperature", "smart")
 NPZ = "application/x-npz"
 
 
-def order_sample(
+def fit_sample(
     database: Database,
     datasets: Datasets,
     principal: Principal,
@@ -30,16 +30,16 @@ def order_sample(
     keeping: Retention,
     most_open: int,
 ) -> Fit:
-    """Order fits on one part of the sample, judged on the other."""
+    """Submit a fit on one part of the sample, judged on the other."""
 
     def add(part: Literal["cal", "test"]) -> str:
         with spool.body(principal.workspace) as arrived:
             arrived.write(_npz(part))
             return datasets.add(principal, arrived, NPZ, None, keeping).dataset.id
 
-    order = FitOrder([MethodOrder(one) for one in METHODS], description=f"The sample: {TITLE}")
+    spec = FitSpec([MethodSpec(one) for one in METHODS], description=f"The sample: {TITLE}")
     dataset, evaluation = add("cal"), add("test")
-    request = FitRequest(CALIBRATOR, order, dataset, evaluation)
+    request = FitRequest(CALIBRATOR, spec, dataset, evaluation)
     request.check()
     with database.write() as store:
         return fits.submit(store, principal, request, dataset=dataset, most_open=most_open)

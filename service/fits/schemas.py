@@ -1,4 +1,4 @@
-"""Requests and answers about fits and methods."""
+"""Request and response bodies of fits and methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REASON = "smart has the lowest NLL (0.2441) of the 2 that lose neither accuracy 
 DatasetName = Annotated[str, Field(pattern=ID_PATTERN, description="its id, or sha256:{hash}")]
 
 
-# the fields of a fit that may be in the query, because the body holds arrays
+# fields of a fit that are in the query if the body holds arrays
 TEXTS = ("model", "device", "description", "evaluation")
 NUMBERS = {"seed": int, "held_out": float}
 DOCUMENTS = ("params", "tags")
@@ -47,13 +47,13 @@ def _add_arrays(schema: dict[str, Any]) -> None:
 
 
 class FitIn(RequestBody):
-    """What to fit; ``methods`` for several in one job, else ``method`` and ``params``."""
+    """What to fit: ``method`` and ``params``, or ``methods`` for several in one fit."""
 
     model_config = ConfigDict(json_schema_extra=_add_arrays)
 
     dataset: DatasetName | None = Field(default=None, examples=[DATASET_ID])
     method: Annotated[
-        str | None, Field(max_length=40, description=f"`{DEFAULT_METHOD}` if none is named")
+        str | None, Field(max_length=40, description=f"`{DEFAULT_METHOD}` by default")
     ] = Field(default=None, examples=["smart"])
     params: dict[str, Any] | None = None
     methods: Annotated[list[MethodIn], Field(max_length=LONGEST_LIST)] | None = None
@@ -74,7 +74,7 @@ FIT_BODY: dict[str, Any] = {
             "schema": {"type": TYPES[NUMBERS.get(name, str)]},
             "description": f"{FitIn.model_fields[name].description or 'as in JSON'}"
             f"{', written as JSON' * (name in DOCUMENTS)}"
-            f"{'; several times for several' * (name == 'method')}; "
+            f"{'; may be repeated' * (name == 'method')}; "
             "only if the body is not JSON",
         }
         for name in ("method", *NUMBERS, *DOCUMENTS, *TEXTS)
@@ -99,21 +99,21 @@ FIT_BODY: dict[str, Any] = {
 
 
 class FitError(Body):
-    """Why a fit failed: a stable code and a sentence."""
+    """Why a fit failed: a stable code and a message."""
 
     code: str
     message: str
 
 
 class RecommendationOut(Body):
-    """Which of the versions of a fit to use, and why; null if none of them."""
+    """Which version of a fit to use and why; null if none is recommended."""
 
     version: int | None = Field(examples=[4])
     reason: str = Field(examples=[REASON])
 
 
 class FitOut(Body):
-    """A fit job."""
+    """A fit."""
 
     id: str = Field(examples=[FIT_ID])
     calibrator: str = Field(examples=["fashion"])
@@ -140,7 +140,7 @@ class FitOut(Body):
 
     @classmethod
     def of(cls, fit: records.Fit) -> FitOut:
-        """The answer for a fit."""
+        """Return the response body of a fit."""
         return cls(
             id=fit.id,
             calibrator=fit.calibrator_name,
@@ -170,7 +170,7 @@ class FitOut(Body):
 class MethodOut(Body):
     """A method, its parameters as a JSON schema, and whether it can change the class.
 
-    One that `needs_segments` is fitted on rows that name their segments.
+    A method with `needs_segments` is fitted on rows that name their segments.
     """
 
     name: str = Field(examples=["temperature"])

@@ -1,4 +1,4 @@
-"""Fits: ordered, found and cancelled."""
+"""Submit, find and cancel fits."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from service.storage.records import Dataset, Fit
 from service.storage.store import Store
 
 QUEUES = CPU, GPU = "fit.cpu", "fit.gpu"
-MOST_METHODS = 20
-LONGEST_ORDER = 16_384
+MAX_METHODS = 20
+LONGEST_SPEC = 16_384
 NUMBER_LENGTH = 8
 WORKER_IS_ALIVE = 6.0
 GIGABYTE = 1 << 30
-TEXT_COPIES = 8  # the numbers of a text as Python's own
+TEXT_COPIES = 8  # parsed numbers are Python objects, larger than their text
 
 Device = Literal["auto", "cpu", "gpu"]
 
 
 @dataclass(frozen=True)
-class MethodOrder:
+class MethodSpec:
     """A method to fit, by name, and its parameters."""
 
     method: str
@@ -42,10 +42,10 @@ class MethodOrder:
 
 
 @dataclass(frozen=True)
-class FitOrder:
-    """What is asked of a fit."""
+class FitSpec:
+    """What a fit does, apart from its data."""
 
-    methods: Sequence[MethodOrder]
+    methods: Sequence[MethodSpec]
     seed: int = 0
     held_out: float | None = None
     model: str | None = None
@@ -54,15 +54,15 @@ class FitOrder:
 
     @cached_property
     def recipes(self) -> list[Calibrator]:
-        """The recipes of the methods; making those of many candidates takes a while."""
+        """The recipes of the methods; cached, because making many takes a while."""
         return [make_recipe(one.method, one.params, seed=self.seed) for one in self.methods]
 
     def check(self) -> None:
-        """Raise if a worker would refuse it."""
-        if not 1 <= len(self.methods) <= MOST_METHODS:
+        """Raise if a worker would refuse this fit."""
+        if not 1 <= len(self.methods) <= MAX_METHODS:
             raise Invalid(
                 "bad_methods",
-                f"a fit takes 1 to {MOST_METHODS} methods, got {len(self.methods)}",
+                f"a fit takes 1 to {MAX_METHODS} methods, got {len(self.methods)}",
             )
         self._check_size()
         _ = self.recipes
@@ -70,27 +70,28 @@ class FitOrder:
         check_notes(self.tags, self.description)
 
     def _check_size(self) -> None:
-        """Raise TooLarge if the methods are long: they are stored, and part of many answers."""
+        """Raise TooLarge if the methods are long: they are stored, and part of many responses."""
         length = sum(len(one.method) + _length(one.params) for one in self.methods)
-        if length > LONGEST_ORDER:
+        if length > LONGEST_SPEC:
             raise TooLarge(
-                "order_too_large",
-                f"the methods of a fit and their parameters take at most {LONGEST_ORDER} "
+                "fit_too_large",
+                f"the methods of a fit and their parameters may have at most {LONGEST_SPEC} "
                 f"characters, got about {length}",
-                limit=LONGEST_ORDER,
+                limit=LONGEST_SPEC,
             )
 
 
 @dataclass(frozen=True)
 class FitRequest:
-    """A fit as a caller asks for it.
+    """A fit as the caller requested it.
 
-    ``dataset`` and ``evaluation`` are as they were named, or the SHA-256 of bytes sent with it;
-    ``kind`` and ``keeping`` say how such bytes are read and kept.
+    ``dataset`` and ``evaluation`` are ids as given, or the SHA-256 of bytes sent with the request;
+    ``kind`` and ``keeping`` say how such bytes are read and stored. Idempotency keys are checked
+    against a digest of the fields and their names.
     """
 
     calibrator: str
-    order: FitOrder
+    order: FitSpec
     dataset: str
     evaluation: str | None = None
     device: Device = "auto"
@@ -98,7 +99,7 @@ class FitRequest:
     keeping: Retention | None = None
 
     def check(self) -> None:
-        """Raise if it could not be fitted, whatever the dataset."""
+        """Raise if the request is invalid whatever the dataset."""
         check_name(self.calibrator, "a calibrator")
         self.order.check()
         if self.evaluation is not None and self.order.held_out is not None:
@@ -108,7 +109,7 @@ class FitRequest:
 def replayed(
     store: Store, principal: Principal, request: FitRequest, key: str | None
 ) -> Fit | None:
-    """The fit that an equal request with this key has ordered before."""
+    """Return the fit that an equal request with this key submitted before."""
     known = idempotency.answered(store, principal, key, asdict(request))
     return None if known is None else find(store, principal, known["fit"])
 
@@ -123,10 +124,10 @@ def submit(
     memory_limit: int | None = None,
     most_open: int | None = None,
 ) -> Fit:
-    """Order a fit on a dataset.
+    """Submit a fit on a dataset.
 
-    ``memory_limit`` is how many bytes a fit may need by its estimate, ``most_open`` how many fits
-    of a workspace may wait or run; None for any number.
+    ``memory_limit`` is how many bytes a fit may need, by estimate, ``most_open`` how many fits
+    of a workspace may wait or run; None means no limit.
     """
     _check_open(store, principal, most_open)
     data = find_ready(store, principal, dataset)
@@ -153,7 +154,7 @@ def submit(
 
 
 def find(store: Store, principal: Principal, id: str) -> Fit:
-    """A fit of the caller."""
+    """Return a fit of the caller's workspace."""
     found = store.fits.get(id, principal.workspace)
     if found is None:
         raise NotFound("no_such_fit", "there is no such fit")
@@ -161,7 +162,7 @@ def find(store: Store, principal: Principal, id: str) -> Fit:
 
 
 def cancel(store: Store, principal: Principal, id: str) -> Fit:
-    """Stop a fit: at once if it waits, within seconds if it runs; again is no error."""
+    """Cancel a fit, at once if it waits, within seconds if it runs; repeating it is no error."""
     found = find(store, principal, id)
     changed = store.fits.cancel(id)
     if changed is None and not found.cancel_requested:
@@ -170,22 +171,22 @@ def cancel(store: Store, principal: Principal, id: str) -> Fit:
 
 
 def _check_open(store: Store, principal: Principal, most: int | None) -> None:
-    """Raise TooMany if a workspace has as many fits waiting or running as it may."""
+    """Raise TooMany if a workspace has ``most`` fits waiting or running."""
     if most is None:
         return
-    store.keys.lock_workspace(principal.workspace)  # else two could both be the last
+    store.keys.lock_workspace(principal.workspace)  # else concurrent calls could exceed the limit
     count = store.fits.count_open(principal.workspace)
     if count >= most:
         raise TooMany(
             "too_many_fits",
-            f"{count} fits of this workspace wait or run already, and more than {most} are not "
-            "taken: wait for some to finish, or cancel some",
+            f"{count} fits of this workspace are waiting or running, the limit is {most}: "
+            "wait for some to finish, or cancel some",
             limit=most,
         )
 
 
 def _length(value: Any) -> int:
-    """Return about how many characters a value has as JSON, without writing it."""
+    """Estimate how many characters a value has as JSON, without serializing it."""
     match value:
         case str():
             return len(value) + 2
@@ -201,12 +202,12 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
         raise Invalid(
             "evaluation_is_the_dataset",
             "the evaluation dataset must hold rows that the fit does not see: "
-            "leave it out, and a part of the dataset is held out",
+            "omit it to hold out a part of the dataset",
         )
     if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
         raise Invalid(
             "evaluation_differs",
-            f"the evaluation dataset must hold {data.kind} of {data.classes} classes like the "
+            f"the evaluation dataset must hold {data.kind} of {data.classes} classes, like the "
             f"dataset, got {evaluation.kind} of {evaluation.classes}",
         )
 
@@ -218,9 +219,9 @@ def check_memory(
     held_out: float | None,
     limit: int | None,
 ) -> None:
-    """Raise if a fit would need more memory than ``limit`` bytes by its estimate.
+    """Raise TooLarge if a fit would need more than ``limit`` bytes of memory, by estimate.
 
-    The estimate is made of what is stored about the datasets: none of them is loaded for it.
+    The estimate uses the metadata of the datasets; none of them is loaded for it.
     """
     needed = fit_bytes(recipe, data, evaluation, held_out)
     if limit is None or needed <= limit:
@@ -239,7 +240,7 @@ def check_memory(
 def fit_bytes(
     recipe: Calibrator, data: Dataset, evaluation: Dataset | None, held_out: float | None
 ) -> int:
-    """Estimate the memory of a fit at its peak, with all that it loads."""
+    """Estimate the peak memory of a fit, including its datasets."""
     judged = None if evaluation is None else evaluation.rows or 0
     needed = memory_bytes(
         recipe, data.rows or 0, data.classes or 0, evaluation=judged, held_out=held_out
@@ -248,7 +249,7 @@ def fit_bytes(
 
 
 def _reading_bytes(dataset: Dataset) -> int:
-    """Estimate what a loaded dataset takes beside its logits and labels."""
+    """Estimate the memory of a loaded dataset besides its logits and labels."""
     rows, classes = dataset.rows or 0, dataset.classes or 0
     found = 0
     if dataset.kind == "probabilities":  # these are kept beside their logarithms
@@ -260,9 +261,9 @@ def _reading_bytes(dataset: Dataset) -> int:
     return found
 
 
-def _check_segments(order: FitOrder, data: Dataset, evaluation: Dataset | None) -> None:
-    """Refuse a method of segments where nothing names them; judged so, it would seem worse."""
-    for recipe in order.recipes:
+def _check_segments(spec: FitSpec, data: Dataset, evaluation: Dataset | None) -> None:
+    """Raise Invalid if a method needs segments and a dataset has none."""
+    for recipe in spec.recipes:
         method = recipe.method_needing_segments
         if method is None:
             continue
@@ -270,13 +271,13 @@ def _check_segments(order: FitOrder, data: Dataset, evaluation: Dataset | None) 
             if dataset is not None and dataset.segments is None:
                 raise Invalid(
                     "missing_segments",
-                    f"the method {method!r} needs the segment of each row, and the {name} "
-                    "names none: send it with segments",
+                    f"the method {method!r} needs the segment of each row, but the {name} "
+                    "has none: send it with segments",
                 )
 
 
 def _queue_for(store: Store, device: Device) -> str:
-    """Where a worker will take it; one without a GPU must not wait for one."""
+    """Return the queue for a device; without GPU workers, "auto" means the CPU queue."""
     if device == "cpu":
         return CPU
     has_gpu = any(GPU in worker.queues for worker in store.workers.alive(WORKER_IS_ALIVE))
@@ -286,7 +287,7 @@ def _queue_for(store: Store, device: Device) -> str:
 
 
 class FitWatcher(Watcher[str, Fit]):
-    """Tells how fits go on."""
+    """Follows the changes of fits."""
 
     def __init__(self, database: Database) -> None:
         def read(ids: list[str]) -> dict[str, Fit]:
@@ -296,11 +297,11 @@ class FitWatcher(Watcher[str, Fit]):
         super().__init__("fits", read)
 
     def changes_of(self, fit: Fit) -> AsyncGenerator[Fit]:
-        """The fit now and after every change, until it is final or ``stop`` is called."""
+        """Yield the fit now and after every change, until it is final or ``stop`` is called."""
         return self.changes(fit.id, fit, _is_final)
 
     async def finished(self, fit: Fit, seconds: float) -> Fit:
-        """The fit when it is final, or as it is after so many seconds or at ``stop``."""
+        """Return the fit once it is final, or as it is after ``seconds`` or at ``stop``."""
         return await self.until(fit.id, fit, _is_final, seconds)
 
 

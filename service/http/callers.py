@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def principal_of(scope: AsgiScope) -> Principal:
-    """The caller that the guard has let in."""
+    """Return the caller that the guard has authenticated."""
     principal: Principal = scope["principal"]
     return principal
 
@@ -33,32 +33,32 @@ def check_scope(principal: Principal, scope: Scope) -> None:
 
 
 async def parse(request: Request, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run what reads a body off the event loop, on the caller's share of threads."""
+    """Parse a body off the event loop, on the caller's share of threads."""
     principal: Principal | None = request.scope.get("principal")
-    # whoever signs in has no workspace yet
+    # a caller who is signing in has no workspace yet
     owner = "public" if principal is None else principal.workspace
     pools: Executors = request.app.state.parts.executors
     return await pools.parse.run(owner, call, *args, **kwargs)
 
 
 class Needs:
-    """A route's dependency: the scope that its caller needs."""
+    """Route dependency that requires a scope."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
 
     def __call__(self, request: Request) -> None:
-        """Raise if the caller lacks it."""
+        """Raise Forbidden if the caller lacks the scope."""
         check_scope(principal_of(request.scope), self.scope)
 
 
 def needs(scope: Scope) -> list[DependsClass]:
-    """For a route's ``dependencies``."""
+    """Return the ``dependencies`` of a route that requires a scope."""
     return [Depends(Needs(scope))]
 
 
 async def _caller(request: Request) -> Principal:
-    # a coroutine: what a plain function sets is not seen by the route
+    # a coroutine, because a context variable set in a worker thread does not reach the route
     principal = principal_of(request.scope)
     OWNER.set(principal.workspace)
     return principal

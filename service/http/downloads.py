@@ -1,4 +1,4 @@
-"""Blobs as answers, in pieces: their size is not held in memory for each connection."""
+"""Blobs as responses, streamed in pieces so that no connection holds a whole blob in memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PIECE = 1 << 18
 BINARY = "application/octet-stream"
 
 
-def blob_answer(blobs: Blobs, key: str, sha256: str, headers: dict[str, str]) -> Response:
-    """Answer a blob whose hash was checked, piece by piece unless it is small."""
+def blob_response(blobs: Blobs, key: str, sha256: str, headers: dict[str, str]) -> Response:
+    """Return a response with a blob whose hash was checked; stream it unless it is small."""
     with ExitStack() as opened:
         path = opened.enter_context(blobs.file(key, sha256))
         file = opened.enter_context(path.open("rb"))
@@ -27,20 +27,20 @@ def blob_answer(blobs: Blobs, key: str, sha256: str, headers: dict[str, str]) ->
         if size <= PIECE:
             return Response(file.read(), headers=headers, media_type=BINARY)
         pieces = _pieces(opened.pop_all(), file, sha256)
-        first = next(pieces)  # once begun, it closes the file even if nobody reads on
+        first = next(pieces)  # once started, the generator closes the file even if abandoned
         stated = {**headers, "Content-Length": str(size)}
         return StreamingResponse(chain([first], pieces), headers=stated, media_type=BINARY)
 
 
 def _pieces(opened: ExitStack, file: BinaryIO, sha256: str) -> Iterator[bytes]:
-    """Yield a file's bytes; all but the last if they do not have the hash that they had."""
+    """Yield a file's bytes; raise before the last piece if their hash has changed."""
     digest = hashlib.sha256()
     with opened:
         piece = file.read(PIECE)
         while piece:
             digest.update(piece)
-            following = file.read(PIECE)
-            if not following and digest.hexdigest() != sha256:
+            next_piece = file.read(PIECE)
+            if not next_piece and digest.hexdigest() != sha256:
                 raise BlobCorrupt("blob_corrupt", "the stored bytes changed while they were sent")
             yield piece
-            piece = following
+            piece = next_piece

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def is_known(if_none_match: str | None, tag: str) -> bool:
-    """Whether an If-None-Match header says that the caller has what this ETag names.
+    """Return whether an If-None-Match header matches this ETag.
 
     >>> is_known('"a", W/"b"', "b"), is_known("*", "c"), is_known(None, "c")
     (True, True, False)

@@ -1,4 +1,4 @@
-"""JSON answers with long lists, written in blocks: one call must not hold the interpreter long."""
+"""JSON responses with long lists, serialised in blocks so that no call holds the GIL for long."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-# they are written in about a millisecond
+# serialised in about a millisecond
 BLOCK_NUMBERS = 1 << 14
 
 
 def write(document: dict[str, Any], **lists: Iterable[Any]) -> bytes:
-    """Return a JSON object of a document's fields and of lists, each given as its blocks.
+    """Return a JSON object of a document's fields and of lists, each passed as its blocks.
 
     >>> write({"a": 1}, b=blocks(np.arange(3)), c=[])
     b'{"a":1,"b":[0,1,2],"c":[]}'
     """
     text = _dumps(document)[:-1]
     parts = [text]
-    for name, found in lists.items():
+    for name, list_blocks in lists.items():
         parts += [b"," if len(text) > 1 or len(parts) > 1 else b"", _dumps(name), b":["]
-        written = (_dumps(block)[1:-1] for block in found)
-        parts += [b",".join(one for one in written if one), b"]"]
+        items = (_dumps(block)[1:-1] for block in list_blocks)
+        parts += [b",".join(one for one in items if one), b"]"]
     return b"".join([*parts, b"}"])
 
 
 def blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Return blocks of an array's rows."""
+    """Yield blocks of an array's rows."""
     step = max(1, BLOCK_NUMBERS * len(array) // max(1, array.size))
     for start in range(0, len(array), step):
         yield np.ascontiguousarray(array[start : start + step])

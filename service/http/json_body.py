@@ -13,20 +13,20 @@ from service.errors import Invalid, Malformed, TooLarge
 
 Bytes = bytes | memoryview
 
-# The parser holds the interpreter until it has ended, and its objects take memory: so much of each
-# is allowed as 1.5 million numbers need, which are read in about 0.1 s and 100 MB.
-MOST_COST = 1_500_000
-MOST_DEPTH = 32
-# what each character stands for: a value, a list, an object, a key
+# The parser holds the GIL until it ends, and its objects take memory. The budget is what
+# 1.5 million numbers need: about 0.1 s and 100 MB.
+MAX_COST = 1_500_000
+MAX_DEPTH = 32
+# the cost of what each character begins: a value, a list, an object, a key
 COSTS = {b",": 1, b"[": 5, b"{": 3, b":": 2}
 _BLOCK = 1 << 20
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def parse(body: Bytes, *, most_cost: int = MOST_COST) -> Any:
-    """Parse a JSON text; refuse NaN, Infinity, numbers beyond float64 and too great a depth.
+def parse(body: Bytes, *, most_cost: int = MAX_COST) -> Any:
+    """Parse a JSON text; refuse NaN, Infinity, numbers beyond float64 and deep nesting.
 
-    Text that could hold more values than are read at once is refused before it is parsed.
+    Text that could hold more values than the budget allows is refused before it is parsed.
     """
     check_cost(body, most_cost)
     check_depth(body)
@@ -37,10 +37,10 @@ def parse(body: Bytes, *, most_cost: int = MOST_COST) -> Any:
         raise Malformed("malformed_json", f"the body cannot be read as JSON: {error}") from error
 
 
-def check_cost(body: Bytes, most: int = MOST_COST) -> None:
-    """Raise TooLarge if a JSON text may hold more values, lists and objects than are read.
+def check_cost(body: Bytes, most: int = MAX_COST) -> None:
+    """Raise TooLarge if a JSON text may hold more values, lists and objects than allowed.
 
-    Counts characters, also those inside of strings: it takes milliseconds for any body.
+    Counts characters, including those inside strings, which takes milliseconds for any body.
     """
     if max(COSTS.values()) * len(body) <= most:
         return
@@ -55,8 +55,8 @@ def check_cost(body: Bytes, most: int = MOST_COST) -> None:
         )
 
 
-def check_depth(body: Bytes, most: int = MOST_DEPTH) -> None:
-    """Raise Invalid if the brackets of a large JSON text lie too deep inside each other.
+def check_depth(body: Bytes, most: int = MAX_DEPTH) -> None:
+    """Raise Invalid if the brackets of a large JSON text are nested too deeply.
 
     Small texts are parsed whatever their depth.
     """
@@ -65,7 +65,7 @@ def check_depth(body: Bytes, most: int = MOST_DEPTH) -> None:
     depth = 0
     for block in _without_strings(bytes(body)):
         brackets = block.translate(None, _NO_BRACKETS)
-        # the bit that tells ] and } from [ and {
+        # the bit that distinguishes ] and } from [ and {
         closing = np.right_shift(np.frombuffer(brackets, np.uint8), 2) & 1
         depths = depth + np.cumsum(1 - 2 * closing.astype(np.int32))
         if depths.size:
@@ -75,9 +75,9 @@ def check_depth(body: Bytes, most: int = MOST_DEPTH) -> None:
 
 
 def _without_strings(text: bytes) -> Iterator[bytes]:
-    """Return a JSON text block by block, without what is inside of its strings.
+    r"""Yield a JSON text block by block, without the contents of its strings.
 
-    >>> list(_without_strings(b'{"a[": "\\\\\\"["}'))
+    >>> list(_without_strings(b'{"a[": "\\\"["}'))
     [b'{": "}']
     """
     start, is_inside = 0, False
@@ -87,7 +87,7 @@ def _without_strings(text: bytes) -> Iterator[bytes]:
             end += 1
         block, start = text[start:end], end
         if is_inside or b'"' in block:
-            # backslashes stand in strings only, and their quotes end none
+            # backslashes occur only in strings, and escaped quotes do not end a string
             plain = block.replace(b"\\\\", b"").replace(b'\\"', b"")
             characters = np.frombuffer(plain, np.uint8)
             quotes = np.cumsum(characters == ord('"'), dtype=np.int32) + is_inside
@@ -96,8 +96,8 @@ def _without_strings(text: bytes) -> Iterator[bytes]:
         yield block
 
 
-def check_shape(document: Any, most_values: int, most_depth: int = MOST_DEPTH) -> None:
-    """Raise if a parsed document holds too many values, or lists and objects too deep in others."""
+def check_shape(document: Any, most_values: int, most_depth: int = MAX_DEPTH) -> None:
+    """Raise if a parsed document holds too many values or is nested too deeply."""
     values, waiting = 0, [(document, 0)]
     while waiting:
         value, depth = waiting.pop()
@@ -117,4 +117,4 @@ def check_shape(document: Any, most_values: int, most_depth: int = MOST_DEPTH) -
 
 
 def _too_deep(most: int) -> Invalid:
-    return Invalid("too_deep", f"lists and objects may lie {most} deep inside each other")
+    return Invalid("too_deep", f"lists and objects may be nested at most {most} deep")

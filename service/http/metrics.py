@@ -1,4 +1,4 @@
-"""What the service counts, in a registry of its own, as Prometheus reads it."""
+"""Prometheus metrics of the service, in a registry of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 
 Record = Callable[[float], None]
-"""Counts one request that took so many seconds."""
+"""Records one request by its duration in seconds."""
 
 
 class Metrics:
@@ -36,14 +36,14 @@ class Metrics:
         )
         self.request_seconds = Histogram(
             "calibrd_request_seconds",
-            "Time from a request's headers to the end of its answer.",
+            "Time from a request's headers to the end of its response.",
             ("route", "method"),
             buckets=SECONDS_BUCKETS,
             registry=self.registry,
         )
         lookups = Counter(
             "calibrd_map_cache_lookups",
-            "Maps looked for in memory.",
+            "Lookups of maps in memory.",
             ("result",),
             registry=self.registry,
         )
@@ -51,7 +51,7 @@ class Metrics:
         self.map_cache_miss = lookups.labels("miss").inc
         damaged = Counter(
             "calibrd_damaged_blobs",
-            "Reads of stored bytes that were gone or not those that were written.",
+            "Reads of stored bytes that were missing or differed from what was written.",
             ("kind",),
             registry=self.registry,
         )
@@ -62,7 +62,7 @@ class Metrics:
         GCCollector(registry=self.registry)
 
     def recorder(self, route: str, method: str, status: int) -> Record:
-        """What counts a request of this kind; resolve it once and keep it."""
+        """Return a function that records a request of this kind; create it once and reuse it."""
         count = self.requests_total.labels(route, method, str(status)).inc
         observe = self.request_seconds.labels(route, method).observe
 
@@ -73,7 +73,7 @@ class Metrics:
         return record
 
     def watch_map_cache(self, size: Callable[[], int]) -> None:
-        """Report the number of maps in memory, asked for at each scrape."""
+        """Report the number of maps in memory, read at each scrape."""
 
         def collect() -> Iterable[Metric]:
             yield GaugeMetricFamily("calibrd_map_cache_size", "Maps in memory.", value=size())
@@ -85,7 +85,7 @@ class Metrics:
         self.registry.register(_CallbackCollector(collect))
 
     def render(self) -> tuple[bytes, str]:
-        """All metrics as text, and its content type."""
+        """Return all metrics as text, and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
@@ -97,5 +97,5 @@ class _CallbackCollector(Collector):
         return self._collect()
 
     def describe(self) -> Iterable[Metric]:
-        # without this the registry would collect once at registration, before there is a database
+        # without this the registry collects once at registration, before there is a database
         return ()

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of many operations: path parameters, files, errors."""
+"""Parts of the OpenAPI document that many operations share: path parameters, files, errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FitId = Annotated[str, Path(pattern=ID_PATTERN, examples=[FIT_ID])]
 KeyId = Annotated[str, Path(pattern=ID_PATTERN, examples=[KEY_ID])]
 IfNoneMatch = Annotated[
     str | None,
-    Header(max_length=1000, description="ETags of what the caller has: 304 if it is known"),
+    Header(max_length=1000, description="ETags that the caller has: 304 if one matches"),
 ]
 
 BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
@@ -33,7 +33,7 @@ PROBLEM = {
 
 
 def errors(descriptions: dict[int | str, str]) -> Answers:
-    """Return the errors of an operation, by status."""
+    """Return the error responses of an operation, by status."""
     return {
         status: {"description": text, "content": PROBLEM} for status, text in descriptions.items()
     }
@@ -43,10 +43,10 @@ ANY_ERROR = errors({"default": "An error"})
 
 
 def file(media_type: str, description: str) -> Answers:
-    """Return the answer that is a file."""
+    """Return the response of an operation that sends a file."""
     return {200: {"description": description, "content": {media_type: BINARY}}}
 
 
 def known_file(media_type: str, description: str) -> Answers:
-    """Return the answers of a file that is only sent to callers who do not have it."""
+    """Return the responses of a file that is only sent to callers who do not have it."""
     return {**file(media_type, description), 304: {"description": "The caller has it"}}

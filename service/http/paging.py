@@ -1,4 +1,4 @@
-"""Lists in pages: an opaque cursor says where the next one begins."""
+"""Lists in pages; an opaque cursor marks where the next page begins."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from service.storage.repository import After
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 
-Limit = Annotated[int, Query(ge=1, le=200, description="most items of the page")]
+Limit = Annotated[int, Query(ge=1, le=200, description="maximum number of items")]
 Cursor = Annotated[
-    str | None, Query(max_length=400, description="`next` of the page before; empty for the first")
+    str | None,
+    Query(max_length=400, description="`next` of the previous page; omit for the first page"),
 ]
 
 
@@ -36,10 +37,11 @@ class Page(Body, Generic[Out]):
 def paged(
     found: Sequence[Item], limit: int, shape: Callable[[Item], Out], place: Callable[[Item], Any]
 ) -> Page[Out]:
-    """A page of at most ``limit`` of what was found; ask for one more than that."""
-    more = len(found) > limit
-    kept = found[:limit]
-    return Page(items=[shape(one) for one in kept], next=_cursor(place(kept[-1])) if more else None)
+    """Return a page of at most ``limit`` items; ``found`` has one more if pages follow."""
+    has_next = len(found) > limit
+    items = found[:limit]
+    cursor = _cursor(place(items[-1])) if has_next else None
+    return Page(items=[shape(one) for one in items], next=cursor)
 
 
 def affordable(costs: Iterable[int], most: int) -> int:
@@ -51,8 +53,8 @@ def affordable(costs: Iterable[int], most: int) -> int:
     return max(1, sum(total <= most for total in accumulate(costs)))
 
 
-def written(answer: BaseModel) -> Response:
-    """Return a large answer as JSON, written on the caller's thread and not on the event loop."""
+def json_response(answer: BaseModel) -> Response:
+    """Return a large answer as JSON, serialised on the calling thread, not on the event loop."""
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
 
@@ -71,7 +73,7 @@ def _place(cursor: str | None) -> Any:
 
 
 def time_place(cursor: str | None) -> After | None:
-    """The place of a cursor into a list ordered by time."""
+    """Decode the cursor of a list ordered by time."""
     place = _place(cursor)
     if place is None:
         return None
@@ -82,7 +84,7 @@ def time_place(cursor: str | None) -> After | None:
 
 
 def number_place(cursor: str | None) -> int | None:
-    """The place of a cursor into a list ordered by number."""
+    """Decode the cursor of a list ordered by number."""
     place = _place(cursor)
     if place is not None and not (type(place) is int and 0 <= place < 2**31):
         raise _bad_cursor()
@@ -90,7 +92,7 @@ def number_place(cursor: str | None) -> int | None:
 
 
 def name_place(cursor: str | None) -> str | None:
-    """The place of a cursor into a list ordered by name."""
+    """Decode the cursor of a list ordered by name."""
     place = _place(cursor)
     if place is not None and not (isinstance(place, str) and place.isprintable()):
         raise _bad_cursor()
@@ -98,4 +100,4 @@ def name_place(cursor: str | None) -> str | None:
 
 
 def _bad_cursor() -> Invalid:
-    return Invalid("bad_cursor", "this cursor is not one that this list gave")
+    return Invalid("bad_cursor", "this cursor was not issued for this list")

@@ -1,7 +1,7 @@
-"""What every error answers: problem+json (RFC 9457), and ``{"error": ...}`` under /v2.
+"""Error responses: problem+json (RFC 9457), and ``{"error": ...}`` under /v2.
 
-The status of a code is in calibrators/error_codes.py. ``install_problems`` answers for an app's
-routes; ``LastResort`` stands outside them, for raw ASGI apps and for what middleware raises.
+The status of a code is in calibrators/error_codes.py. ``install_problems`` handles errors of an
+app's routes; ``LastResort`` handles those of raw ASGI apps and middleware.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from calibrators.error_codes import status_of
 from calibrators.errors import CalibrationError, DataError
 from service import errors
-from service.storage.database import AWAY
+from service.storage.database import DATABASE_DOWN
 
 RETRY_AFTER_SECONDS = 2
 MAX_FIELD_ERRORS = 20
 MAX_FIELD_LENGTH = 64
-MOST_CAUSES = 20
+MAX_CAUSES = 20
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _log = structlog.get_logger("calibrd.api")
@@ -39,7 +39,7 @@ _log = structlog.get_logger("calibrd.api")
 
 @dataclass(frozen=True)
 class Problem:
-    """An error as a client is told it, before it is written as bytes."""
+    """An error as reported to the client, before serialisation."""
 
     code: str
     detail: str
@@ -54,25 +54,25 @@ class Problem:
 
 
 def problem_response(scope: Scope, error: Exception) -> Response:
-    """The answer to a request that ended in ``error``; what nobody expected is logged."""
+    """Return the response to a request that ended in ``error``; log unexpected errors."""
     problem = problem_of(scope, error)
     if isinstance(error, errors.Damaged | errors.Unusable):
-        pass  # not a fault of the code; whoever raised it has logged which blob it is
+        pass  # not a bug; the code that raised it has logged the blob
     elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log_unexpected(scope, error)
-    elif isinstance(error, AWAY):
+    elif isinstance(error, DATABASE_DOWN):
         _log_database(scope, error)
-    _forget_frames(error)
-    return _written(scope, problem)
+    _drop_tracebacks(error)
+    return _response(scope, problem)
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error that was answered.
+def _drop_tracebacks(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that was handled.
 
     The framework's frames refer to the errors that they raise, a cycle that would keep the body of
-    every refused request until the garbage collector comes.
+    every refused request until the garbage collector runs.
     """
-    for _ in range(MOST_CAUSES):
+    for _ in range(MAX_CAUSES):
         if error is None:
             return
         error.__traceback__ = None
@@ -80,42 +80,42 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def install_problems(app: Starlette) -> None:
-    """Answer everything that a route of ``app`` raises with a problem.
+    """Turn every exception of a route of ``app`` into a problem response.
 
-    Put ``LastResort`` around the app as well: it answers what middleware raises, and keeps the
+    Wrap the app in ``LastResort`` as well: it handles exceptions of middleware, and keeps the
     server from logging a traceback that was logged here.
     """
     known = (errors.ServiceError, CalibrationError, RequestValidationError, HTTPException)
-    for kind in (*known, ClientDisconnect, *AWAY, Exception):
+    for kind in (*known, ClientDisconnect, *DATABASE_DOWN, Exception):
         app.add_exception_handler(kind, _handle)
 
 
 class LastResort:
-    """Raw ASGI middleware: an exception that reaches it becomes a problem, and ends here."""
+    """Raw ASGI middleware that turns every exception that reaches it into a problem response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; answer for it if it raised before it began to answer."""
+        """Run the app; send a problem if it raised before its response started."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         started = False
 
-        async def noting_send(message: Message) -> None:
+        async def tracking_send(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, noting_send)
+            await self.app(scope, receive, tracking_send)
         except asyncio.CancelledError:
-            # the server ends, and its patience with this request too; passed on, it is logged
-            # as an error of the app
+            # the server is shutting down and has stopped waiting for this request; re-raised,
+            # the cancellation would be logged as an error of the app
             if not started:
                 await problem_response(scope, _shutting_down())(scope, receive, send)
-        except Exception as error:  # noqa: BLE001 - nothing may pass
+        except Exception as error:  # noqa: BLE001 - nothing may escape
             if not started:
                 await problem_response(scope, error)(scope, receive, send)
             elif not isinstance(error, ClientDisconnect):
@@ -133,7 +133,7 @@ async def _handle(request: Request, error: Exception) -> Response:
 
 
 def problem_of(scope: Scope, error: Exception) -> Problem:
-    """An error as a client is told it."""
+    """Return an error as reported to the client."""
     match error:
         case errors.ServiceError():
             return _of_service_error(error)
@@ -148,8 +148,8 @@ def problem_of(scope: Scope, error: Exception) -> Problem:
             return _of_http_exception(scope, error)
         case ClientDisconnect():
             return Problem("truncated_body", "the connection closed before the body ended")
-        case _ if isinstance(error, AWAY):
-            sentence = "the database does not answer at the moment; try again"
+        case _ if isinstance(error, DATABASE_DOWN):
+            sentence = "the database does not respond at the moment; try again"
             return Problem("database_unavailable", sentence, headers=_retry_after({}))
         case _:
             sentence = (
@@ -193,7 +193,7 @@ def _malformed_json(details: Mapping[str, Any]) -> Problem:
 
 
 def _field_name(location: tuple[int | str, ...]) -> str:
-    # a field that the client made up is part of this name, so it is cut and kept to ASCII
+    # the client may have chosen this name, so it is truncated and reduced to ASCII
     parts = (str(part).encode("ascii", "replace").decode() for part in location)
     return ".".join(part[:MAX_FIELD_LENGTH] for part in parts)
 
@@ -217,7 +217,7 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
             return _malformed_json({})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _allowed_methods(scope) or headers.get("Allow", "")
-        sentence = f"this path does not take that method; it takes {allowed}"
+        sentence = f"this path does not support that method; it supports {allowed}"
         return Problem("method_not_allowed", sentence, headers={"Allow": allowed})
     phrase = HTTPStatus(status).phrase
     if status == HTTPStatus.NOT_FOUND and error.detail == phrase:
@@ -227,27 +227,27 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
 
 
 def _allowed_methods(scope: Scope) -> str:
-    """Every method of the path: the router itself names only those of the first route it met."""
+    """Return every method of the path; the router only names those of the first match."""
     router = scope.get("router")
     if not isinstance(router, Router):
         return ""
     root_path = scope.get("app_root_path", scope.get("root_path", ""))
-    asked = {key: scope[key] for key in ("type", "path", "headers")} | {"root_path": root_path}
-    # a path that no route takes costs one walk; one that many take is matched by few of them
+    request = {key: scope[key] for key in ("type", "path", "headers")} | {"root_path": root_path}
+    # narrow the routes down by path first, then try every method on those few
     routes = [
         route
         for route in router.routes
-        if route.matches({**asked, "method": "GET"})[0] is not Match.NONE
+        if route.matches({**request, "method": "GET"})[0] is not Match.NONE
     ]
     allowed = []
     for method in _METHODS:
-        matches = (route.matches({**asked, "method": method})[0] for route in routes)
+        matches = (route.matches({**request, "method": method})[0] for route in routes)
         if Match.FULL in matches:
             allowed.append(method)
     return ", ".join(allowed)
 
 
-def _written(scope: Scope, problem: Problem) -> Response:
+def _response(scope: Scope, problem: Problem) -> Response:
     path = scope["path"]
     if path == "/v2" or path.startswith("/v2/"):
         content = _json({"error": problem.detail}, {"error": _ascii(problem.detail)})
@@ -282,7 +282,7 @@ def _ascii(text: str) -> str:
 
 
 def _log_unexpected(scope: Scope, error: Exception) -> None:
-    # the app's own handler raises it once more after answering: log it there only
+    # the app's own handler re-raises it after responding: log it there only
     if scope.get("logged_error") is error:
         return
     scope["logged_error"] = error

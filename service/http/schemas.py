@@ -1,4 +1,4 @@
-"""What the requests and answers of all features share."""
+"""Schemas that the requests and responses of all features share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 Seconds = float | None
-MOST_UNKNOWN_FIELDS = 100
+MAX_UNKNOWN_FIELDS = 100
 LONGEST_LIST = 100
 KindName = Literal["logits", "probabilities"]
 
@@ -32,13 +32,13 @@ Actor = Annotated[str, Field(examples=[f"ci (key {KEY_ID})"])]
 
 
 def _check_width(value: Any) -> Any:
-    """Refuse an object of very many fields at once: each would be an error of its own."""
-    if isinstance(value, dict) and len(value) > MOST_UNKNOWN_FIELDS:
-        # a ValueError would be kept with its frame, and so with the whole body
+    """Refuse an object with very many fields at once: each would be an error of its own."""
+    if isinstance(value, dict) and len(value) > MAX_UNKNOWN_FIELDS:
+        # a ValueError would keep its frame alive, and with it the whole body
         raise PydanticCustomError(
             "too_many_fields",
             "must have at most {most} fields, got {count}",
-            {"most": MOST_UNKNOWN_FIELDS, "count": len(value)},
+            {"most": MAX_UNKNOWN_FIELDS, "count": len(value)},
         )
     return value
 
@@ -47,11 +47,11 @@ TagMap = Annotated[dict[str, str], BeforeValidator(_check_width)]
 
 
 class Body(BaseModel):
-    """A request's or an answer's body; the examples of its fields make one of the whole."""
+    """A request or response body; its example is made of the examples of its fields."""
 
     @classmethod
     def example(cls) -> dict[str, Any]:
-        """Return the examples of its fields, without those that need not be there and have none.
+        """Return the examples of its fields, without optional fields that have none.
 
         >>> class Pair(Body):
         ...     name: str = Field(examples=["web"])
@@ -92,7 +92,7 @@ def _is_body(kind: Any) -> bool:
 
 
 class RequestBody(Body):
-    """A request's body: unknown fields are refused, and nothing is converted."""
+    """A request body: unknown fields are refused, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -100,7 +100,7 @@ class RequestBody(Body):
 
 
 def when(seconds: Seconds) -> datetime | None:
-    """A time of the database for people."""
+    """Return a database time as a datetime in UTC."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 

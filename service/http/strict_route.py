@@ -1,4 +1,4 @@
-"""API routes that refuse early: by scope before a body is read, by size before it is parsed."""
+"""API routes that refuse early: by scope before the body is read, by size before it is parsed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from service.http import json_body
 from service.http.callers import Needs, parse
 from service.http.middleware.fair_turns import take_turn
 
-# a body is checked field by field, and every broken rule costs time: few values are enough
-MOST_BODY_COST = 20_000
+# a body is checked field by field, and every broken rule costs time
+MAX_BODY_COST = 20_000
 INLINE_JSON_BYTES = 1 << 14
 
 
 class StrictRequest(Request):
-    """A request whose JSON has no NaN, no Infinity and not more values than the route takes."""
+    """A request whose JSON has no NaN, no Infinity and no more values than the route allows."""
 
-    most_body_cost = MOST_BODY_COST
+    most_body_cost = MAX_BODY_COST
 
     async def json(self) -> Any:
         """Return the body as JSON; parse large ones off the event loop."""
@@ -37,18 +37,18 @@ class StrictRoute(APIRoute):
     """A route that checks the scope first and refuses unknown or repeated query parameters.
 
     Attributes of an endpoint change this: with ``reads_its_query`` it checks its query itself,
-    and ``most_body_cost`` is how many values its JSON may hold (see ``documents.check_cost``).
+    and ``most_body_cost`` is how many values its JSON may hold (see ``json_body.check_cost``).
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler, given a strict request."""
+        """Return the handler, which receives a strict request."""
         handle = super().get_route_handler()
         known = [one.alias for one in self.dependant.query_params]
         scope_checks = [
             one.dependency for one in self.dependencies if isinstance(one.dependency, Needs)
         ]
         reads_its_query = getattr(self.endpoint, "reads_its_query", False)
-        most_body_cost = getattr(self.endpoint, "most_body_cost", MOST_BODY_COST)
+        most_body_cost = getattr(self.endpoint, "most_body_cost", MAX_BODY_COST)
 
         async def handle_strictly(request: Request) -> Response:
             for check_scope in scope_checks:

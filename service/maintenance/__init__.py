@@ -1,1 +1,1 @@
-"""Run the service: health, metrics, doctor, backup, sweep."""
+"""Operation of the service: health, metrics, doctor, backup and sweep."""

@@ -1,4 +1,4 @@
-"""The file of a backup: a plain tar with the database, every blob, and a manifest at its end."""
+"""The file format of a backup: a tar with the database, every blob, and a manifest at its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BackupMember:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a backup holds, and what made it; ``damaged`` could not be backed up."""
+    """The contents and origin of a backup; ``damaged`` lists what could not be backed up."""
 
     schema: str
     calibrd: str
@@ -46,12 +46,12 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all members."""
+        """The size of all members."""
         return sum(member.bytes for member in self.members)
 
 
 class BackupWriter:
-    """Writes members one after the other; one that cannot be read to its end leaves no trace."""
+    """Writes members one by one; a member that cannot be read to its end is removed again."""
 
     def __init__(self, file: IO[bytes], created_at: float) -> None:
         self._file = file
@@ -59,11 +59,11 @@ class BackupWriter:
         self.members: list[BackupMember] = []
 
     def add(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Add a member; what its pieces raise is raised."""
+        """Add a member; errors of ``pieces`` propagate."""
         info = tarfile.TarInfo(name)
         info.mode, info.mtime = 0o600, int(self._created_at)
         start = self._file.tell()
-        # how long it is is known at its end; its header takes as much room whatever it says
+        # reserve the header, which has a fixed size, until the size of the member is known
         self._file.write(bytes(len(info.tobuf(tarfile.GNU_FORMAT))))
         digest = hashlib.sha256()
         try:
@@ -81,7 +81,7 @@ class BackupWriter:
         self.members.append(BackupMember(name, info.size, digest.hexdigest()))
 
     def finish(self, manifest: Manifest) -> None:
-        """Write the manifest, and the end."""
+        """Write the manifest and the end of the archive."""
         text = json.dumps(asdict(manifest), indent=1).encode()
         self.add(MANIFEST, [text])
         self.add(MANIFEST_HASH, [hashlib.sha256(text).hexdigest().encode()])
@@ -89,21 +89,21 @@ class BackupWriter:
 
 
 class BackupReader:
-    """A backup whose manifest was checked; ``check`` looks at every byte of the rest."""
+    """A backup whose manifest is verified; ``check`` verifies every byte of the rest."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
         found = tar.getmembers()
         self._infos = {info.name: info for info in found}
         if len(self._infos) != len(found):
-            raise _foreign("it has two files of the same name")
+            raise _not_a_backup("it has two files of the same name")
         self.manifest = self._manifest()
         named = {member.name for member in self.manifest.members}
         if named != self._infos.keys() - {MANIFEST, MANIFEST_HASH}:
-            raise _foreign("its files are not those that its manifest names")
+            raise _not_a_backup("its files are not those in its manifest")
         for name in named:
             if not _NAME.fullmatch(name) or not self._infos[name].isreg():
-                raise _foreign(f"it has a file {name[:200]!r}, which no backup has")
+                raise _not_a_backup(f"it has a file {name[:200]!r}, which no backup has")
 
     @property
     def blobs(self) -> Iterator[str]:
@@ -113,15 +113,15 @@ class BackupReader:
                 yield member.name.removeprefix(BLOBS)
 
     def blob(self, key: str) -> IO[bytes]:
-        """A blob, to be read."""
+        """Open a blob for reading."""
         return self._open(BLOBS + key)
 
     def database(self) -> IO[bytes]:
-        """The database's file, to be read."""
+        """Open the database file for reading."""
         return self._open(DATABASE)
 
     def check(self) -> None:
-        """Raise unless every member has the bytes that the manifest says."""
+        """Raise Invalid unless every member has the size and SHA-256 in the manifest."""
         for member in self.manifest.members:
             with self._open(member.name) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -130,36 +130,36 @@ class BackupReader:
 
     def _manifest(self) -> Manifest:
         if not {MANIFEST, MANIFEST_HASH, DATABASE} <= self._infos.keys():
-            raise _foreign("it has no manifest or no database; its end may be missing")
+            raise _not_a_backup("it has no manifest or no database; its end may be missing")
         text = self._open(MANIFEST).read()
         if hashlib.sha256(text).hexdigest().encode() != self._open(MANIFEST_HASH).read():
             raise _damaged("its manifest has other bytes than were written")
         try:
             return _parsed(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
-            raise _foreign("its manifest cannot be read") from error
+            raise _not_a_backup("its manifest cannot be read") from error
 
     def _open(self, name: str) -> IO[bytes]:
         file = self._tar.extractfile(self._infos[name])
         if file is None:
-            raise _foreign(f"{name} is no plain file")
+            raise _not_a_backup(f"{name} is not a regular file")
         return file
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[BackupReader]:
-    """A backup, to be read."""
+    """Open a backup for reading."""
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             yield BackupReader(tar)
     except (tarfile.TarError, EOFError) as error:
-        raise _foreign("it is no tar file, or not a whole one") from error
+        raise _not_a_backup("it is not a tar file, or it is incomplete") from error
     except OSError as error:
         raise Invalid("cannot_read", f"cannot read {path} ({error.strerror})") from error
 
 
 def pieces_of(path: Path) -> Iterator[bytes]:
-    """The bytes of a file."""
+    """Yield the bytes of a file in pieces."""
     with path.open("rb") as file:
         while piece := file.read(PIECE):
             yield piece
@@ -170,14 +170,14 @@ def _parsed(document: dict[str, Any]) -> Manifest:
     if format != FORMAT:
         raise Invalid(
             "unknown_format",
-            f"the backup has the format {format}, and this program reads {FORMAT}: "
+            f"the backup has format {format}, but this program reads {FORMAT}: "
             f"restore it with calibrd {document.get('calibrd')}",
         )
     members = [BackupMember(**member) for member in document.pop("members")]
     return Manifest(members=members, **document)
 
 
-def _foreign(why: str) -> Invalid:
+def _not_a_backup(why: str) -> Invalid:
     return Invalid("not_a_backup", f"the file is not a backup of this service: {why}")
 
 

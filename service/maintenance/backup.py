@@ -1,4 +1,4 @@
-"""Backup and restore of the embedded mode: the database as of one moment, and what it names."""
+"""Backup and restore of the embedded mode: a snapshot of the database, and the blobs it names."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from service.storage.blob_keys import (
     onnx_key,
     part_key,
 )
-from service.storage.blobs import FULL, Blobs, see_to_disk
+from service.storage.blobs import FULL, Blobs, fsync_paths
 from service.storage.database import Database, embedded_file
 from service.storage.upgrade import (
     check_current,
-    check_there,
+    check_exists,
     is_known,
     migration_lock,
     newest_revision,
 )
 
-MOST_ROUNDS = 20
+MAX_ROUNDS = 20
 
 
 class NamedBlob(NamedTuple):
-    """A blob that a row names; ``what`` it holds, in words."""
+    """A blob that a row names; ``what`` describes its content."""
 
     key: str
     sha256: str
@@ -61,34 +61,34 @@ class NamedBlob(NamedTuple):
 def back_up(
     settings: Settings, target: Path, *, force: bool = False, keep_going: bool = False
 ) -> Manifest:
-    """Write a backup, while the service goes on; ``keep_going`` leaves out what is damaged."""
+    """Write a backup while the service runs; ``keep_going`` skips damaged blobs."""
     database = embedded_file(settings.database)
     if database is None:
         raise _only_embedded()
-    check_there(database)
+    check_exists(database)
     _check_free(target, force=force)
     with (
-        _room_in(target.parent),
+        _explain_write_errors(target.parent),
         tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder,
     ):
         whole = Path(folder) / "backup.tar"
         with whole.open("xb") as file:
             writer = BackupWriter(file, time.time())
-            copying = _Copying(database, Blobs(settings.blobs), writer, keep_going)
-            manifest = copying.run(Path(folder) / DATABASE)
+            copier = _Copier(database, Blobs(settings.blobs), writer, keep_going)
+            manifest = copier.run(Path(folder) / DATABASE)
             file.flush()
             os.fsync(file.fileno())
         _check_free(target, force=force)
         whole.replace(target)
-        see_to_disk(target.parent)
+        fsync_paths(target.parent)
     return manifest
 
 
-class _Copying:
-    """Copies blobs, then looks again at the database if some of them were deleted meanwhile.
+class _Copier:
+    """Copies the database and its blobs, again if some blobs were deleted meanwhile.
 
-    Blobs never change, so what was copied stays good, and each look leaves less to copy. In the end
-    there is a copy of the database all of whose blobs are there.
+    Blobs never change, so copied ones stay valid, and each round leaves less to copy. In the end
+    there is a copy of the database whose blobs are all in the backup.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class _Copying:
         self._damaged: dict[str, str] = {}
 
     def run(self, copy: Path) -> Manifest:
-        """Copy all of it; ``copy`` is where the database is copied to first."""
+        """Copy everything; ``copy`` is the path for the snapshot of the database."""
         created_at = time.time()
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             copy.unlink(missing_ok=True)
             copy_database(self._database, copy)
             with opened_copy(copy) as database:
@@ -120,7 +120,7 @@ class _Copying:
             raise Unavailable(
                 "too_much_change",
                 "datasets are deleted faster than they can be copied: "
-                "try again when there is less to do",
+                "try again when the service is less busy",
             )
         self._writer.add(DATABASE, pieces_of(copy))
         manifest = Manifest(
@@ -135,14 +135,14 @@ class _Copying:
         return manifest
 
     def _copy(self, blob: NamedBlob) -> bool:
-        """Whether a blob is dealt with; not if it is gone, and its row may be by now."""
+        """Return False if a blob is missing, which may mean that its row was deleted as well."""
         if blob.key in self._copied or blob.key in self._damaged:
             return True
         try:
             self._writer.add(BLOBS + blob.key, self._blobs.chunks(blob.key, blob.sha256))
         except Damaged as error:
             if blob.kind is BlobKind.PART:
-                return True  # it was never sent, or wrongly, or its upload was committed
+                return True  # it was not uploaded completely, or its upload was committed
             if isinstance(error, BlobMissing) and blob.key not in self._absent:
                 return False
             self._note_damage(blob, error)
@@ -151,16 +151,16 @@ class _Copying:
         return True
 
     def _note_damage(self, blob: NamedBlob, error: Damaged) -> None:
-        told = f"{blob.what}: {error.message}"
+        message = f"{blob.what}: {error.message}"
         if not self._keep_going:
             raise type(error)(
-                error.code, f"{told}; --keep-going backs up the rest, and says what is left out"
+                error.code, f"{message}; --keep-going backs up the rest and lists what it skips"
             )
-        self._damaged[blob.key] = told
+        self._damaged[blob.key] = message
 
 
 def named_blobs(inventory: Inventory) -> Iterator[NamedBlob]:
-    """Every blob that a row names."""
+    """Yield every blob that a row names."""
     for found in chain.from_iterable(pages(inventory.versions, ("", 0), attrgetter("place"))):
         version, what = found.version, f"version {found.version.number} of {found.name}"
         key = map_key(found.workspace, version.id, version.map_sha256)
@@ -185,7 +185,7 @@ def named_blobs(inventory: Inventory) -> Iterator[NamedBlob]:
 
 
 def restore(settings: Settings, source: Path) -> Manifest:
-    """Put a backup in place, in an empty data directory and only if every byte of it is right."""
+    """Restore a backup into an empty data directory, after verifying every byte of it."""
     place = embedded_file(settings.database)
     if place is None:
         raise _only_embedded()
@@ -194,15 +194,15 @@ def restore(settings: Settings, source: Path) -> Manifest:
         if not is_known(schema):
             raise Invalid(
                 "newer_backup",
-                f"the backup is of calibrd {backup.manifest.calibrd}, whose schema {schema} "
-                f"this program does not know: restore it with that program or a newer one",
+                f"the backup was made by calibrd {backup.manifest.calibrd}, whose schema {schema} "
+                f"is unknown to this version: restore it with that version or a newer one",
             )
         _check_empty(settings.data_dir, place)
         backup.check()
-        with _room_in(settings.data_dir):
+        with _explain_write_errors(settings.data_dir):
             _check_database(settings.data_dir, backup)
             settings.data_dir.mkdir(parents=True, exist_ok=True)
-            # whoever starts meanwhile waits
+            # processes that start meanwhile wait for the lock
             with closing(Database(settings.database)) as database, migration_lock(database):
                 _check_empty(settings.data_dir, place)
                 _put_in_place(settings, place, backup)
@@ -210,8 +210,8 @@ def restore(settings: Settings, source: Path) -> Manifest:
 
 
 def _check_database(home: Path, backup: BackupReader) -> None:
-    """Raise unless the database in a backup is one, whole and of the schema that is said."""
-    # where the data directory is, or is to be made: there is room there, and nothing stays
+    """Raise Invalid unless the database in a backup is intact and of the manifest's schema."""
+    # the data directory, or the parent in which it will be created: the same file system
     near = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(dir=near, prefix="restoring-") as folder:
         copy = Path(folder) / DATABASE
@@ -226,7 +226,7 @@ def _check_database(home: Path, backup: BackupReader) -> None:
     if found != backup.manifest.schema:
         raise Invalid(
             "backup_damaged",
-            f"the database in the backup has the schema {found} and its manifest says "
+            f"the database in the backup has the schema {found}, but its manifest says "
             f"{backup.manifest.schema}: nothing was restored",
         )
 
@@ -239,7 +239,7 @@ def _extract(backup: BackupReader, target: Path) -> None:
 
 
 def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None:
-    """Blobs first, the database last: as long as it is not there, nothing is."""
+    """Write the blobs first and the database last, so that a failure leaves no half restore."""
     home = settings.data_dir.resolve()
     with tempfile.TemporaryDirectory(dir=home, prefix="restoring-") as folder:
         new = Path(folder) / "blobs"
@@ -252,9 +252,9 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
             _extract(backup, copy)
             if not settings.blobs_url:
                 new.rename(home / "blobs")
-                see_to_disk(home)
+                fsync_paths(home)
             copy.rename(place)
-            see_to_disk(place.parent)
+            fsync_paths(place.parent)
         finally:
             copy.unlink(missing_ok=True)
 
@@ -262,8 +262,8 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
 def _only_embedded() -> Invalid:
     return Invalid(
         "not_embedded",
-        "this is for the embedded database: back PostgreSQL up with pg_dump first and the blobs "
-        "after it, as docs/service.md says under Backup",
+        "this works for the embedded database only: back up PostgreSQL with pg_dump first and the "
+        "blobs after it, see docs/how-to/back-up.md",
     )
 
 
@@ -273,10 +273,10 @@ def _check_free(target: Path, *, force: bool) -> None:
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise Invalid(
             "not_a_file",
-            f"{target} is a link, a device or a pipe, which a backup never replaces: name another",
+            f"{target} is a link, device or pipe, which a backup never replaces: choose another",
         )
     if target.exists() and not force:
-        raise Invalid("file_exists", f"{target} is there already: name another, or add --force")
+        raise Invalid("file_exists", f"{target} already exists: choose another, or add --force")
     if not target.parent.is_dir():
         raise Invalid("no_such_folder", f"there is no folder {target.parent}")
 
@@ -285,10 +285,10 @@ def _check_empty(folder: Path, database: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise Invalid("not_empty", f"{folder} is a file: choose a folder with --data-dir")
     there = folder.iterdir() if folder.is_dir() else ()
-    # starters leave a lock, and so does a restore that had no room
+    # the service leaves a lock file, and so does a restore that ran out of space
     found = sorted(one.name for one in there if one.suffix != ".lock")
     if database.parent.resolve() != folder.resolve():
-        # what another database has left would be taken for changes of this one
+        # leftover journal files of another database would be applied to this one
         beside = [database, *(Path(f"{database}-{one}") for one in ("wal", "shm", "journal"))]
         found += [one.name for one in beside if one.exists()]
     if found:
@@ -301,8 +301,8 @@ def _check_empty(folder: Path, database: Path) -> None:
 
 
 @contextmanager
-def _room_in(folder: Path) -> Iterator[None]:
-    """Say it if files cannot be written there."""
+def _explain_write_errors(folder: Path) -> Iterator[None]:
+    """Turn write errors in a folder into errors of the service."""
     try:
         yield
     except OSError as error:

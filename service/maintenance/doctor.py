@@ -1,4 +1,4 @@
-"""The doctor: looks at all that is stored, while the service runs, and changes nothing."""
+"""The doctor: check everything stored while the service runs, without changing anything."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from service.storage.records import Dataset, FitStatus, Version
 
 
 class Doctor:
-    """``findings`` looks at everything once; what it saw is counted in ``seen``.
+    """Checks everything stored; ``checked`` counts what was checked, by kind.
 
-    ``progress`` hears how many things were looked at. ``orphans`` are blobs that nothing names
-    for so many seconds: no fault, the sweeper comes.
+    ``progress`` is called with the total so far. ``orphans`` is the number of blobs older than
+    ``orphan_seconds`` that no row names; the next sweep deletes them.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Doctor:
         blobs: Blobs,
         *,
         orphan_seconds: float,
-        progress: Callable[[int], None] = lambda seen: None,
+        progress: Callable[[int], None] = lambda checked: None,
     ) -> None:
         self._database = database
         self._blobs = blobs
         self._orphan_seconds = orphan_seconds
         self._progress = progress
-        self.seen: Counter[str] = Counter()
+        self.checked: Counter[str] = Counter()
         self.orphans = 0
 
     def findings(self) -> Iterator[Finding]:
-        """All that is amiss, as it is found."""
+        """Yield all problems as they are found."""
         yield from self._versions()
         yield from self._ownerless_versions()
         yield from self._aliases()
@@ -87,7 +87,7 @@ class Doctor:
             yield Finding(
                 "version_without_calibrator",
                 f"version {calibrator}@{number}",
-                "its calibrator is gone, so nobody can reach it",
+                "its calibrator is gone, so it cannot be reached",
                 "restore the database from a backup: a row was deleted",
             )
 
@@ -99,7 +99,7 @@ class Doctor:
     def _map(self, found: FoundVersion) -> Iterator[Finding]:
         version, subject = found.version, named(found)
         key = map_key(found.workspace, version.id, version.map_sha256)
-        advice = f"restore the blob {key} from a backup; point aliases at another version till then"
+        advice = f"restore the blob {key} from a backup; until then use another version"
         try:
             fitted = archive.load(self._blobs.get(key, version.map_sha256))
         except Damaged as error:
@@ -116,8 +116,8 @@ class Doctor:
                     CHANGED,
                 )
             if version.method not in fitted.made_by:
-                told = f"the map is of the method {fitted.method}, its row says {version.method}"
-                yield Finding("row_differs", subject, told, CHANGED)
+                problem = f"its map has the method {fitted.method}, its row says {version.method}"
+                yield Finding("row_differs", subject, problem, CHANGED)
 
     def _onnx(self, found: FoundVersion) -> Iterator[Finding]:
         version = found.version
@@ -134,9 +134,7 @@ class Doctor:
         if version.judged_sha256 is None:
             return
         key = judged_key(found.workspace, version.id, version.judged_sha256)
-        advice = (
-            f"restore the blob {key} from a backup; till then the version is compared on datasets"
-        )
+        advice = f"restore the blob {key} from a backup; until then compare the version on datasets"
         try:
             rows = JudgedRows.load(self._blobs.get(key, version.judged_sha256))
         except Damaged as error:
@@ -145,8 +143,8 @@ class Doctor:
             yield Finding("judged_rows_unreadable", named(found), str(error), UPGRADE)
         else:
             if rows.data != version.judged_data:
-                told = "its judged rows are of other data than its row says"
-                yield Finding("row_differs", named(found), told, CHANGED)
+                problem = "its judged rows come from other data than its row says"
+                yield Finding("row_differs", named(found), problem, CHANGED)
 
     def _report(self, found: FoundVersion) -> Iterator[Finding]:
         version: Version = found.version
@@ -157,8 +155,8 @@ class Doctor:
             if document is not None:
                 verdict = Report.from_dict(document).verdict
                 if verdict != version.verdict:
-                    told = f"its report says {verdict}, its row says {version.verdict}"
-                    yield Finding("row_differs", named(found), told, CHANGED)
+                    problem = f"its report says {verdict}, its row says {version.verdict}"
+                    yield Finding("row_differs", named(found), problem, CHANGED)
             elif version.fit is not None or version.verdict is not None:
                 yield Finding("report_missing", named(found), "its report is gone", advice)
         except (CalibrationError, ValueError) as error:
@@ -180,8 +178,8 @@ class Doctor:
             return
         with self._database.read() as store:
             is_there = bool(store.datasets.hashes([dataset.id]))
-        if is_there:  # and was not deleted meanwhile
-            advice = f"send the same bytes again, which mends it, or restore the blob {key}"
+        if is_there:  # else it was deleted meanwhile
+            advice = f"upload the same bytes again, which repairs it, or restore the blob {key}"
             subject = f"dataset {dataset.id}"
             yield Finding(f"dataset_{how(damage)}", subject, damage.message, advice)
 
@@ -199,8 +197,8 @@ class Doctor:
                         yield Finding(
                             "fit_without_version",
                             f"fit {fit.id}",
-                            f"its version {fit.calibrator_name}@{number} is not there",
-                            "restore the database from a backup, or order the fit again",
+                            f"its version {fit.calibrator_name}@{number} does not exist",
+                            "restore the database from a backup, or submit the fit again",
                         )
 
     def _open_fits(self) -> Iterator[Finding]:
@@ -213,8 +211,8 @@ class Doctor:
             yield Finding(
                 "fit_without_worker",
                 f"fit {fit.id}",
-                f"it runs on {fit.worker}, which is not known",
-                "start a worker, which lets it wait again within minutes, or cancel it",
+                f"it runs on {fit.worker}, which is unknown",
+                "start a worker, which queues it again within minutes, or cancel it",
             )
 
     def _fits(self, status: FitStatus) -> Iterator[list[FoundFit]]:
@@ -222,7 +220,7 @@ class Doctor:
             return inventory.fits(status, after)
 
         for page in self._pages(read, "", attrgetter("place")):
-            self._see("fits", len(page))
+            self._count("fits", len(page))
             yield page
 
     def _each(
@@ -233,7 +231,7 @@ class Doctor:
         place: Callable[[Row], Place],
     ) -> Iterator[Row]:
         for one in chain.from_iterable(self._pages(read, first, place)):
-            self._see(what)
+            self._count(what)
             yield one
 
     def _pages(
@@ -242,7 +240,7 @@ class Doctor:
         first: Place,
         place: Callable[[Row], Place],
     ) -> Iterator[list[Row]]:
-        """Each page in a transaction of its own, because looking at what is on it takes long."""
+        """Read each page in its own transaction, because checking a page takes long."""
 
         def read_one(after: Place) -> list[Row]:
             with self._database.read() as store:
@@ -250,9 +248,9 @@ class Doctor:
 
         return pages(read_one, first, place)
 
-    def _see(self, what: str, number: int = 1) -> None:
-        self.seen[what] += number
-        self._progress(self.seen.total())
+    def _count(self, what: str, number: int = 1) -> None:
+        self.checked[what] += number
+        self._progress(self.checked.total())
 
     def _damage(self, key: str, sha256: str) -> Damaged | None:
         try:

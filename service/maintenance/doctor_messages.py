@@ -1,4 +1,4 @@
-"""What the doctor says of what it sees."""
+"""Messages for findings of the doctor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHANGED = "restore the database from a backup: the row was changed"
 
 
 class Finding(NamedTuple):
-    """What is amiss, with what, and what to do about it."""
+    """A problem, its subject, and what to do about it."""
 
     code: str
     subject: str
@@ -22,14 +22,14 @@ class Finding(NamedTuple):
 
 
 def of_session(found: FoundSession) -> Iterator[Finding]:
-    """What is amiss with a session of a run."""
+    """Yield the problems of a session of a run."""
     subject = f"session {found.id} of the run {found.name}"
     last = found.base_step if found.last_step is None else found.last_step
     if found.steps != last - found.base_step:
         yield Finding(
             "steps_missing",
             subject,
-            f"it has {found.steps} steps, and goes from {found.base_step} to {last}",
+            f"it has {found.steps} steps, but goes from step {found.base_step} to {last}",
             "restore the database from a backup: rows were deleted",
         )
     if found.waiting:
@@ -37,46 +37,46 @@ def of_session(found: FoundSession) -> Iterator[Finding]:
             "statistics_waiting",
             subject,
             f"it is at step {last}, and {found.waiting} statistics, the first of step "
-            f"{found.first_waiting}, wait for more than a day",
-            "start the job again where it ran, which sends what it has left; if that is lost, "
+            f"{found.first_waiting}, have waited for more than a day",
+            "restart the training job on its machine, which sends its outbox; if that is lost, "
             "archive the run",
         )
 
 
 def of_alias(found: FoundAlias) -> Iterator[Finding]:
-    """What is amiss with an alias."""
+    """Yield the problems of an alias."""
     subject = f"alias {found.name}@{found.alias}"
     if found.points_at is None:
         yield Finding(
             "alias_dangling",
             subject,
-            f"it points at version {found.version}, which is not there",
-            "move it to a version that is there",
+            f"it points at version {found.version}, which does not exist",
+            "move it to a version that exists",
         )
-    told = (found.moves, found.last_revision, found.last_version)
-    if told != (found.revision, found.revision, found.version):
+    history = (found.moves, found.last_revision, found.last_version)
+    if history != (found.revision, found.revision, found.version):
         yield Finding(
             "alias_history",
             subject,
-            f"it was moved {found.revision} times, to version {found.version} at last; its "
+            f"it was moved {found.revision} times, last to version {found.version}; its "
             f"history has {found.moves} moves up to revision {found.last_revision or 0}, "
             f"to version {found.last_version or 'unknown'}",
-            "look who wrote to the database by hand, or restore it from a backup",
+            "find out who changed the database by hand, or restore it from a backup",
         )
 
 
 def unreadable(subject: str, columns: list[str]) -> Iterator[Finding]:
-    """That columns of a row cannot be read, if there are any."""
+    """Yield a problem if some columns of a row cannot be read."""
     if columns:
-        told = f"its row cannot be read: {', '.join(columns)}"
-        yield Finding("row_unreadable", subject, told, CHANGED)
+        problem = f"its row cannot be read: {', '.join(columns)}"
+        yield Finding("row_unreadable", subject, problem, CHANGED)
 
 
 def named(found: FoundVersion) -> str:
-    """A version, as findings call it."""
+    """Return the name of a version in findings."""
     return f"version {found.name}@{found.version.number}"
 
 
 def how(damage: Damaged) -> str:
-    """What became of a blob, in one word."""
+    """Return the kind of damage of a blob, for the code of a finding."""
     return "missing" if isinstance(damage, BlobMissing) else "corrupt"

@@ -1,4 +1,4 @@
-"""SQL for whoever looks at everything: all workspaces, a page at a time."""
+"""SQL for backup and doctor: the rows of all workspaces, a page at a time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from service.storage.tables import (
 )
 
 PAGE = 500
-"""Seconds that statistics may wait for other ranks of their step."""
 LISTS: Mapping[Column[Any], type] = {fits.c.versions: list}
-"""The columns of JSON that hold no object."""
+"""The JSON columns that hold a list rather than an object."""
 
 Row = TypeVar("Row")
 Place = TypeVar("Place")
@@ -36,7 +35,7 @@ Number = tuple[str, int]
 
 @dataclass(frozen=True)
 class FoundVersion:
-    """A version and whose it is; columns that are ``unreadable`` are empty in it."""
+    """A version with its workspace and calibrator; ``unreadable`` columns are empty in it."""
 
     workspace: str
     name: str
@@ -45,26 +44,26 @@ class FoundVersion:
 
     @property
     def place(self) -> Number:
-        """Where the next page begins, if it is the last of one."""
+        """The cursor of this row: the next page begins after it."""
         return self.version.calibrator, self.version.number
 
 
 @dataclass(frozen=True)
 class FoundFit:
-    """A fit; columns that are ``unreadable`` are empty in it."""
+    """A fit; ``unreadable`` columns are empty in it."""
 
     fit: Fit
     unreadable: list[str]
 
     @property
     def place(self) -> str:
-        """Where the next page begins, if it is the last of one."""
+        """The cursor of this row: the next page begins after it."""
         return self.fit.id
 
 
 @dataclass(frozen=True)
 class FoundAlias:
-    """An alias beside what its history says; ``points_at`` is None if there is no such version."""
+    """An alias and its history; ``points_at`` is None if its version does not exist."""
 
     calibrator: str
     alias: str
@@ -78,15 +77,15 @@ class FoundAlias:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where the next page begins, if it is the last of one."""
+        """The cursor of this row: the next page begins after it."""
         return self.calibrator, self.alias
 
 
 @dataclass(frozen=True)
 class FoundSession:
-    """A session of a run, how many of its steps are there, and the number of the last.
+    """A session of a run, the number of its steps, and the last of them.
 
-    ``waiting`` are statistics that could not be merged for a day, if the run is not archived.
+    ``waiting`` counts statistics that could not be merged for a day, unless the run is archived.
     """
 
     run: str
@@ -101,27 +100,27 @@ class FoundSession:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Where the next page begins, if it is the last of one."""
+        """The cursor of this row: the next page begins after it."""
         return self.run, self.number
 
 
 @dataclass(frozen=True)
 class FoundPart:
-    """A part of an upload that is open, and whose it is."""
+    """A part of an open upload, with its workspace."""
 
     workspace: str
     part: Part
 
     @property
     def place(self) -> tuple[str, int]:
-        """Where the next page begins, if it is the last of one."""
+        """The cursor of this row: the next page begins after it."""
         return self.part.dataset, self.part.number
 
 
 def pages(
     read: Callable[[Place], list[Row]], first: Place, place: Callable[[Row], Place]
 ) -> Iterator[list[Row]]:
-    """All pages; ``place`` is where the next begins after a row that is the last of one."""
+    """Yield all pages; ``place`` returns the cursor of a row."""
     after = first
     while page := read(after):
         yield page
@@ -129,10 +128,10 @@ def pages(
 
 
 class Inventory(Repository):
-    """Pages in the order of their ids; ``after`` is the last of the page before."""
+    """Pages of rows in the order of their ids; ``after`` is the cursor of the last page."""
 
     def versions(self, after: Number) -> list[FoundVersion]:
-        """Versions, by calibrator and number."""
+        """Return a page of versions, by calibrator and number."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = (
             select(calibrators.c.workspace, calibrators.c.name, *_as_text(versions))
@@ -147,7 +146,7 @@ class Inventory(Repository):
         return found
 
     def ownerless_versions(self, after: Number) -> list[Number]:
-        """Versions whose calibrator is gone."""
+        """Return a page of versions whose calibrator is gone."""
         place = (versions.c.calibrator, versions.c.number)
         chosen = (
             select(*place)
@@ -159,12 +158,12 @@ class Inventory(Repository):
         return [(calibrator, number) for calibrator, number in rows]
 
     def datasets(self, after: str) -> list[Dataset]:
-        """Datasets that are complete."""
+        """Return a page of complete datasets."""
         chosen = select(datasets).where(datasets.c.id > after, datasets.c.sha256.is_not(None))
         return self._all(Dataset, chosen.order_by(datasets.c.id).limit(PAGE))
 
     def parts(self, after: tuple[str, int]) -> list[FoundPart]:
-        """Parts of uploads that are open, by dataset and number."""
+        """Return a page of parts of open uploads, by dataset and number."""
         chosen = (
             select(datasets.c.workspace, *parts.c)
             .join_from(parts, datasets)
@@ -176,7 +175,7 @@ class Inventory(Repository):
         return [FoundPart(workspace, Part(*part)) for workspace, *part in rows]
 
     def aliases(self, after: tuple[str, str]) -> list[FoundAlias]:
-        """Aliases, by calibrator and name."""
+        """Return a page of aliases, by calibrator and name."""
         its_moves = and_(
             alias_moves.c.calibrator == aliases.c.calibrator, alias_moves.c.alias == aliases.c.name
         )
@@ -209,11 +208,11 @@ class Inventory(Repository):
         return self._all(FoundAlias, chosen.limit(PAGE))
 
     def run_sessions(self, after: tuple[str, int]) -> list[FoundSession]:
-        """Sessions of runs, by run and number."""
+        """Return a page of sessions of runs, by run and number."""
         its_steps = and_(
             run_steps.c.run == run_sessions.c.run, run_steps.c.session == run_sessions.c.number
         )
-        in_vain = and_(
+        is_overdue = and_(
             run_statistics.c.run == run_sessions.c.run,
             run_statistics.c.session == run_sessions.c.number,
             run_statistics.c.statistics.is_not(None),
@@ -233,9 +232,9 @@ class Inventory(Repository):
                 .where(its_steps)
                 .scalar_subquery()
                 .label("last_step"),
-                select(func.count()).where(in_vain).scalar_subquery().label("waiting"),
+                select(func.count()).where(is_overdue).scalar_subquery().label("waiting"),
                 select(func.min(run_statistics.c.step))
-                .where(in_vain)
+                .where(is_overdue)
                 .scalar_subquery()
                 .label("first_waiting"),
             )
@@ -246,7 +245,7 @@ class Inventory(Repository):
         return self._all(FoundSession, chosen.limit(PAGE))
 
     def fits(self, status: FitStatus, after: str) -> list[FoundFit]:
-        """Fits of a status."""
+        """Return a page of fits of a status."""
         chosen = select(*_as_text(fits)).where(fits.c.status == status, fits.c.id > after)
         found = []
         for row in self.session.execute(chosen.order_by(fits.c.id).limit(PAGE)):
@@ -255,7 +254,7 @@ class Inventory(Repository):
         return found
 
     def fits_of_versions(self, numbers: Collection[Number]) -> dict[Number, str | None]:
-        """The fit that each of these versions names, as far as they are there."""
+        """Return the fit that each of these versions names, if the version exists."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = select(versions.c.calibrator, versions.c.number, versions.c.fit)
         rows = self.session.execute(chosen.where(place.in_(numbers)))
@@ -263,12 +262,12 @@ class Inventory(Repository):
 
 
 def _as_text(table: Table) -> list[Any]:
-    """Columns with JSON as its text: a row that cannot be read must not hide the others."""
+    """Return the columns, JSON as text, so that an unreadable row does not hide the others."""
     return [cast(one, Text) if _is_json(one) else one for one in table.c]
 
 
 def _read(table: Table, row: Collection[Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a row holds, and which of its columns are not what they should be, empty then."""
+    """Return the values of a row, and its unreadable JSON columns, which are empty."""
     facts = dict(zip(table.c.keys(), row, strict=True))
     unreadable = []
     for column in filter(_is_json, table.c):

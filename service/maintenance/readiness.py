@@ -1,4 +1,4 @@
-"""Whether all parts of the service work, looked at no more than once a second."""
+"""Readiness of the service: probe its parts, at most once a second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OK = "ok"
 
 
 class Readiness(Body):
-    """Which parts work: ``ok``, or a word on what is wrong."""
+    """The status of each part: ``ok``, or what is wrong."""
 
     status: str = Field(examples=["ok"])
     database: str = Field(examples=["ok"])
@@ -31,7 +31,7 @@ class Readiness(Body):
 
 
 class Probe:
-    """Tries the parts, but not for each of many who ask: anyone may."""
+    """Probes the parts, and caches the result: anyone may ask, as often as they like."""
 
     def __init__(self, database: Database, blobs: Blobs) -> None:
         self._database = database
@@ -43,7 +43,7 @@ class Probe:
         self._found_at = 0.0
 
     def read(self) -> Readiness:
-        """How the parts are, as of a second ago at most."""
+        """Return the status of the parts, at most a second old."""
         with self._lock:
             if self._found is None or time.monotonic() - self._found_at > FRESH_SECONDS:
                 self._found = self._try()
@@ -51,14 +51,14 @@ class Probe:
             return self._found
 
     async def look(self) -> Readiness:
-        """The same, on a thread that slow stores cannot keep busy with other things."""
+        """Return the same, read on a dedicated thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
 
     def _try(self) -> Readiness:
-        """Ask both stores at the same time, so that two that hang take no longer than one."""
-        asked = self._second_thread.submit(self._blobs_status)
+        """Probe both stores at the same time, so that two that hang take no longer than one."""
+        pending = self._second_thread.submit(self._blobs_status)
         database, workers = self._database_status()
-        blobs = asked.result()
+        blobs = pending.result()
         status = OK if database == blobs == workers == OK else "not ready"
         return Readiness(status=status, database=database, blobs=blobs, workers=workers)
 

@@ -1,4 +1,4 @@
-"""Routes for those who run the service: health, readiness, metrics."""
+"""Routes for operators: health, readiness, metrics."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
 
 class Health(Body):
-    """The process answers."""
+    """The status of the process."""
 
     status: str = Field(examples=["ok"])
 
 
 def health_routes(probe: Probe) -> list[Route]:
-    """Return the routes that say how the process is; plain ones, since anyone may ask them often.
+    """Return the health routes, which bypass FastAPI because anyone may call them often.
 
-    ``/healthz`` touches nothing, not even a thread that a slow store may hold.
+    ``/healthz`` touches nothing, not even a thread that a slow store could block.
     """
 
     async def healthz(request: Request) -> Response:
@@ -49,48 +49,48 @@ def health_routes(probe: Probe) -> list[Route]:
 
 
 ALIVE = b'{"status":"ok"}'
-# answered by the plain routes above
+# for OpenAPI only: the routes above answer
 described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
 
 
 @described.get(
     "/healthz",
     operation_id="healthz",
-    summary="Whether the process lives",
-    response_description="It lives",
+    summary="Check that the process is alive",
+    response_description="It is alive",
 )
 def healthz() -> Health:
-    """Needs no key and touches nothing."""
+    """Return at once, without touching anything. Needs no key."""
     raise AssertionError("health_routes answers; this describes it")
 
 
 @described.get(
     "/readyz",
     operation_id="readyz",
-    summary="Whether all parts work",
+    summary="Check that all parts work",
     response_description="All parts work",
     responses={503: {"model": Readiness, "description": "A part does not work"}},
 )
 def readyz() -> Readiness:
-    """Database, blobs and a worker's heartbeat; 503 if one fails. No key."""
+    """Check the database, the blob store and a worker's heartbeat; 503 if one fails. No key."""
     raise AssertionError("health_routes answers; this describes it")
 
 
 @router.get(
     "/metrics",
-    summary="Prometheus metrics",
+    summary="Get Prometheus metrics",
     dependencies=needs(Scope.ADMIN),
     response_class=Response,
     responses=openapi.file("text/plain", "Metrics in Prometheus's text format"),
 )
 def metrics(joined: Joined) -> Response:
-    """Requests, latency, fits by status, queue depth, maps in memory."""
+    """Return requests, latency, fits by status, queue depth and maps in memory."""
     content, content_type = joined.metrics.render()
     return Response(content, media_type=content_type)
 
 
 def database_metrics(database: Database) -> Iterable[Metric]:
-    """What the database knows of fits and runs; nothing while it is down."""
+    """Yield metrics of fits, workers and runs from the database; none while it is down."""
     try:
         with database.read() as store:
             counts = store.fits.counts()

@@ -1,4 +1,4 @@
-"""A copy of the embedded database as of one moment."""
+"""Consistent snapshots of the embedded database."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NOT_WRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 def copy_database(file: Path, target: Path) -> None:
-    """Copy a SQLite database as of one moment, while others go on reading and writing."""
-    with _told():
+    """Copy a consistent snapshot of a SQLite database, while others read and write it."""
+    with _translate_errors():
         try:
-            # read-only if it must be; else the last to close takes away what it has put beside it
+            # writable if possible: then closing the last connection removes -wal and -shm
             _copy(file, target, "mode=rw")
         except sqlite3.OperationalError as error:
             if _kind(error) not in NOT_WRITABLE or _changes(file).exists():
@@ -33,16 +33,16 @@ def copy_database(file: Path, target: Path) -> None:
 
 
 def check_copy(path: Path) -> None:
-    """Raise Damaged unless a file is a database that is whole."""
-    with _told(), closing(sqlite3.connect(path)) as copy:
+    """Raise Damaged unless a file is an intact database."""
+    with _translate_errors(), closing(sqlite3.connect(path)) as copy:
         (found,) = copy.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise Damaged("database_damaged", f"the database is damaged: {' '.join(found.split())}")
 
 
 def schema_of(path: Path) -> str | None:
-    """The revision that a copy says it has, None if it has no tables of ours."""
-    with _told(), closing(sqlite3.connect(path)) as copy:
+    """Return the schema revision of a copy, None if it has no tables of ours."""
+    with _translate_errors(), closing(sqlite3.connect(path)) as copy:
         try:
             found = copy.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchall()  # noqa: S608
         except sqlite3.OperationalError:
@@ -52,11 +52,11 @@ def schema_of(path: Path) -> str | None:
 
 @contextmanager
 def opened_copy(path: Path) -> Iterator[Database]:
-    """A copy, to be read; afterwards it is all in one file again."""
+    """Open a copy for reading; afterwards it is a single file again."""
     url = URL.create("sqlite", database=str(path)).render_as_string()
     with closing(Database(url)) as copy:
         yield copy
-    with _told(), closing(sqlite3.connect(path)) as connection:
+    with _translate_errors(), closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
 
 
@@ -65,11 +65,11 @@ def _copy(file: Path, target: Path, how: str) -> None:
         closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?{how}", uri=True)) as source,
         closing(sqlite3.connect(target)) as copy,
     ):
-        source.backup(copy)  # in one step: in several, every write would make it begin again
+        source.backup(copy)  # in one step: with several, every write would restart it
 
 
 def _copy_at_rest(file: Path, target: Path) -> None:
-    """Where nothing can be written no reader can be announced: nobody may write meanwhile."""
+    """Copy without a lock, which a read-only folder does not allow; raise if the file changed."""
     before = file.stat()
     _copy(file, target, "immutable=1")
     after = file.stat()
@@ -77,8 +77,8 @@ def _copy_at_rest(file: Path, target: Path) -> None:
     if _changes(file).exists() or not is_same:
         raise Unavailable(
             "cannot_copy",
-            f"the database was changed while it was copied, and nothing can be written to "
-            f"{file.parent}: back up where the service runs",
+            f"the database changed while it was copied, and {file.parent} is not writable: "
+            "back up where the service runs",
         )
 
 
@@ -87,12 +87,12 @@ def _changes(file: Path) -> Path:
 
 
 def _kind(error: sqlite3.Error) -> int:
-    """SQLite's code without its details."""
+    """Return SQLite's primary error code."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:

@@ -1,16 +1,16 @@
-"""Orphans: blobs that no row names and none will.
+"""Delete orphans: blobs that no row names and none will.
 
-What makes it safe to delete one, whatever else goes on meanwhile:
+Deleting them is safe while the service runs, because:
 
 - A key holds the id of its row, new for each writer (``blob_keys``), and a writer that has not
-  written the row within an hour of the blob never does (``naming``). Transactions do not stay open
-  for long: PostgreSQL ends those that are idle, and a writer of SQLite keeps ours from starting.
-  So a blob much older than that, of whose id there is no row, has lost its writer.
-- While a dataset is uploaded, its parts and what commits make of them are its own, row or not.
-- The bytes of a known dataset that is sent again are put under the key that its row names.
-- Blobs of workspaces that this database does not know belong to somebody else.
+  committed the row within an hour of the blob never does (``PendingBlobs``). Transactions are
+  short: PostgreSQL ends idle ones, and a writer of SQLite keeps ours from starting. So a blob that
+  is much older and has no row has lost its writer.
+- While a dataset is uploaded, its parts and the results of commits are kept, with or without a row.
+- The bytes of a known dataset that is uploaded again are written under the key of its row.
+- Blobs of unknown workspaces belong to another database.
 - A copy or an older state of a database does not know what the newer one names. So every sweep
-  leaves a new token in the store and in the database, and begins only if the store has the last.
+  leaves a new token in the store and in the database, and starts only if the store has the last.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOKEN = "swept-by"  # noqa: S105 - the key of the blob that holds the token
 
 @dataclass
 class Swept:
-    """What a sweep has seen; in a dry run the orphans are still there."""
+    """The result of a sweep; after a dry run the orphans still exist."""
 
     orphans: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
@@ -43,7 +43,7 @@ class Swept:
     unknown: int = 0
 
     def summary(self) -> str:
-        """All of it in a line."""
+        """Return the result in one line."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.orphans.items()))
         return (
             f"{self.orphans.total()} orphans ({kinds or 'none'}; {self.bytes} bytes), "
@@ -58,12 +58,12 @@ def sweep(
     older_than: float,
     dry_run: bool = False,
     adopt: bool = False,
-    tell: Callable[[str], None] = lambda key: None,
+    on_orphan: Callable[[str], None] = lambda key: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Swept:
-    """Delete the orphans that are older than so many seconds; ``tell`` hears the key of each.
+    """Delete orphans older than ``older_than`` seconds; call ``on_orphan`` with each key.
 
-    ``adopt`` takes a store over from the database that it was swept for last.
+    ``adopt`` takes over a store that was last swept for another database.
     """
     if not dry_run:
         _take_store(database, blobs, adopt=adopt)
@@ -73,14 +73,14 @@ def sweep(
         if stop():
             return swept
         for blob, kind in _orphans(database, some, before, swept):
-            tell(blob.key)
+            on_orphan(blob.key)
             if not dry_run:
                 blobs.delete(blob.key)
             swept.orphans[kind] += 1
             swept.bytes += blob.bytes
     for blob in blobs.unfinished():
         if blob.modified_at < before and parse_key(blob.key.rpartition("#")[0]):
-            tell(blob.key)
+            on_orphan(blob.key)
             if not dry_run:
                 blobs.delete_unfinished(blob.key)
             swept.orphans["unfinished"] += 1
@@ -89,7 +89,7 @@ def sweep(
 
 
 def _take_store(database: Database, blobs: Blobs, *, adopt: bool) -> None:
-    """Leave a new token; raise if the store does not have our last one, or the one before it."""
+    """Leave a new token; raise Conflict unless the store has our last one or the one before."""
     with database.read() as store:
         ours = store.chores.note(CHORE).split()
     there = (blobs.peek(TOKEN) or b"").decode()
@@ -97,8 +97,8 @@ def _take_store(database: Database, blobs: Blobs, *, adopt: bool) -> None:
         raise Conflict(
             "swept_by_another",
             "the blob store was last swept for another database, or for a later state of this one, "
-            "which may name what this one does not: nothing is deleted. If no other database uses "
-            "the store: python -m service sweep --adopt",
+            "which may name other blobs: nothing is deleted. If no other database uses the store, "
+            "run python -m service sweep --adopt",
         )
     token = secrets.token_hex(16)
     with database.write() as store:
@@ -114,11 +114,11 @@ def _batches(blobs: Iterator[Blob]) -> Iterator[tuple[Blob, ...]]:
 def _orphans(
     database: Database, some: Iterable[Blob], before: float, swept: Swept
 ) -> list[tuple[Blob, BlobKind]]:
-    """Those of the blobs that are old enough and have no row; the others are counted."""
+    """Return the blobs that are old enough and have no row; count the others."""
     parsed = [(blob, parse_key(blob.key)) for blob in some if blob.key != TOKEN]
     ours = [(blob, key) for blob, key in parsed if key is not None]
     old = [(blob, key) for blob, key in ours if blob.modified_at < before]
-    with database.write() as store:  # which on SQLite waits for all writers that have begun
+    with database.write() as store:  # on SQLite this waits for running writers
         rows = _Rows(store, [key for _, key in old])
     orphans = [(blob, key.kind) for blob, key in old if rows.lack(key)]
     foreign = sum(key.workspace not in rows.workspaces for _, key in old)
@@ -128,7 +128,7 @@ def _orphans(
 
 
 class _Rows:
-    """What the database says of the ids in some keys."""
+    """The rows for the ids in some keys."""
 
     def __init__(self, store: Store, keys: list[ParsedKey]) -> None:
         self.workspaces = store.keys.workspaces_among({key.workspace for key in keys})
@@ -137,7 +137,7 @@ class _Rows:
         self._datasets = store.datasets.hashes({key.id for key in keys} - of_versions)
 
     def lack(self, key: ParsedKey) -> bool:
-        """Whether there is no row for a key of a workspace that is there."""
+        """Return whether a key of a known workspace has no row."""
         return key.workspace in self.workspaces and not self._name(key)
 
     def _name(self, key: ParsedKey) -> bool:

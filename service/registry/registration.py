@@ -1,4 +1,4 @@
-"""Versions from maps that were fitted elsewhere: only the map and its report are sent."""
+"""Register maps that were fitted elsewhere; only the map and its report are sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.names import check_name
 from service.registry.reports.limits import check_limits
 from service.registry.service import calibrator_for, check_model, check_notes, find
 from service.storage.blob_keys import judged_key, map_key
-from service.storage.blobs import Blobs, Unnamed
+from service.storage.blobs import Blobs, PendingBlobs
 from service.storage.database import Database
 from service.storage.records import Version
 from service.storage.repository import new_id
@@ -31,15 +31,15 @@ from service.storage.store import Store
 
 DEEPEST = 32
 LONGEST_HEADER = 1 << 20
-MOST_HEADER_COST = 100_000
+MAX_HEADER_COST = 100_000
 LONGEST_FIT_INFO = 1 << 14
-MOST_LIBRARIES, LONGEST_LIBRARY = 20, 100
-MOST_CLASSES = 100_000
+MAX_LIBRARIES, LONGEST_LIBRARY = 20, 100
+MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What is sent: the bytes of a map, and what goes with it."""
+    """A map to register, with its report, judged rows and notes."""
 
     calibrator: str
     content: bytes
@@ -51,7 +51,7 @@ class Registration:
 
     @property
     def bytes(self) -> int:
-        """How many bytes it takes, beside its report."""
+        """The size of the map and the judged rows."""
         return len(self.content) + len(self.judged_rows or b"")
 
 
@@ -63,7 +63,7 @@ def register(
     *,
     key: str | None = None,
 ) -> Version:
-    """The version that a registration makes, or has made before with this key."""
+    """Add a version from a registration, or return the one added before with this key."""
     report, facts = _checked(sent)
     request = asdict(sent) | {
         "content": facts["map_sha256"],
@@ -73,13 +73,13 @@ def register(
         known = _registered(store, principal, key, request)
     if known is not None:
         return known
-    id, unnamed = new_id("ver"), Unnamed(blobs)
-    unnamed.put(map_key(principal.workspace, id, facts["map_sha256"]), sent.content)
+    id, pending = new_id("ver"), PendingBlobs(blobs)
+    pending.put(map_key(principal.workspace, id, facts["map_sha256"]), sent.content)
     if sent.judged_rows is not None:
         key_of_rows = judged_key(principal.workspace, id, facts["judged_sha256"])
-        unnamed.put(key_of_rows, sent.judged_rows)
+        pending.put(key_of_rows, sent.judged_rows)
     with database.write() as store:
-        unnamed.check()
+        pending.check()
         known = _registered(store, principal, key, request)
         if known is None:
             calibrator = calibrator_for(store, principal, sent.calibrator)
@@ -93,14 +93,14 @@ def register(
             )
             idempotency.keep(store, principal, key, request, {"version": made.number})
             return made
-    unnamed.delete()  # the same was sent twice at once
+    pending.delete()  # a concurrent request with the same key was first
     return known
 
 
 def _registered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> Version | None:
-    """The version that an equal registration with this key has made before."""
+    """Return the version that an equal registration with this key added before."""
     known = idempotency.answered(store, principal, key, request)
     if known is None:
         return None
@@ -108,7 +108,7 @@ def _registered(
 
 
 def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """The report and the facts of the version, if all of it is sound."""
+    """Check a registration; return the report and the columns of the version."""
     check_name(sent.calibrator, "a calibrator")
     check_notes(sent.tags, sent.description)
     check_model(sent.model)
@@ -117,9 +117,7 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
     _check_answers(fitted)
     report = None if sent.report is None else _report(sent.report)
     if report is not None and report.k != fitted.k:
-        raise Invalid(
-            "wrong_classes", f"the report is on {report.k} classes, the map on {fitted.k}"
-        )
+        raise Invalid("wrong_classes", f"the report has {report.k} classes, the map has {fitted.k}")
     facts = {
         "method": fitted.method,
         "params": {} if report is None else report.fit.get("parameters", {}),
@@ -146,12 +144,12 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
             raise Invalid("bad_map", f"{name} of the map or its report must be plain JSON")
     for name in ("fit_info", "params"):
         if len(orjson.dumps(facts[name])) > LONGEST_FIT_INFO:
-            raise Invalid("bad_map", f"{name} of the map may have {LONGEST_FIT_INFO} bytes")
+            raise Invalid("bad_map", f"{name} of the map may have at most {LONGEST_FIT_INFO} bytes")
     return None if report is None else report.to_dict(), facts
 
 
 def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, str | None]:
-    """Return what the version's row says of its judged rows, if they can be read."""
+    """Check the judged rows, if any; return the columns of the version about them."""
     if content is None:
         return {"judged_sha256": None, "judged_data": None}
     try:
@@ -161,26 +159,26 @@ def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, st
     if rows.classes != fitted.k:
         raise Invalid(
             "wrong_classes",
-            f"the judged rows are of {rows.classes} classes, the map of {fitted.k}",
+            f"the judged rows have {rows.classes} classes, the map has {fitted.k}",
         )
     return {"judged_sha256": hashlib.sha256(content).hexdigest(), "judged_data": rows.data}
 
 
 def _check_header(content: bytes) -> None:
-    """Raise before a header is parsed that is larger, or has more values, than any of ours."""
+    """Raise Invalid if the header is larger than any of ours, before it is parsed."""
     header = archive.header_text(content)
     if len(header) > LONGEST_HEADER:
         raise Invalid(
-            "bad_map", f"the map's header has {len(header)} bytes, at most {LONGEST_HEADER} are"
+            "bad_map", f"the map's header has {len(header)} bytes, the limit is {LONGEST_HEADER}"
         )
-    check_cost(header, MOST_HEADER_COST)
+    check_cost(header, MAX_HEADER_COST)
 
 
 def _check_answers(fitted: CalibrationMap) -> None:
-    """Raise unless a map gives probabilities for every row of a fixed set; foreign maps may not."""
-    if fitted.k > MOST_CLASSES:
+    """Raise Invalid unless a map returns probabilities for a fixed set of rows."""
+    if fitted.k > MAX_CLASSES:
         raise Invalid(
-            "bad_map", f"a map must have at most {MOST_CLASSES:,} classes, got {fitted.k:,}"
+            "bad_map", f"a map must have at most {MAX_CLASSES:,} classes, got {fitted.k:,}"
         )
     try:
         prove(fitted)
@@ -189,7 +187,7 @@ def _check_answers(fitted: CalibrationMap) -> None:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether every reader of JSON can read it: finite, not too deep, text that is text."""
+    """Return whether any JSON parser can read a value: finite, not too deep, valid text."""
     match value:
         case None | bool():
             return True
@@ -208,12 +206,12 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it is text without NUL and halves of surrogate pairs."""
+    """Return whether text has no NUL and no lone surrogates."""
     return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
 
 
 def _report(report: dict[str, Any]) -> Report:
-    """The report, if it can be read and shown: it was made elsewhere and may hold anything."""
+    """Return the report; raise Invalid if it cannot be read and shown, as it is untrusted."""
     if not _is_plain(report, DEEPEST):
         raise Invalid("bad_report", "the report cannot be read: it must be plain JSON")
     check_limits(report)
@@ -222,7 +220,7 @@ def _report(report: dict[str, Any]) -> Report:
     except CalibrationError as error:
         raise Invalid("bad_report", "the report is not what Report.to_dict() gives") from error
     if not isinstance(read.fit.get("parameters", {}), dict):
-        raise Invalid("bad_report", "the report cannot be read: fit.parameters is no object")
+        raise Invalid("bad_report", "the report cannot be read: fit.parameters is not an object")
     try:
         if read.verdict is not None:
             _check_verdict(read)
@@ -236,12 +234,12 @@ def _report(report: dict[str, Any]) -> Report:
 
 
 def _not_drawn(spec: dict[str, Any]) -> str:
-    """No SVG: a chart that can be put together can be drawn, which takes ten times as long."""
+    """Return no SVG: building the chart is check enough, and drawing takes ten times as long."""
     return ""
 
 
 def _check_verdict(report: Report) -> None:
-    """A verdict opens the way to production, so it must follow from the report's own intervals."""
+    """Raise Invalid unless the verdict, which allows promotion, follows from the intervals."""
     if report.verdict != decide(report.n, report.change):
         raise Invalid("bad_report", "the report's verdict does not follow from its intervals")
 
@@ -249,13 +247,13 @@ def _check_verdict(report: Report) -> None:
 def _libraries(content: bytes) -> dict[str, str]:
     found = archive.describe(content).get("libraries")
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
-        raise Invalid("bad_map", "the map does not say which versions of libraries made it")
-    if len(found) > MOST_LIBRARIES or any(
+        raise Invalid("bad_map", "the map does not name the library versions that it was made with")
+    if len(found) > MAX_LIBRARIES or any(
         len(text) > LONGEST_LIBRARY for pair in found.items() for text in pair
     ):
         raise Invalid(
             "bad_map",
-            f"a map names at most {MOST_LIBRARIES} libraries, of {LONGEST_LIBRARY} characters each",
+            f"a map may name at most {MAX_LIBRARIES} libraries of {LONGEST_LIBRARY} characters",
         )
     return found
 
@@ -263,5 +261,5 @@ def _libraries(content: bytes) -> dict[str, str]:
 def _rows(fitted: CalibrationMap) -> int | None:
     rows = fitted.fit_info.get("rows")
     if rows is not None and not (type(rows) is int and 0 <= rows < 2**63):
-        raise Invalid("bad_map", "rows of the map's fit_info must be a whole number, or left out")
+        raise Invalid("bad_map", "rows in the map's fit_info must be a whole number, or omitted")
     return rows

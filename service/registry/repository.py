@@ -13,20 +13,20 @@ from service.storage.tables import calibrators, reports, versions
 
 
 class Calibrators(Repository):
-    """Calibrators of a workspace and what belongs to them."""
+    """Calibrators with their versions and reports."""
 
     def lock(self, id: str) -> None:
-        """Let nobody else count the aliases of a calibrator until the transaction ends."""
+        """Lock a calibrator until the transaction ends, to count its aliases."""
         row = select(calibrators.c.id).where(calibrators.c.id == id)
         self.session.execute(row.with_for_update(key_share=True))
 
     def named(self, workspace: str, name: str) -> CalibratorRow | None:
-        """The calibrator of this name."""
+        """Return the calibrator of this name."""
         mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
         return self._one(CalibratorRow, select(calibrators).where(mine))
 
     def add(self, workspace: str, name: str) -> CalibratorRow:
-        """A calibrator without versions, new unless somebody else was faster."""
+        """Add a calibrator without versions, or return it if it exists by now."""
         values = {
             "id": new_id("cb"),
             "workspace": workspace,
@@ -34,15 +34,15 @@ class Calibrators(Repository):
             "last_version": 0,
             "created_at": now(),
         }
-        made = self._unless_there(
+        made = self._one_if_unique(
             CalibratorRow, insert(calibrators).values(values).returning(*calibrators.c)
         )
         found = made or self.named(workspace, name)
-        assert found is not None  # noqa: S101 - somebody else was faster
+        assert found is not None  # noqa: S101 - it was added concurrently
         return found
 
     def page(self, workspace: str, limit: int, after: str | None) -> list[CalibratorRow]:
-        """A page of calibrators by name."""
+        """Return a page of calibrators, sorted by name."""
         chosen = select(calibrators).where(calibrators.c.workspace == workspace)
         if after is not None:
             chosen = chosen.where(calibrators.c.name > after)
@@ -57,7 +57,7 @@ class Calibrators(Repository):
         blob_bytes: int,
         **facts: Any,
     ) -> Version:
-        """The next version of a calibrator, with its report; its blobs lie under this id."""
+        """Add the next version of a calibrator, with its report; ``id`` is in its blob keys."""
         size = blob_bytes + json_bytes(report, facts)
         counted = (
             update(calibrators)
@@ -74,17 +74,17 @@ class Calibrators(Repository):
         made = self._one(Version, insert(versions).values(values).returning(*versions.c))
         assert made is not None  # noqa: S101
         if report is not None:
-            self._changed(insert(reports).values(**row, document=report))
+            self._execute(insert(reports).values(**row, document=report))
         return made
 
     def version(self, calibrator: str, number: int) -> Version | None:
-        """A version by its number."""
+        """Return a version by its number."""
         return self._one(Version, select(versions).where(self._is(versions, calibrator, number)))
 
     def judged(
         self, workspace: str, name: str, number: int
     ) -> tuple[Version, dict[str, Any] | None] | None:
-        """A version of the calibrator of this name, with its report, in one statement."""
+        """Return a version and its report, in one statement."""
         mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
         is_its = (reports.c.calibrator == versions.c.calibrator) & (
             reports.c.number == versions.c.number
@@ -103,13 +103,13 @@ class Calibrators(Repository):
         return Version(**facts), document
 
     def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
-        """Return the SHA-256 of all blobs of each of these versions that is there."""
+        """Return the SHA-256 of all blobs of each of these versions that exists."""
         blobs = (versions.c.map_sha256, versions.c.onnx_sha256, versions.c.judged_sha256)
         rows = self.session.execute(select(versions.c.id, *blobs).where(versions.c.id.in_(ids)))
         return {id: set(sha256s) for id, *sha256s in rows}
 
     def versions(self, calibrator: str, limit: int, before: int | None) -> list[Version]:
-        """A page of versions, newest first."""
+        """Return a page of versions, newest first."""
         return self._all(Version, self._newest(calibrator, before).limit(limit))
 
     def affordable_versions(self, calibrator: str, limit: int, before: int | None) -> int:
@@ -131,7 +131,7 @@ class Calibrators(Repository):
         return list(self.session.scalars(chosen.limit(limit)))
 
     def report(self, calibrator: str, number: int) -> dict[str, Any] | None:
-        """The report of a version as plain JSON."""
+        """Return the report of a version as plain JSON."""
         chosen = select(reports.c.document).where(self._is(reports, calibrator, number))
         found: dict[str, Any] | None = self.session.scalar(chosen)
         return found

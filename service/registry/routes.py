@@ -20,17 +20,17 @@ from service.errors import Invalid, NotFound
 from service.fits.schemas import MethodOut
 from service.http import openapi
 from service.http.callers import Caller, needs
-from service.http.downloads import blob_answer
+from service.http.downloads import blob_response
 from service.http.etags import is_known
 from service.http.paging import (
     Cursor,
     Limit,
     Page,
     affordable,
+    json_response,
     name_place,
     number_place,
     paged,
-    written,
 )
 from service.http.strict_route import StrictRoute
 from service.registry import service as versions
@@ -41,17 +41,17 @@ from service.storage.records import Version
 
 router = APIRouter(prefix="/v1", tags=["calibrators"], route_class=StrictRoute)
 
-# reports have 15,000 values and more; their own limits are in core/report_limits.py
-MOST_REGISTERED_COST = 400_000
-MOST_ALIASES = 2000  # of a page of calibrators
-_making_methods = threading.Lock()
+# reports have 15,000 values and more; reports/limits.py limits them further
+MAX_REGISTERED_COST = 400_000
+MAX_ALIASES = 2000  # per page of calibrators
+_methods_lock = threading.Lock()
 FOREVER = "private, max-age=31536000, immutable"
 
 
-@router.get("/methods", summary="The methods and their parameters")
+@router.get("/methods", summary="List the methods and their parameters")
 def list_methods() -> list[MethodOut]:
-    """What can be fitted: each with a JSON schema of its parameters."""
-    with _making_methods:  # it takes a second, the first time
+    """List the methods that can be fitted, each with a JSON schema of its parameters."""
+    with _methods_lock:  # the first call takes a second
         return _methods()
 
 
@@ -75,11 +75,11 @@ def _methods() -> list[MethodOut]:
 def list_calibrators(
     joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor = None
 ) -> Response:
-    """Calibrators of the caller's workspace, with their aliases."""
+    """List the calibrators of the caller's workspace, with their aliases."""
     with joined.database.read() as store:
         found = store.calibrators.page(caller.workspace, limit + 1, name_place(cursor))
         counts = store.aliases.counts([one.id for one in found])
-        shown = min(limit, affordable((counts.get(one.id, 0) for one in found), MOST_ALIASES))
+        shown = min(limit, affordable((counts.get(one.id, 0) for one in found), MAX_ALIASES))
         aliases = store.aliases.by_calibrator([one.id for one in found[:shown]])
     listed = paged(
         found[: shown + 1],
@@ -87,12 +87,12 @@ def list_calibrators(
         lambda one: CalibratorOut.of(one, aliases.get(one.id, [])),
         lambda one: one.name,
     )
-    return written(listed)
+    return json_response(listed)
 
 
-@router.get("/calibrators/{name}", summary="A calibrator and its aliases")
+@router.get("/calibrators/{name}", summary="Get a calibrator and its aliases")
 def get_calibrator(joined: Joined, caller: Caller, name: openapi.Name) -> CalibratorOut:
-    """Its newest version and where its aliases point."""
+    """Return a calibrator's newest version and where its aliases point."""
     with joined.database.read() as store:
         found = versions.calibrator_named(store, caller, name)
         return CalibratorOut.of(found, store.aliases.all_of(found.id))
@@ -110,14 +110,14 @@ def list_versions(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
-    """Versions of a calibrator."""
+    """List the versions of a calibrator."""
     before = number_place(cursor)
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         shown = store.calibrators.affordable_versions(calibrator.id, limit, before)
         found = store.calibrators.versions(calibrator.id, shown + 1, before)
     listed = paged(found, shown, lambda one: VersionOut.of(name, one), lambda one: one.number)
-    return written(listed)
+    return json_response(listed)
 
 
 @router.post(
@@ -134,7 +134,7 @@ async def register_version(
     body: RegisterIn,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> VersionOut:
-    """For those whose logits may not leave: only the map and its report are sent."""
+    """Register a map without sending its data: only the map and its report leave the caller."""
     key = check_key(idempotency_key)
 
     def registered() -> Version:
@@ -156,14 +156,14 @@ async def register_version(
     return VersionOut.of(name, made)
 
 
-register_version.most_body_cost = MOST_REGISTERED_COST  # type: ignore[attr-defined]
+register_version.most_body_cost = MAX_REGISTERED_COST  # type: ignore[attr-defined]
 
 
-@router.get("/calibrators/{name}/versions/{number}", summary="A version")
+@router.get("/calibrators/{name}/versions/{number}", summary="Get a version")
 def get_version(
     joined: Joined, caller: Caller, name: openapi.Name, number: openapi.Number
 ) -> VersionOut:
-    """Its method, parameters, data, model, libraries, verdict and the hash of its map."""
+    """Return a version's method, parameters, data, model, libraries, verdict and map hash."""
     with joined.database.read() as store:
         return VersionOut.of(name, versions.find(store, caller, name, number))
 
@@ -180,7 +180,7 @@ def annotate_version(
     number: openapi.Number,
     body: NotesIn,
 ) -> VersionOut:
-    """Nothing else of a version ever changes."""
+    """Change the tags or the description of a version; nothing else ever changes."""
     with joined.database.write() as store:
         changed = versions.annotate(
             store, caller, name, number, tags=body.tags, description=body.description
@@ -190,7 +190,7 @@ def annotate_version(
 
 @router.get(
     "/calibrators/{name}/versions/{number}/map",
-    summary="The map's bytes",
+    summary="Download the map",
     response_class=Response,
     responses=openapi.known_file("application/octet-stream", "The archive"),
 )
@@ -201,7 +201,7 @@ def get_map(
     number: openapi.Number,
     if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
-    """`calibrators.archive.load` reads them; the ETag is their SHA-256."""
+    """Return the map as an archive for `calibrators.archive.load`; the ETag is its SHA-256."""
     with joined.database.read() as store:
         found = versions.find(store, caller, name, number)
     key = map_key(caller.workspace, found.id, found.map_sha256)
@@ -210,7 +210,7 @@ def get_map(
 
 @router.get(
     "/calibrators/{name}/versions/{number}/onnx",
-    summary="The map as an ONNX model",
+    summary="Download the map as an ONNX model",
     response_class=Response,
     responses=openapi.known_file("application/octet-stream", "The model"),
 )
@@ -221,7 +221,10 @@ def get_onnx(
     number: openapi.Number,
     if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
-    """float32 logits (n, k) to calibrated probabilities (n, k), proved equal to the map."""
+    """Return an ONNX model from float32 logits (n, k) to probabilities (n, k).
+
+    It was checked to give the same results as the map.
+    """
     with joined.database.read() as store:
         found = versions.find(store, caller, name, number)
     sha256 = found.onnx_sha256
@@ -232,11 +235,11 @@ def get_onnx(
 
 
 def _blob(joined: Parts, key: str, sha256: str, if_none_match: str | None) -> Response:
-    """Bytes that never change, unless the caller has them."""
+    """Return immutable bytes, or 304 if the caller has them."""
     headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
     if is_known(if_none_match, sha256):
         return Response(status_code=304, headers=headers)
-    return blob_answer(joined.blobs, key, sha256, headers)
+    return blob_response(joined.blobs, key, sha256, headers)
 
 
 def _decoded(text: str, name: str) -> bytes:

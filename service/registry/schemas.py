@@ -1,4 +1,4 @@
-"""Requests and answers about calibrators and their versions."""
+"""Request and response bodies of calibrators and their versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SENTENCE = "calibration is better, and NLL, Brier score, accuracy and ranking ar
 
 
 class CalibratorOut(Body):
-    """A named line of versions."""
+    """A named series of versions."""
 
     name: str = Field(examples=["fashion"])
     latest: int | None = Field(examples=[3])
@@ -35,7 +35,7 @@ class CalibratorOut(Body):
 
     @classmethod
     def of(cls, calibrator: records.CalibratorRow, aliases: list[records.Alias]) -> CalibratorOut:
-        """The answer for a calibrator."""
+        """Return the response body of a calibrator."""
         return cls(
             name=calibrator.name,
             latest=calibrator.last_version or None,
@@ -45,7 +45,7 @@ class CalibratorOut(Body):
 
 
 class VersionOut(Body):
-    """A fitted map, where it came from and how it was judged."""
+    """A fitted map, its origin and its judgement."""
 
     calibrator: str = Field(examples=["fashion"])
     number: int = Field(examples=[3])
@@ -73,7 +73,7 @@ class VersionOut(Body):
 
     @classmethod
     def of(cls, name: str, version: records.Version) -> VersionOut:
-        """The answer for a version of the calibrator ``name``."""
+        """Return the response body of a version of the calibrator ``name``."""
         facts = vars(version) | {
             "calibrator": name,
             "has_onnx": version.onnx_sha256 is not None,
@@ -86,7 +86,7 @@ class VersionOut(Body):
 
 
 class NotesIn(RequestBody):
-    """New tags or a new description; what is left out stays."""
+    """New tags or a new description; omitted fields stay unchanged."""
 
     tags: TagMap | None = Field(default=None, examples=[TAGS])
     description: str | None = None

@@ -1,4 +1,4 @@
-"""Calibrators and their versions: found and annotated."""
+"""Find and annotate calibrators and their versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.names import NAME, check_name, is_readable
 from service.storage.records import CalibratorRow, Dataset, Version
 from service.storage.store import Store
 
-MOST_TAGS = 32
+MAX_TAGS = 32
 LONGEST_TAG = 200
 LONGEST_DESCRIPTION = 4000
 LONGEST_MODEL = 200
@@ -19,7 +19,7 @@ NO_ONNX = "no ONNX"
 
 
 def calibrator_named(store: Store, principal: Principal, name: str) -> CalibratorRow:
-    """The caller's calibrator of this name."""
+    """Return the caller's calibrator of this name."""
     found = store.calibrators.named(principal.workspace, name) if NAME.fullmatch(name) else None
     if found is None:
         raise NotFound("no_such_calibrator", f"there is no calibrator {name[:64]!r}")
@@ -27,14 +27,14 @@ def calibrator_named(store: Store, principal: Principal, name: str) -> Calibrato
 
 
 def calibrator_for(store: Store, principal: Principal, name: str) -> CalibratorRow:
-    """The caller's calibrator of this name, made if it is not there."""
+    """Return the caller's calibrator of this name, adding it if it does not exist."""
     check_name(name, "a calibrator")
     found = store.calibrators.named(principal.workspace, name)
     return found or store.calibrators.add(principal.workspace, name)
 
 
 def version_of(store: Store, calibrator: CalibratorRow, number: int) -> Version:
-    """A version by its number."""
+    """Return a version by its number."""
     found = store.calibrators.version(calibrator.id, number) if number < 2**31 else None
     if found is None:
         raise NotFound("no_such_version", f"{calibrator.name} has no version {number}")
@@ -42,7 +42,7 @@ def version_of(store: Store, calibrator: CalibratorRow, number: int) -> Version:
 
 
 def find(store: Store, principal: Principal, name: str, number: int) -> Version:
-    """A version of the caller's calibrator."""
+    """Return a version of the caller's calibrator."""
     return version_of(store, calibrator_named(store, principal, name), number)
 
 
@@ -54,33 +54,32 @@ class JudgedVersion(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it is called beside others."""
+        """The heading of the version next to others."""
         return f"version {self.version.number}, {self.version.method}"
 
     def has_seen(self, dataset: Dataset) -> bool:
-        """Whether the version was fitted on this dataset."""
+        """Return whether the version was fitted on this dataset."""
         return self.version.dataset_sha256 == dataset.sha256
 
 
 def judged(store: Store, principal: Principal, name: str, number: int) -> JudgedVersion:
-    """A version of the caller's calibrator with its report, if it has one."""
+    """Return a version of the caller's calibrator with its report, if it has one."""
     is_possible = NAME.fullmatch(name) and number < 2**31
     found = store.calibrators.judged(principal.workspace, name, number) if is_possible else None
     if found is None:
-        return JudgedVersion(
-            find(store, principal, name, number), None
-        )  # it says what is not there
+        # raises NotFound for the calibrator or the version
+        return JudgedVersion(find(store, principal, name, number), None)
     version, document = found
     return JudgedVersion(version, None if document is None else Report.from_dict(document))
 
 
 def why_no_onnx(version: Version) -> str:
-    """Why a version has no ONNX form."""
-    kept = version.fit_info.get("warnings")
-    listed = kept if isinstance(kept, list) else []  # a map made elsewhere may say anything
+    """Return why a version has no ONNX form."""
+    warnings = version.fit_info.get("warnings")
+    listed = warnings if isinstance(warnings, list) else []  # registered maps are untrusted
     messages = [str(one.get("message", "")) for one in listed if isinstance(one, dict)]
     found = (one.removeprefix(f"{NO_ONNX}: ") for one in messages if one.startswith(NO_ONNX))
-    return next(found, "it is made for versions that are fitted by this service")
+    return next(found, "only versions that were fitted by this service have one")
 
 
 def check_reported(store: Store, version: Version) -> None:
@@ -90,7 +89,7 @@ def check_reported(store: Store, version: Version) -> None:
 
 
 def report_of(store: Store, version: Version) -> Report:
-    """The report of a version."""
+    """Return the report of a version."""
     document = store.calibrators.report(version.calibrator, version.number)
     if document is None:
         raise _no_report(version)
@@ -110,7 +109,7 @@ def annotate(
     tags: dict[str, str] | None,
     description: str | None,
 ) -> Version:
-    """Change tags or description; None leaves them as they are."""
+    """Change tags or description; None leaves them unchanged."""
     version = find(store, principal, name, number)
     check_notes(tags or {}, description or "")
     notes = {"tags": tags, "description": description}
@@ -121,9 +120,9 @@ def annotate(
 
 
 def check_notes(tags: dict[str, str], description: str, what: str = "a version") -> None:
-    """Raise if tags or description are too many or too long."""
-    if len(tags) > MOST_TAGS:
-        raise Invalid("too_many_tags", f"{what} takes at most {MOST_TAGS} tags, got {len(tags)}")
+    """Raise Invalid if there are too many tags, or tags or description are too long."""
+    if len(tags) > MAX_TAGS:
+        raise Invalid("too_many_tags", f"{what} can have at most {MAX_TAGS} tags, got {len(tags)}")
     for key, value in tags.items():
         check_name(key, "a tag")
         if len(value) > LONGEST_TAG or not is_readable(value):
@@ -133,13 +132,13 @@ def check_notes(tags: dict[str, str], description: str, what: str = "a version")
     if len(description) > LONGEST_DESCRIPTION or not is_readable(description, lines=True):
         raise Invalid(
             "bad_description",
-            f"a description takes at most {LONGEST_DESCRIPTION} characters, newlines and tabs "
-            "among them, and no other control characters",
+            f"a description must have at most {LONGEST_DESCRIPTION} characters, and no control "
+            "characters but newlines and tabs",
         )
 
 
 def check_model(model: str | None) -> None:
-    """Raise if a model's fingerprint is not one short line of text."""
+    """Raise Invalid unless a model's fingerprint is one short line of text."""
     if model is not None and not (0 < len(model) <= LONGEST_MODEL and is_readable(model)):
         raise Invalid(
             "bad_model",

@@ -1,1 +1,1 @@
-"""Training runs: statistics of ranks in, AdaFocal's state out."""
+"""Training runs: take the statistics of ranks, return the state of AdaFocal."""

@@ -1,8 +1,8 @@
 """Decide the steps of runs: merge the statistics of all ranks, then write the decision once.
 
-Merging thousands of ranks takes seconds. It is done outside of any transaction: statistics are
+Merging thousands of ranks takes seconds, so it happens outside of any transaction: statistics are
 read a few at a time, and the write lock is taken only to check that the ranks are still those that
-were merged, and to write the decision. Of two deciders of a step both may merge, and one writes.
+were merged, and to write the decision. Two processes may merge the same step; only one writes it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from calibrators.adafocal.statistics import WIDTHS
 from calibrators.metrics import BinTable
 from service.errors import Unavailable
 from service.runs.repository import AT_ONCE, Head, SessionKey, Standing, State
-from service.storage.database import AWAY, Database
+from service.storage.database import DATABASE_DOWN, Database
 from service.storage.records import RunSession
 from service.storage.store import Store
 
-# steps that one call decides: its caller must not wait long
-MOST_AT_ONCE = 50
-# more ranks than these keep their bytes until a worker's housekeeping releases them
+# steps decided per call, so that the caller does not wait long
+MAX_AT_ONCE = 50
+# beyond this many ranks, a worker's housekeeping deletes the statistics later
 RELEASED_AT_ONCE = 4 * AT_ONCE
 TURN_SECONDS = 30.0
 
@@ -36,7 +36,7 @@ _log = structlog.get_logger("calibrd.runs")
 
 
 class _Pending(NamedTuple):
-    """The next step of a session as it was read: who has posted, and what it builds on."""
+    """The next step of a session as it was read: the ranks that posted, and the state before."""
 
     session: RunSession
     head: Head
@@ -46,12 +46,12 @@ class _Pending(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Return its number."""
+        """The number of the step."""
         return self.head.step + 1
 
 
 class _Turns:
-    """Let one thread of this process at a time decide a session; merging twice is a waste."""
+    """Locks per session, so that no two threads of this process merge the same step."""
 
     def __init__(self) -> None:
         self._busy: set[SessionKey] = set()
@@ -59,7 +59,7 @@ class _Turns:
 
     @contextmanager
     def take(self, key: SessionKey, wait: float) -> Iterator[bool]:
-        """Yield whether the session is the caller's to decide, after waiting for its turn."""
+        """Wait for the lock of a session; yield whether it was acquired."""
         with self._changed:
             is_mine = self._changed.wait_for(lambda: key not in self._busy, wait)
             if is_mine:
@@ -81,7 +81,7 @@ def decide_due(
 ) -> int:
     """Decide steps that are due, of these sessions or of all; return the number of sessions.
 
-    Sessions that another thread of this process decides at the moment are left to it.
+    Sessions that another thread of this process is deciding are skipped.
     """
     with database.read() as store:
         due = store.run_steps.due(keys, limit)
@@ -89,16 +89,16 @@ def decide_due(
 
 
 def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -> bool:
-    """Decide the steps of a session that are due; return False if that failed or was not done.
+    """Decide the steps of a session that are due; return False if that failed or was skipped.
 
-    A session that cannot go on is logged, because it must not hold up the others.
+    A failure is logged rather than raised, because it must not hold up other sessions.
     """
     try:
         with _turns.take(key, wait) as is_mine:
             if is_mine:
                 advance(database, key)
             return is_mine
-    except (*AWAY, Unavailable):
+    except (*DATABASE_DOWN, Unavailable):
         raise
     except Exception as error:  # noqa: BLE001
         facts = {"run": key.run, "session": key.number, "error": type(error).__name__}
@@ -107,8 +107,8 @@ def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -
 
 
 def advance(database: Database, key: SessionKey) -> None:
-    """Decide the next steps of a session, as far as they are due."""
-    for _ in range(MOST_AT_ONCE):
+    """Decide the next steps of a session that are due."""
+    for _ in range(MAX_AT_ONCE):
         if not _decide_next(database, key):
             return
 
@@ -124,8 +124,8 @@ def is_due(session: RunSession, standing: Standing) -> bool:
 def release_merged(database: Database, limit: int = 100) -> int:
     """Delete the statistics of decided steps, in short transactions; return how many steps.
 
-    Between two transactions it pauses for as long as one took, so that other writers get their
-    turn: waiting writers of SQLite do not queue.
+    After each transaction it sleeps for as long as that took, so that other writers get a turn:
+    SQLite does not queue waiting writers.
     """
     with database.read() as store:
         merged = store.run_steps.unreleased(limit)
@@ -140,7 +140,7 @@ def release_merged(database: Database, limit: int = 100) -> int:
 
 
 class _Merge:
-    """The sum of the statistics of one step, of the ranks that were read so far."""
+    """The sum of the statistics of one step over the ranks read so far."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -148,14 +148,14 @@ class _Merge:
         self.total = BinStatistics.empty()
 
     def add(self, database: Database, pending: _Pending) -> bool:
-        """Merge the ranks that are missing; return False if their bytes are gone."""
+        """Merge the missing ranks; return False if their statistics are gone."""
         missing = [rank for rank in pending.ranks if rank not in self.ranks]
         for some in _batches(missing, AT_ONCE):
             with database.read() as store:
                 found = store.run_steps.contents(pending.session, self.step, some)
             if len(found) < len(some):
-                return False  # another decider was faster
-            # small ones among themselves first: adding to what is large takes longer
+                return False  # another process decided the step first
+            # sum the small ones first: adding to the large total takes longer
             self.total += sum(map(BinStatistics.from_bytes, found), BinStatistics.empty())
             self.ranks.update(some)
         return True
@@ -164,8 +164,8 @@ class _Merge:
 def _decide_next(database: Database, key: SessionKey) -> bool:
     """Decide the next step of a session; return False if it is not due.
 
-    A rank that posts while the others are merged is merged as well: either it is part of the
-    decision, or the decision was written before it came, and it is late.
+    A rank that posts while others are merged is either merged as well, or its statistics arrive
+    after the decision was written and are late.
     """
     merge: _Merge | None = None
     lost: int | None = None
@@ -204,7 +204,7 @@ def _pending(store: Store, key: SessionKey) -> _Pending:
 def _write(
     store: Store, key: SessionKey, pending: _Pending, merge: _Merge, decision: dict[str, Any]
 ) -> bool:
-    """Write a decision unless its ranks or its session have changed; return whether it was."""
+    """Write a decision unless its ranks or its session changed; return whether it was written."""
     store.runs.lock(key.run)
     if store.run_steps.head(pending.session).step != pending.head.step:
         return False
@@ -219,7 +219,7 @@ def _write(
 
 
 def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
-    """Return the facts of a step, all but its ranks."""
+    """Return the columns of a step, except its ranks."""
     bins = WIDTHS
     after: AdaFocalState | None = None
     verified: bool | None = None
@@ -244,7 +244,7 @@ def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
 
 
 def updated(before: AdaFocalState, merged: BinStatistics) -> AdaFocalState:
-    """Return the state one step on; without a row, nothing but the step changes."""
+    """Return the state after one more step; without rows, only the step number changes."""
     if not merged.rows:
         return dataclasses.replace(before, step=before.step + 1)
     return before.update(merged)
@@ -268,7 +268,7 @@ def _equal_mass(merged: BinStatistics, bins: int) -> dict[str, Any]:
 
 
 def _bars(table: BinTable) -> dict[str, Any]:
-    """Count, confidence and accuracy of bins, null where one is empty."""
+    """Return count, confidence and accuracy of bins, null for empty ones."""
     return {
         "count": table.count.tolist(),
         "confidence": _plain(table.mean_confidence),

@@ -1,4 +1,4 @@
-"""SQL on the history of runs: the line of steps that count, across sessions."""
+"""SQL on the history of runs: the effective sequence of steps across sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.storage.run_tables import SESSION, run_sessions, run_steps
 
 
 class Stretch(NamedTuple):
-    """The steps of a session that are on the line of its run, from ``first`` to ``last``."""
+    """The steps of a session that are on its run's line, from ``first`` to ``last``."""
 
     session: int
     first: int
@@ -24,7 +24,7 @@ class Stretch(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A step with the session that it belongs to."""
+    """A step with its session."""
 
     step: RunStep
     session: RunSession
@@ -54,7 +54,7 @@ class RunHistory(Repository):
             run_steps.c.session == shown.c.session,
             run_steps.c.step.between(shown.c.first, shown.c.last),
         )
-        # sorted here: to sort in SQL, SQLite would read all steps of the run
+        # sorted in Python: with ORDER BY, SQLite would read all steps of the run
         steps = self._all(RunStep, select(*run_steps.c).select_from(shown).join(run_steps, within))
         steps.sort(key=lambda one: one.step)
         return [Shown(one, its_sessions[one.session]) for one in steps]
@@ -69,10 +69,10 @@ class RunHistory(Repository):
         return None
 
     def _line(self, run: str) -> list[Stretch]:
-        """Return the line of a run, oldest step first, at the cost of a look at each session.
+        """Return the line of a run, oldest step first, with one index lookup per session.
 
-        A session counts up to the smallest base of those that began later, where its steps were
-        done again; its own steps are numbered from its base without gaps.
+        A session counts up to the smallest base step of later sessions, which repeated the steps
+        after it. The steps of a session are numbered from its base without gaps.
         """
         base = run_sessions.c.base_step
         last = (
@@ -102,7 +102,7 @@ def _of(session: RunSession) -> ColumnElement[bool]:
 
 
 def _cut(line: Iterable[Stretch], after: int, limit: int) -> list[Stretch]:
-    """Return the first ``limit`` steps of a line that come after one."""
+    """Return the first ``limit`` steps of a line after the step ``after``."""
     found: list[Stretch] = []
     for one in line:
         first = max(one.first, after + 1)

@@ -1,4 +1,4 @@
-"""SQL on training runs, their sessions and steps: what ranks posted, and what was decided."""
+"""SQL on training runs, their sessions, posted statistics and decided steps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ AT_ONCE = 16  # statistics, of up to 500 kB each, that are read or deleted toget
 
 
 class SessionKey(NamedTuple):
-    """A session by its run's id and its number."""
+    """The key of a session: its run's id and its number."""
 
     run: str
     number: int
 
 
 class Head(NamedTuple):
-    """Where a session is: its last decided step, or its base (then ``decided`` is None)."""
+    """The position of a session: its last decided step, or its base (``decided`` is None)."""
 
     step: int
     state: State
@@ -38,7 +38,7 @@ class Head(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How many ranks have posted for a step, and for how many seconds the first has waited."""
+    """How many ranks have posted for a step, and how long the first has waited, in seconds."""
 
     ranks: int
     seconds: float
@@ -53,7 +53,7 @@ class Runs(Repository):
         return self._one(Run, select(runs).where(mine))
 
     def add(self, workspace: str, name: str, **facts: Any) -> Run | None:
-        """Add a run; return None if somebody else was faster."""
+        """Add a run; return None if it exists by now."""
         values = {
             "id": new_id("run"),
             "workspace": workspace,
@@ -63,10 +63,10 @@ class Runs(Repository):
             "stored_bytes": json_bytes(facts),
             **facts,
         }
-        return self._unless_there(Run, insert(runs).values(values).returning(*runs.c))
+        return self._one_if_unique(Run, insert(runs).values(values).returning(*runs.c))
 
     def lock(self, id: str) -> Run:
-        """Lock a run: nobody else writes to it before the transaction ends."""
+        """Lock a run against other writers until the transaction ends."""
         found = self._one(Run, select(runs).where(runs.c.id == id).with_for_update())
         assert found is not None  # noqa: S101 - runs are never deleted
         return found
@@ -90,7 +90,7 @@ class Runs(Repository):
         return chosen.order_by(*order)
 
     def change(self, id: str, **facts: Any) -> Run:
-        """Change tags, description or whether it is archived."""
+        """Change the tags, the description or the archived state of a run."""
         before = self.lock(id)
         old = {name: getattr(before, name) for name in facts if name in NOTES}
         new = {name: facts[name] for name in old}
@@ -102,33 +102,33 @@ class Runs(Repository):
         return found
 
     def archive(self, id: str) -> Run:
-        """Archive a run; one that is archived stays as it is."""
+        """Archive a run, unless it is archived already."""
         return self.change(id, archived_at=func.coalesce(runs.c.archived_at, now()))
 
     def touch(self, id: str, more_bytes: int = 0) -> None:
-        """Note that something happened in a run, and how many bytes were stored."""
+        """Record activity of a run, and how many bytes were stored."""
         values = {"updated_at": now(), "stored_bytes": runs.c.stored_bytes + more_bytes}
-        self._changed(update(runs).where(runs.c.id == id).values(values))
+        self._execute(update(runs).where(runs.c.id == id).values(values))
 
     def counts(self) -> dict[str, int]:
-        """Return how many runs there are that are not archived, by kind."""
+        """Return the number of runs that are not archived, by kind."""
         chosen = select(runs.c.kind, func.count()).where(runs.c.archived_at.is_(None))
         rows = self.session.execute(chosen.group_by(runs.c.kind)).all()
         return {row[0]: row[1] for row in rows}
 
     def add_session(self, run: str, begun: float | None, **facts: Any) -> RunSession:
-        """Add the next session of a run that is locked; none began later than now."""
+        """Add the next session of a locked run; ``begun`` is capped at now."""
         number = self.session_count(run)
         begun_at = now() if begun is None else case((begun < now(), begun), else_=now())
         times = {"begun_at": begun_at, "created_at": now()}
         values = {"run": run, "number": number + 1, **times, **facts}
         made = self._one(RunSession, insert(run_sessions).values(values).returning(*SESSION))
         assert made is not None  # noqa: S101
-        self._changed(_with_bytes(run, json_bytes(facts)))
+        self._execute(_with_bytes(run, json_bytes(facts)))
         return made
 
     def session_count(self, run: str) -> int:
-        """Return how many sessions a run has: the number of the last, as none is deleted."""
+        """Return how many sessions a run has: the last number, as none is deleted."""
         last = select(func.max(run_sessions.c.number)).where(run_sessions.c.run == run)
         return self.session.scalar(last) or 0
 
@@ -143,7 +143,7 @@ class Runs(Repository):
         return self._one(RunSession, select(*SESSION).where(mine))
 
     def session_at(self, run: str, step: int) -> RunSession | None:
-        """Return the session that a step of the line is of, or that begins with it."""
+        """Return the session whose steps on the line include this one, or that begins with it."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
         return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
 
@@ -154,7 +154,7 @@ class Runs(Repository):
 
 
 class RunSteps(Repository):
-    """Statistics and steps of runs; whoever writes has locked the run."""
+    """Statistics and steps of runs; writers must have locked the run."""
 
     def post(self, session: RunSession, step: int, rank: int, **facts: Any) -> RunStatistics:
         """Record what a rank sent."""
@@ -167,43 +167,43 @@ class RunSteps(Repository):
         return made
 
     def posted(self, session: RunSession, step: int, rank: int) -> RunStatistics | None:
-        """Return that a rank has sent statistics for a step, if it has."""
+        """Return the record of a rank's statistics for a step, if it has sent any."""
         mine = _of_step(session, step) & (run_statistics.c.rank == rank)
         return self._one(RunStatistics, select(*POSTED).where(mine))
 
     def ranks(self, session: RunSession, step: int) -> list[int]:
-        """Return which ranks have sent statistics for a step, in order; by an index alone."""
+        """Return the ranks that have sent statistics for a step, sorted; reads only an index."""
         chosen = select(run_statistics.c.rank).where(_of_step(session, step))
         return list(self.session.scalars(chosen.order_by(run_statistics.c.rank)))
 
     def standing(self, session: RunSession, step: int) -> Standing:
-        """Return how far a step is that is not decided."""
+        """Return how far an undecided step is."""
         waited = func.coalesce(now() - func.min(run_statistics.c.posted_at), 0.0)
         chosen = select(func.count(), waited).where(_of_step(session, step))
         ranks, seconds = self.session.execute(chosen).one()
         return Standing(ranks, seconds)
 
     def contents(self, session: RunSession, step: int, ranks: Collection[int]) -> list[bytes]:
-        """Return the bytes that ranks have sent for a step, of those that still have them."""
+        """Return the statistics of these ranks for a step, as far as they are still stored."""
         content = run_statistics.c.statistics
         mine = _of_step(session, step) & run_statistics.c.rank.in_(ranks)
         return list(self.session.scalars(select(content).where(mine, content.is_not(None))))
 
     def claimed(self, session: RunSession, step: int) -> dict[str, Any] | None:
-        """Return the state that a trainer says it has after a step that is not decided."""
+        """Return the state that a trainer claims to have after an undecided step."""
         chosen = select(run_statistics.c.claimed).where(_of_step(session, step))
         return self.session.scalar(chosen.order_by(run_statistics.c.rank).limit(1))
 
     def unreleased(self, limit: int) -> list[tuple[SessionKey, int]]:
-        """Return decided steps whose statistics are still kept."""
+        """Return decided steps whose statistics are still stored."""
         place = (run_statistics.c.run, run_statistics.c.session, run_statistics.c.step)
-        kept = run_statistics.c.statistics.is_not(None)
-        chosen = select(*place).distinct().where(kept, is_decided())
+        is_stored = run_statistics.c.statistics.is_not(None)
+        chosen = select(*place).distinct().where(is_stored, is_decided())
         rows = self.session.execute(chosen.limit(limit))
         return [(SessionKey(run, number), step) for run, number, step in rows]
 
     def release(self, key: SessionKey, step: int, limit: int = AT_ONCE) -> int:
-        """Delete the bytes of so many ranks of a decided step; return how many had any."""
+        """Delete the statistics of up to ``limit`` ranks of a decided step; return how many."""
         mine = and_(
             run_statistics.c.run == key.run,
             run_statistics.c.session == key.number,
@@ -213,52 +213,52 @@ class RunSteps(Repository):
         chosen = select(run_statistics.c.rank, func.length(content), run_statistics.c.claimed)
         found = self.session.execute(chosen.where(mine, content.is_not(None)).limit(limit)).all()
         sizes = {rank: bytes_until_decided(length, claimed) for rank, length, claimed in found}
-        self._changed(_with_bytes(key.run, -sum(sizes.values())))
-        given = update(run_statistics).where(mine, run_statistics.c.rank.in_(sizes))
-        return self._changed(given.values(statistics=None, claimed=None))
+        self._execute(_with_bytes(key.run, -sum(sizes.values())))
+        released = update(run_statistics).where(mine, run_statistics.c.rank.in_(sizes))
+        return self._execute(released.values(statistics=None, claimed=None))
 
     def add(self, session: RunSession, step: int, **facts: Any) -> RunStep:
-        """Write that a step is decided."""
+        """Add a decided step."""
         values = {"run": session.run, "session": session.number, "step": step}
         made = self._one(
             RunStep,
             insert(run_steps).values(**values, decided_at=now(), **facts).returning(*run_steps.c),
         )
         assert made is not None  # noqa: S101
-        self._changed(_with_bytes(session.run, len(json.dumps(facts))))
+        self._execute(_with_bytes(session.run, len(json.dumps(facts))))
         return made
 
     def get(self, session: RunSession, step: int) -> RunStep | None:
-        """Return a step of a session, if it is decided."""
+        """Return a decided step of a session."""
         mine = _of(run_steps, session) & (run_steps.c.step == step)
         return self._one(RunStep, select(run_steps).where(mine))
 
     def last(self, session: RunSession) -> RunStep | None:
-        """Return the last step of a session that is decided."""
+        """Return the last decided step of a session."""
         chosen = select(run_steps).where(_of(run_steps, session))
         return self._one(RunStep, chosen.order_by(run_steps.c.step.desc()).limit(1))
 
     def head(self, session: RunSession) -> Head:
-        """Return where a session is."""
+        """Return the position of a session."""
         last = self.last(session)
         if last is None:
             return Head(session.base_step, self.base_state(session), None)
         return Head(last.step, last.state, last)
 
     def base_state(self, session: RunSession) -> dict[str, Any] | None:
-        """Return the state that a session goes on from."""
+        """Return the state that a session starts from."""
         mine = (run_sessions.c.run == session.run) & (run_sessions.c.number == session.number)
         return self.session.scalar(select(run_sessions.c.base_state).where(mine))
 
     def last_numbers(self, keys: Collection[SessionKey]) -> dict[SessionKey, int]:
-        """Return the numbers of the last decided steps of those sessions that have any."""
+        """Return the numbers of the last decided steps, of the sessions that have any."""
         place = (run_steps.c.run, run_steps.c.session)
         chosen = select(*place, func.max(run_steps.c.step)).where(tuple_(*place).in_(keys))
         rows = self.session.execute(chosen.group_by(*place))
         return {SessionKey(run, number): step for run, number, step in rows}
 
     def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
-        """Return sessions whose next step can be decided: complete, or waited for long enough."""
+        """Return sessions whose next step can be decided: complete, or past the merge timeout."""
         place = (run_statistics.c.run, run_statistics.c.session)
         its_session = and_(
             run_sessions.c.run == run_statistics.c.run,
@@ -288,13 +288,13 @@ class RunSteps(Repository):
         return [SessionKey(*row) for row in self.session.execute(chosen.limit(limit))]
 
     def waiting(self) -> int:
-        """Return how many statistics wait for others of their step, or for the step before."""
+        """Return how many statistics wait for other ranks or for the step before."""
         waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
         return self.session.scalar(select(func.count()).where(waits)) or 0
 
 
 def bytes_until_decided(content: int, claimed: State) -> int:
-    """Return the bytes that statistics and the state after them take until their step is decided.
+    """Return the bytes that statistics and their claimed state take until the step is decided.
 
     >>> bytes_until_decided(10, {"a": 1})
     18
@@ -303,13 +303,13 @@ def bytes_until_decided(content: int, claimed: State) -> int:
 
 
 def _with_bytes(run: str, more: int) -> Update:
-    """Return the statement that counts bytes of a run, which were stored or deleted."""
+    """Return the statement that adds to the stored bytes of a run."""
     values = {"stored_bytes": runs.c.stored_bytes + more}
     return update(runs).where(runs.c.id == run).values(values)
 
 
 def is_decided() -> ColumnElement[bool]:
-    """Return whether the step of a row of statistics is decided."""
+    """Return the condition that the step of a row of statistics is decided."""
     its_step = and_(
         run_steps.c.run == run_statistics.c.run,
         run_steps.c.session == run_statistics.c.session,

@@ -1,4 +1,4 @@
-"""Routes of training runs: open, post statistics, wait for the state, look back."""
+"""Routes of training runs: open, post statistics, wait for the state, history."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from service.http.paging import (
     Limit,
     Page,
     affordable,
+    json_response,
     number_place,
     paged,
     time_place,
-    written,
 )
 from service.http.strict_route import StrictRoute
 from service.runs import decisions
@@ -31,7 +31,7 @@ from service.runs import service as runs
 from service.runs.history_repository import Shown
 from service.runs.repository import SessionKey
 from service.runs.schemas import (
-    MOST_STEPS,
+    MAX_STEPS,
     RUN_NAME,
     SESSION_PATTERN,
     OpenedRunOut,
@@ -54,33 +54,33 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictRoute)
 
 LONGEST_WAIT = 60
 SHOWN_SESSIONS = 200
-# a page of a run is written as JSON in one go: so many numbers take about 50 ms
-MOST_NUMBERS = 200_000
+# a page is serialized in one go: this many numbers take about 50 ms
+MAX_NUMBERS = 200_000
 NUMBERS_OF_A_BIN = 8
 
 RunName = Annotated[str, Path(pattern=openapi.NAME_PATTERN, examples=[RUN_NAME])]
-Step = Annotated[int, Path(ge=1, lt=MOST_STEPS, examples=[1])]
+Step = Annotated[int, Path(ge=1, lt=MAX_STEPS, examples=[1])]
 Session = Annotated[
     str | None, Query(pattern=SESSION_PATTERN, description="its id; by default the newest")
 ]
-AfterStep = Annotated[int | None, Query(ge=0, lt=MOST_STEPS)]
+AfterStep = Annotated[int | None, Query(ge=0, lt=MAX_STEPS)]
 
 
 @router.post(
     "",
     status_code=201,
-    summary="Begin a run, or go on with it",
+    summary="Start or continue a run",
     dependencies=needs(Scope.FIT),
-    responses={200: {"model": OpenedRunOut, "description": "A session of a run that was there"}},
+    responses={200: {"model": OpenedRunOut, "description": "A session of an existing run"}},
     response_description="A new run and its first session",
 )
 def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn) -> OpenedRunOut:
-    """Gives a session to post to, and the state to go on with.
+    """Open a session to post to, and return the state to continue with.
 
-    A run that is there goes on from its last decided step, or from `state` or `from_step` (then the
-    steps after it are done again). The same `session` again is the same session.
+    An existing run continues from its last decided step, or from `state` or `from_step` (then the
+    steps after it are repeated). Sending the same `session` again returns that session.
     """
-    asked = Opening(
+    opening = Opening(
         **{name: getattr(body, name) for name in OpenRunIn.model_fields}
         | {
             "settings": None if body.settings is None else body.settings.read(),
@@ -90,7 +90,7 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     with joined.database.read() as store:
         joined.quota.check(store, caller.workspace)
     with joined.database.write() as store:
-        opened = open_session(store, caller, asked)
+        opened = open_session(store, caller, opening)
     with joined.database.read() as store:
         last = runs.last_step(store, opened.run, opened.head)
     response.status_code = 201 if opened.is_new else 200
@@ -104,26 +104,29 @@ def list_runs(
     caller: Caller,
     limit: Limit = 50,
     cursor: Cursor = None,
-    archived: Annotated[bool, Query(description="those that are archived, and no others")] = False,
+    archived: Annotated[bool, Query(description="list only archived runs")] = False,
 ) -> Response:
-    """Runs of the caller's workspace, with the metrics of their last steps."""
+    """List the runs of the caller's workspace, with the metrics of their last steps."""
     after = time_place(cursor)
     with joined.database.read() as store:
         shown = store.runs.affordable(caller.workspace, limit, after, archived=archived)
         found = store.runs.page(caller.workspace, shown + 1, after, archived=archived)
-        return written(paged(found, shown, lambda run: _shown(store, run), _place))
+        return json_response(paged(found, shown, lambda run: _shown(store, run), _place))
 
 
-@router.get("/{run}", summary="A run and its sessions")
+@router.get("/{run}", summary="Get a run and its sessions")
 def get_run(joined: Joined, caller: Caller, run: RunName) -> RunDetailOut:
-    """Where it is, the metrics of its last step, and its newest sessions (at most 200)."""
+    """Return a run's position, the metrics of its last step, and its newest 200 sessions."""
     with joined.database.read() as store:
         return _detailed(store, runs.run_named(store, caller, run))
 
 
 @router.patch("/{run}", summary="Label or archive a run", dependencies=needs(Scope.FIT))
 def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -> RunDetailOut:
-    """An archived run is left out of lists and takes no new sessions; those it has may end."""
+    """Change tags and description, or archive the run.
+
+    An archived run is hidden from lists and takes no new sessions; open sessions may finish.
+    """
     if body.tags or body.description:
         with joined.database.read() as store:
             joined.quota.check(store, caller.workspace)
@@ -148,10 +151,10 @@ def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -
 async def post_statistics(
     joined: Joined, caller: Caller, run: RunName, step: Step, body: StatisticsIn
 ) -> StepDecisionOut:
-    """Once for each step and rank; the same again is answered alike, other numbers with 409.
+    """Post the statistics of a rank, once per step; repeating it is safe, other numbers get 409.
 
-    A step is decided when it is complete and the one before is decided; steps may come in any
-    order. A rank that comes after the decision is `late`: it is noted, and not merged.
+    A step is decided when all ranks have posted and the step before is decided; steps may arrive in
+    any order. Statistics that arrive after the decision are `late`: recorded, but not merged.
     """
 
     def recorded() -> runs.Recorded:
@@ -172,7 +175,7 @@ async def post_statistics(
     return decision_of(step, body.session, *posted)
 
 
-@router.get("/{run}/state", summary="The state to train with")
+@router.get("/{run}/state", summary="Get the state to train with")
 async def run_state(
     request: Request,
     joined: Joined,
@@ -182,7 +185,10 @@ async def run_state(
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds")] = 0,
     session: Session = None,
 ) -> RunStateOut:
-    """With `after` and `wait` the answer comes when a step beyond is decided, or in the end."""
+    """Return the state of a session.
+
+    With `after` and `wait` it comes once a later step is decided, or after `wait` seconds.
+    """
     key, answer = await _read_state(joined, caller, run, session)
     if after is None or answer.step > after or not wait:
         return answer
@@ -194,7 +200,9 @@ async def run_state(
 
 
 @router.get(
-    "/{run}/history", summary="The steps of a run, oldest first", response_model=Page[RunStepOut]
+    "/{run}/history",
+    summary="List the steps of a run, oldest first",
+    response_model=Page[RunStepOut],
 )
 def run_history(
     joined: Joined,
@@ -203,19 +211,19 @@ def run_history(
     limit: Limit = 50,
     cursor: Cursor = None,
     session: Annotated[
-        str | None, Query(pattern=SESSION_PATTERN, description="only its steps, done again or not")
+        str | None, Query(pattern=SESSION_PATTERN, description="list all steps of this session")
     ] = None,
     after: AfterStep = None,
 ) -> Response:
-    """Those that count: steps that were done again from an older state are left out."""
+    """List the decided steps of a run, without those that a later session repeated."""
     place = number_place(cursor)
     known = [step for step in (place, after) if step is not None]
     with joined.database.read() as store:
         found = runs.run_named(store, caller, run)
         chosen = None if session is None else runs.session_of(store, found, session)
         steps = store.run_history.page(found.id, limit + 1, max(known, default=None), chosen)
-    shown = min(limit, affordable(map(_numbers, steps), MOST_NUMBERS))
-    return written(paged(steps[: shown + 1], shown, RunStepOut.of, lambda one: one.step.step))
+    shown = min(limit, affordable(map(_numbers, steps), MAX_NUMBERS))
+    return json_response(paged(steps[: shown + 1], shown, RunStepOut.of, lambda one: one.step.step))
 
 
 def _numbers(shown: Shown) -> int:
@@ -226,7 +234,7 @@ def _numbers(shown: Shown) -> int:
 async def _read_state(
     joined: Parts, caller: Principal, name: str, session: str | None
 ) -> tuple[SessionKey, RunStateOut]:
-    """Return where a session is, after what was due is decided; merging may take seconds."""
+    """Return the position of a session after deciding due steps; merging may take seconds."""
     executors, workspace = joined.executors, caller.workspace
     key, answer, is_due = await executors.query.run(
         workspace, _state, joined, caller, name, session
@@ -243,7 +251,7 @@ async def _read_state(
 def _state(
     joined: Parts, caller: Principal, name: str, session: str | None
 ) -> tuple[SessionKey, RunStateOut, bool]:
-    """Return where a session is, and whether its next step can be decided."""
+    """Return the position of a session, and whether its next step can be decided."""
     with joined.database.read() as store:
         run = runs.run_named(store, caller, name)
         found = runs.session_of(store, run, session)

@@ -1,4 +1,4 @@
-"""What requests and answers about training runs look like."""
+"""Request and response bodies of training runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from service.runs.sessions import Opened
 from service.storage import records
 
 SESSION_PATTERN = "^[A-Za-z0-9._-]{1,100}$"
-MOST_STEPS = 2**31 - 1
-MOST_RANKS = 4096
+MAX_STEPS = 2**31 - 1
+MAX_RANKS = 4096
 LONGEST_STATISTICS = 1_000_000
 RUN_NAME = "resnet-cifar10"
 SESSION_ID = "job-1207"
 EDGES = [0.0, 0.7855968947392908, 1.0]
 GAMMAS = [0.5961849545952088, 1.415552602564902]
-# of four rows of three classes
+# statistics of four rows of three classes
 STATISTICS = (
     "Q0JTMXicC2IAAUYoYmRA4ULBVgaGfgaGkwwZDCwTGQgDBQYGOQYGC4YABoYkIpQDrTnNwODOYMLAcIUI5ZIMDCoMDEYMVgwM"
     "LEQoH7SgMUJn+/GHT50LxeUVQCENAPtFDKg="
@@ -42,18 +42,16 @@ SessionId = Annotated[
     str,
     Field(pattern=SESSION_PATTERN, description="chosen by the caller", examples=[SESSION_ID]),
 ]
-StepNumber = Annotated[int, Field(ge=0, lt=MOST_STEPS)]
+StepNumber = Annotated[int, Field(ge=0, lt=MAX_STEPS)]
 Begun = Annotated[
     float,
-    Field(
-        ge=0, allow_inf_nan=False, description="when it began, in seconds since 1970; if not now"
-    ),
+    Field(ge=0, allow_inf_nan=False, description="start time in seconds since 1970; default: now"),
 ]
 Numbers = Annotated[list[float], Field(max_length=1001)]
 
 
 def _fields_of(kind: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass, with their bounds and defaults, for a body."""
+    """Return the fields of a dataclass for a body, with their bounds and defaults."""
     hints = get_type_hints(kind, include_extras=True)
     return {one.name: (hints[one.name], one.default) for one in fields(kind)}
 
@@ -66,16 +64,16 @@ class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
 
     @classmethod
     def example(cls) -> dict[str, Any]:
-        """Return the defaults, but for fewer bins."""
+        """Return the default settings with two bins."""
         return asdict(Settings(bins=2))
 
     def read(self) -> Settings:
-        """The settings, if they agree with each other."""
+        """Return the settings; raise if they contradict each other."""
         return Settings(**self.model_dump())
 
 
 class StateBody(RequestBody):
-    """The state that steers the loss after ``step`` updates: bins + 1 edges, and bins gammas."""
+    """The state of the loss after ``step`` updates: bins + 1 edges, and bins gammas."""
 
     settings: SettingsBody
     step: StepNumber = Field(examples=[1])
@@ -84,7 +82,7 @@ class StateBody(RequestBody):
     accuracy: Numbers = Field(examples=[[1.0, 0.5]])
 
     def read(self) -> AdaFocalState:
-        """The state, if it is one."""
+        """Return the state; raise if it is invalid."""
         return AdaFocalState.from_dict(self.model_dump())
 
 
@@ -99,17 +97,17 @@ BEGIN = {
 
 
 class OpenRunIn(RequestBody):
-    """A run to begin or to go on with; ``state`` or ``from_step`` say from where, if not the end.
+    """A run to start or continue, from its last step unless ``state`` or ``from_step`` is given.
 
-    `decides` says who merges and updates: the trainer, which then tells what it did, or the
+    `decides` says who merges and updates: the trainer, which then sends its state, or the
     service, which waits for all ranks, at most `merge_timeout` seconds. `begun` is for a session
-    that is told of late: of two sessions the one that began later is the newer.
+    that is reported late: of two sessions, the one that began later is the newer.
     """
 
     name: Annotated[str, Field(max_length=64, examples=[RUN_NAME])]
     kind: records.RunKind = "adafocal"
     settings: SettingsBody | None = Field(default=None, examples=[SettingsBody.example()])
-    world_size: Annotated[int, Field(ge=1, le=MOST_RANKS)] = 1
+    world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
     decides: records.Decider = "trainer"
     merge_timeout: Annotated[float, Field(gt=0, le=LONGEST_MERGE)] = 60.0
     session: SessionId | None = Field(default=None, examples=[SESSION_ID])
@@ -121,10 +119,10 @@ class OpenRunIn(RequestBody):
 
 
 class StatisticsIn(RequestBody):
-    """Statistics of a validation pass; ``state`` is what a trainer that decides goes on with."""
+    """Statistics of a validation pass; ``state`` is sent by a trainer that decides."""
 
     session: SessionId
-    rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)] = 0
+    rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] = 0
     statistics: str = Field(
         max_length=LONGEST_STATISTICS,
         description="BinStatistics.to_bytes in base64",
@@ -134,7 +132,7 @@ class StatisticsIn(RequestBody):
 
 
 class RunNotesIn(RequestBody):
-    """New tags, a new description, or whether it is archived; what is left out stays."""
+    """New tags, description or archived state; omitted fields stay unchanged."""
 
     tags: TagMap | None = Field(default=None, examples=[TAGS])
     description: str | None = None
@@ -142,7 +140,7 @@ class RunNotesIn(RequestBody):
 
 
 class RunMetricsOut(Body):
-    """What a validation pass says of the model; null where nothing was observed."""
+    """Metrics of a validation pass; null without rows."""
 
     rows: int = Field(examples=[4])
     accuracy: float | None = Field(examples=[0.75])
@@ -153,13 +151,13 @@ class RunMetricsOut(Body):
 
 
 def _filled(*values: float, empty: float | None = None) -> list[float | None]:
-    """Return values of the 15 bins of an example, in which four have a row each."""
+    """Return values for the 15 bins of an example, of which four hold one row each."""
     found = dict(zip((5, 8, 11, 13), values, strict=True))
     return [found.get(place, empty) for place in range(15)]
 
 
 class BarsOut(Body):
-    """Bins of equal width; null where one is empty."""
+    """Bins of equal width; null for empty bins."""
 
     count: list[float] = Field(examples=[_filled(1.0, 1.0, 1.0, 1.0, empty=0.0)])
     confidence: list[float | None] = Field(examples=[_filled(0.391, 0.575, 0.786, 0.909)])
@@ -167,7 +165,7 @@ class BarsOut(Body):
 
 
 class RunBinsOut(BarsOut):
-    """Bins of equal mass, and where they begin and end."""
+    """Bins of equal mass, and their edges."""
 
     count: list[float] = Field(examples=[[2.0, 2.0]])
     confidence: list[float | None] = Field(examples=[[0.483, 0.848]])
@@ -176,7 +174,7 @@ class RunBinsOut(BarsOut):
 
 
 class RunSessionOut(Body):
-    """One life of a training job: its steps follow ``base_step``."""
+    """One start of a training job: its steps follow ``base_step``."""
 
     id: str = Field(examples=[SESSION_ID])
     number: int = Field(examples=[1])
@@ -190,14 +188,14 @@ class RunSessionOut(Body):
 
     @classmethod
     def of(cls, session: records.RunSession) -> RunSessionOut:
-        """The answer for a session."""
+        """Return the response body of a session."""
         times = {name: when(getattr(session, name)) for name in ("begun_at", "created_at")}
         facts = asdict(session) | times
         return cls(**{name: facts[name] for name in cls.model_fields})
 
 
 class RunOut(Body):
-    """A training run: where it is, and the metrics of its last step that is decided."""
+    """A training run: its position, and the metrics of its last decided step."""
 
     name: str = Field(examples=[RUN_NAME])
     kind: records.RunKind = Field(examples=["adafocal"])
@@ -213,7 +211,7 @@ class RunOut(Body):
 
     @classmethod
     def of(cls, run: records.Run, head: Head, last: records.RunStep | None, **more: Any) -> Self:
-        """The answer for a run that is at ``head`` and whose last decided step is ``last``."""
+        """Return the response body of a run at ``head`` whose last decided step is ``last``."""
         return cls(
             name=run.name,
             kind=run.kind,
@@ -237,7 +235,7 @@ class RunDetailOut(RunOut):
 
 
 class OpenedRunOut(RunOut):
-    """A session of a run: it goes on after ``step``, with ``state`` (null of a monitor)."""
+    """An opened session of a run: it continues after ``step`` with ``state`` (null if monitor)."""
 
     step: int = Field(examples=[0])
     metrics: RunMetricsOut | None = Field(examples=[None])
@@ -246,14 +244,14 @@ class OpenedRunOut(RunOut):
 
     @classmethod
     def opened(cls, opened: Opened, last: records.RunStep | None) -> Self:
-        """The answer for a session that was opened."""
+        """Return the response body of an opened session."""
         run, session, head, _ = opened
         shown = RunSessionOut.of(session)
         return cls.of(run, head, last, session=shown, state=_state(head.state))
 
 
 class StepDecisionOut(Body):
-    """How a step stands: decided, with the state after it, or waiting for ranks or steps."""
+    """The status of a step: decided, with the state after it, or waiting for ranks or steps."""
 
     step: int = Field(examples=[1])
     session: str = Field(examples=[SESSION_ID])
@@ -264,7 +262,7 @@ class StepDecisionOut(Body):
 
 
 class RunStateOut(Body):
-    """Where a session is: its last decided step, or the step it began from."""
+    """The position of a session: its last decided step, or its base step."""
 
     run: str = Field(examples=[RUN_NAME])
     session: str = Field(examples=[SESSION_ID])
@@ -276,7 +274,7 @@ class RunStateOut(Body):
 
     @classmethod
     def of(cls, name: str, session: records.RunSession, head: Head) -> RunStateOut:
-        """The answer for a session of the run ``name``."""
+        """Return the response body of the state of a session of the run ``name``."""
         decided = head.decided
         return cls(
             run=name,
@@ -290,7 +288,7 @@ class RunStateOut(Body):
 
 
 class RunStepOut(Body):
-    """A decided step: who was there, what was measured, and the gammas after it.
+    """A decided step: its ranks, its metrics, and the gammas after it.
 
     ``bins`` are of equal mass, ``reliability`` of equal width; ``switched`` are the bins whose
     gamma changed its sign.
@@ -311,7 +309,7 @@ class RunStepOut(Body):
 
     @classmethod
     def of(cls, shown: Shown) -> RunStepOut:
-        """The answer for a step."""
+        """Return the response body of a step."""
         step, session = shown
         return cls(
             step=step.step,
@@ -336,7 +334,7 @@ def _state(document: dict[str, Any] | None) -> StateBody | None:
 def decision_of(
     step: int, session: str, ranks: list[int], late: bool, decided: records.RunStep | None
 ) -> StepDecisionOut:
-    """The answer for statistics that were posted."""
+    """Return the response body for posted statistics."""
     return StepDecisionOut(
         step=step,
         session=session,

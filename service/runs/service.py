@@ -1,4 +1,4 @@
-"""Training runs: found, labelled, and the statistics that ranks post for their steps."""
+"""Find and annotate training runs, and record the statistics that ranks post."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrators.adafocal.statistics import MOST_NUMBER, MOST_ROWS
+from calibrators.adafocal.statistics import MAX_NUMBER, MAX_ROWS
 from service.access.permissions import Principal
 from service.access.quota import Quota
 from service.errors import Conflict, Invalid, NotFound, TooLarge
@@ -21,13 +21,13 @@ from service.storage.records import Run, RunSession, RunStatistics, RunStep
 from service.storage.repository import ROW_BYTES
 from service.storage.store import Store
 
-# steps whose statistics are kept while one before them is missing
-MOST_AHEAD = 10_000
+# how far ahead of the last decided step statistics may be
+MAX_AHEAD = 10_000
 
 
 @dataclass(frozen=True)
 class SentStatistics:
-    """What a rank sends after a validation pass."""
+    """The statistics that a rank sends after a validation pass."""
 
     session: str
     step: int
@@ -40,18 +40,18 @@ class SentStatistics:
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Pack and hash, which is not for a transaction; the hash is of what is said."""
+        """Serialize and hash outside of the transaction; the hash covers numbers and state."""
         claimed = None if self.state is None else self.state.to_dict()
-        said = self.statistics.fingerprint() + json.dumps(claimed, sort_keys=True)
+        hashed = self.statistics.fingerprint() + json.dumps(claimed, sort_keys=True)
         content = self.statistics.to_bytes()
         object.__setattr__(self, "claimed", claimed)
         object.__setattr__(self, "content", content)
         object.__setattr__(self, "size", ROW_BYTES + bytes_until_decided(len(content), claimed))
-        object.__setattr__(self, "sha256", hashlib.sha256(said.encode()).hexdigest())
+        object.__setattr__(self, "sha256", hashlib.sha256(hashed.encode()).hexdigest())
 
 
 class Posted(NamedTuple):
-    """How a step stands after a post."""
+    """The status of a step after a post."""
 
     ranks: list[int]
     late: bool
@@ -59,7 +59,7 @@ class Posted(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Statistics that were recorded, and whether the next step of their session can be decided."""
+    """Recorded statistics, and whether the next step of their session can be decided."""
 
     session: RunSession
     step: int
@@ -68,7 +68,7 @@ class Recorded(NamedTuple):
 
     @property
     def key(self) -> SessionKey:
-        """Return the session that they belong to."""
+        """The key of their session."""
         return SessionKey(self.session.run, self.session.number)
 
 
@@ -81,7 +81,7 @@ def run_named(store: Store, principal: Principal, name: str) -> Run:
 
 
 def session_of(store: Store, run: Run, id: str | None) -> RunSession:
-    """Return a session of a run by its caller's id, by default the newest."""
+    """Return a session of a run by its id, by default the newest."""
     if id is None:
         return store.runs.sessions(run.id, 1)[0]
     found = store.runs.session_named(run.id, id)
@@ -91,7 +91,7 @@ def session_of(store: Store, run: Run, id: str | None) -> RunSession:
 
 
 def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
-    """Return the last decided step of a session, or of the steps that it goes on from."""
+    """Return the last decided step of a session, or else of the line that it continues."""
     return head.decided or store.run_history.last_on_line(run.id, head.step)
 
 
@@ -104,7 +104,7 @@ def annotate(
     description: str | None,
     archived: bool | None,
 ) -> Run:
-    """Change tags, description or whether it is archived; None leaves them as they are."""
+    """Change tags, description or archived state; None leaves them unchanged."""
     run = run_named(store, principal, name)
     check_notes(tags or {}, description or "", "a run")
     notes = {"tags": tags, "description": description}
@@ -119,10 +119,9 @@ def annotate(
 def record(
     database: Database, quota: Quota, principal: Principal, name: str, sent: SentStatistics
 ) -> Recorded:
-    """Record a rank's statistics; raise TooLarge if the workspace has no room for new ones.
+    """Record a rank's statistics; raise TooLarge if the workspace is out of quota.
 
-    Only what the rank itself has posted is read under the write lock: there may be thousands of
-    others.
+    Under the write lock only the rank's own statistics are read: there may be thousands of ranks.
     """
     with database.read() as store:
         session = session_of(store, run_named(store, principal, name), sent.session)
@@ -142,7 +141,7 @@ def record(
 
 
 def outcome(database: Database, recorded: Recorded) -> Posted:
-    """Return how a step stands after a post."""
+    """Return the status of a step after a post."""
     session, step = recorded.session, recorded.step
     with database.read() as store:
         ranks = store.run_steps.ranks(session, step)
@@ -157,19 +156,19 @@ def _recorded(
     sent: SentStatistics,
     known: RunStatistics | None,
 ) -> RunStatistics:
-    """Record what a rank sent, unless it is known; one that comes after the decision is late."""
-    if sent.step > head.step + MOST_AHEAD:
+    """Record what a rank sent, unless it is known; after the decision it is late."""
+    if sent.step > head.step + MAX_AHEAD:
         raise Invalid(
             "bad_step",
-            f"the session {session.id!r} is at step {head.step}, and statistics wait at most "
-            f"{MOST_AHEAD} steps ahead, got step {sent.step}",
+            f"the session {session.id!r} is at step {head.step}, and statistics may be at most "
+            f"{MAX_AHEAD} steps ahead, got step {sent.step}",
         )
     if known is not None:
         if known.sha256 != sent.sha256:
             raise Conflict(
                 "statistics_differ",
-                f"rank {sent.rank} has sent other statistics for step {sent.step} of the session "
-                f"{session.id!r}",
+                f"rank {sent.rank} has already sent different statistics for step {sent.step} of "
+                f"the session {session.id!r}",
             )
         return known
     is_late = sent.step <= head.step
@@ -189,13 +188,13 @@ def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
     if sent.step <= session.base_step:
         raise Invalid(
             "bad_step",
-            f"the session {session.id!r} goes on from step {session.base_step}: "
-            f"a step must be greater, got {sent.step}",
+            f"the session {session.id!r} starts after step {session.base_step}: "
+            f"step must be greater, got {sent.step}",
         )
     by_trainer = session.decides == "trainer"
     if by_trainer and sent.rank != 0:
         raise Invalid(
-            "bad_rank", f"rank must be 0 where the trainer decides and merges, got {sent.rank}"
+            "bad_rank", f"rank must be 0 if the trainer decides and merges, got {sent.rank}"
         )
     if sent.rank >= session.world_size:
         raise Invalid(
@@ -207,12 +206,12 @@ def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
 
 
 def _check_share(session: RunSession, statistics: BinStatistics) -> None:
-    """Raise unless all can be merged, whatever the other ranks send."""
-    share = f"statistics of one of {session.world_size} ranks hold at most"
-    most = MOST_ROWS // session.world_size
+    """Raise if the sum over all ranks could overflow, whatever the others send."""
+    share = f"statistics of one of {session.world_size} ranks may hold at most"
+    most = MAX_ROWS // session.world_size
     if statistics.rows > most:
         raise TooLarge("too_many_rows", f"{share} {most} rows, got {statistics.rows}")
-    most = MOST_NUMBER // session.world_size
+    most = MAX_NUMBER // session.world_size
     if statistics.nll_sum > most:
         raise TooLarge(
             "too_many_rows", f"{share} a sum of nll of {most} * 2^-24, got {statistics.nll_sum}"
@@ -220,23 +219,21 @@ def _check_share(session: RunSession, statistics: BinStatistics) -> None:
 
 
 def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
-    """Raise unless a trainer that decides, and nobody else, sends its state."""
+    """Raise unless the state is sent exactly if the trainer decides."""
     if sent.state is None:
         if needed:
-            raise Invalid("bad_state", "state is missing: the trainer decides, and must say what")
+            raise Invalid("bad_state", "state is missing: the trainer decides and must send it")
         return
     check_state(run, sent.state)
     if not needed:
         raise Invalid("bad_state", "state must be null: the service decides in this session")
     if sent.state.step != sent.step:
-        raise Invalid(
-            "bad_state", f"state must be that after step {sent.step}, got step {sent.state.step}"
-        )
+        raise Invalid("bad_state", f"state must be of step {sent.step}, got step {sent.state.step}")
 
 
 def check_state(run: Run, state: AdaFocalState) -> None:
     """Raise if a state cannot be one of this run."""
     if run.settings is None:
-        raise Invalid("bad_state", f"state must be null: {run.name!r} is a monitor and has none")
+        raise Invalid("bad_state", f"state must be null: {run.name!r} is of kind 'monitor'")
     if asdict(state.settings) != run.settings:
-        raise Invalid("bad_state", f"state has other settings than the run {run.name!r}")
+        raise Invalid("bad_state", f"the settings of state differ from those of {run.name!r}")

@@ -1,4 +1,4 @@
-"""Open sessions of training runs: begin a run, or go on with it."""
+"""Open sessions of training runs: start a run, or continue it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from service.runs.service import check_state, run_named
 from service.storage.records import Decider, Run, RunKind, RunSession
 from service.storage.store import Store
 
-MOST_SESSIONS = 1000  # of a run
+MAX_SESSIONS = 1000  # of a run
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a training job asks for when it begins or goes on."""
+    """A request of a training job to start or continue a run."""
 
     name: str
     kind: RunKind
@@ -38,7 +38,7 @@ class Opening:
 
 
 class Opened(NamedTuple):
-    """A session of a run, and where it goes on."""
+    """An opened session of a run, and its position."""
 
     run: Run
     session: RunSession
@@ -46,89 +46,89 @@ class Opened(NamedTuple):
     is_new: bool
 
 
-def open_session(store: Store, principal: Principal, asked: Opening) -> Opened:
-    """Open a session of a run: a new one, or that of this id; add the run if there is none."""
-    check_name(asked.name, "a run")
-    check_notes(asked.tags, asked.description, "a run")
-    if asked.kind == "monitor" and asked.settings is not None:
-        raise Invalid("bad_settings", "settings are AdaFocal's: a run of kind 'monitor' has none")
-    run, is_new = _found_or_made(store, principal, asked)
-    _check_same(run, asked)
-    known = None if asked.session is None else store.runs.session_named(run.id, asked.session)
+def open_session(store: Store, principal: Principal, opening: Opening) -> Opened:
+    """Open a session of a run, new or by its id; add the run if it does not exist."""
+    check_name(opening.name, "a run")
+    check_notes(opening.tags, opening.description, "a run")
+    if opening.kind == "monitor" and opening.settings is not None:
+        raise Invalid("bad_settings", "settings must be null for a run of kind 'monitor'")
+    run, is_new = _find_or_add(store, principal, opening)
+    _check_same(run, opening)
+    known = None if opening.session is None else store.runs.session_named(run.id, opening.session)
     if known is not None:
-        _check_same_session(run, known, asked)
+        _check_same_session(run, known, opening)
         return Opened(run, known, store.run_steps.head(known), is_new)
     if run.archived_at is not None:
         raise Conflict("run_archived", f"the run {run.name!r} is archived: it takes no sessions")
     _check_count(store, run)
-    step, state = _base(store, run, asked)
+    step, state = _base(store, run, opening)
     session = store.runs.add_session(
         run.id,
-        asked.begun,
-        id=asked.session or f"session-{secrets.token_hex(8)}",
+        opening.begun,
+        id=opening.session or f"session-{secrets.token_hex(8)}",
         base_step=step,
         base_state=state,
-        world_size=asked.world_size,
-        decides=asked.decides,
-        merge_timeout=asked.merge_timeout,
+        world_size=opening.world_size,
+        decides=opening.decides,
+        merge_timeout=opening.merge_timeout,
         created_by=principal.actor,
     )
     if not is_new:
-        run = _noted(store, run, asked)
+        run = _annotate(store, run, opening)
     return Opened(run, session, Head(step, state, None), is_new)
 
 
-def _found_or_made(store: Store, principal: Principal, asked: Opening) -> tuple[Run, bool]:
+def _find_or_add(store: Store, principal: Principal, opening: Opening) -> tuple[Run, bool]:
     """Return the run, locked, and whether it is new."""
-    found = store.runs.named(principal.workspace, asked.name)
+    found = store.runs.named(principal.workspace, opening.name)
     if found is None:
         settings = None
-        if asked.kind == "adafocal":
-            settings = asdict(asked.settings or Settings())
+        if opening.kind == "adafocal":
+            settings = asdict(opening.settings or Settings())
         made = store.runs.add(
             principal.workspace,
-            asked.name,
-            kind=asked.kind,
+            opening.name,
+            kind=opening.kind,
             settings=settings,
-            tags=asked.tags,
-            description=asked.description,
+            tags=opening.tags,
+            description=opening.description,
             created_by=principal.actor,
         )
         if made is not None:
             return store.runs.lock(made.id), True
-        found = run_named(store, principal, asked.name)  # somebody else was faster
+        found = run_named(store, principal, opening.name)  # another caller added it first
     return store.runs.lock(found.id), False
 
 
-def _check_same(run: Run, asked: Opening) -> None:
-    """Raise if a run cannot be gone on with as is asked."""
-    if run.kind != asked.kind:
+def _check_same(run: Run, opening: Opening) -> None:
+    """Raise Conflict if a run has another kind or other settings than requested."""
+    if run.kind != opening.kind:
         raise Conflict(
-            "run_differs", f"the run {run.name!r} is of kind {run.kind!r}, not {asked.kind!r}"
+            "run_differs", f"the run {run.name!r} is of kind {run.kind!r}, not {opening.kind!r}"
         )
-    if run.settings is None or asked.settings is None:
+    if run.settings is None or opening.settings is None:
         return
-    wanted = asdict(asked.settings)
+    wanted = asdict(opening.settings)
     others = [name for name, value in run.settings.items() if wanted[name] != value]
     if others:
-        told = ", ".join(f"{name} {run.settings[name]!r}, not {wanted[name]!r}" for name in others)
-        raise Conflict("run_differs", f"the run {run.name!r} has {told}", settings=others)
+        facts = ", ".join(f"{name} {run.settings[name]!r}, not {wanted[name]!r}" for name in others)
+        raise Conflict("run_differs", f"the run {run.name!r} has {facts}", settings=others)
 
 
 def _check_count(store: Store, run: Run) -> None:
-    """Raise Conflict if a run has as many sessions as it may."""
-    if store.runs.session_count(run.id) >= MOST_SESSIONS:
+    """Raise Conflict if a run has the maximum number of sessions."""
+    if store.runs.session_count(run.id) >= MAX_SESSIONS:
         raise Conflict(
             "too_many_sessions",
-            f"the run {run.name!r} has {MOST_SESSIONS:,} sessions, and no more are taken: go on "
+            f"the run {run.name!r} has {MAX_SESSIONS:,} sessions, which is the limit: continue "
             "under another name, with a state",
-            limit=MOST_SESSIONS,
+            limit=MAX_SESSIONS,
         )
 
 
-def _check_same_session(run: Run, session: RunSession, asked: Opening) -> None:
+def _check_same_session(run: Run, session: RunSession, opening: Opening) -> None:
     for name in ("world_size", "decides"):
-        was, wanted = getattr(session, name), getattr(asked, name)
+        was, wanted = getattr(session, name), getattr(opening, name)
         if was != wanted:
             raise Conflict(
                 "session_differs",
@@ -136,14 +136,14 @@ def _check_same_session(run: Run, session: RunSession, asked: Opening) -> None:
             )
 
 
-def _base(store: Store, run: Run, asked: Opening) -> tuple[int, State]:
-    """Return the step that a session goes on from, and the state after it."""
-    if asked.state is not None:
-        if asked.from_step is not None:
-            raise Invalid("bad_step", "from_step and state are both given: give one of them")
-        check_state(run, asked.state)
-        return asked.state.step, asked.state.to_dict()
-    step = asked.from_step
+def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
+    """Return the step that a session starts from, and the state after it."""
+    if opening.state is not None:
+        if opening.from_step is not None:
+            raise Invalid("bad_step", "give from_step or state, not both")
+        check_state(run, opening.state)
+        return opening.state.step, opening.state.to_dict()
+    step = opening.from_step
     if step is None:
         newest = store.runs.sessions(run.id, 1)
         if newest:
@@ -161,16 +161,16 @@ def _base(store: Store, run: Run, asked: Opening) -> tuple[int, State]:
     if found is None:
         raise Invalid(
             "bad_step",
-            f"from_step must be 0 or a step of {run.name!r} that is decided, got {step}: "
-            "without a state there is nothing to go on from",
+            f"from_step must be 0 or a decided step of {run.name!r}, got {step}: send a state to "
+            "continue from any other",
         )
     return step, found.state
 
 
-def _noted(store: Store, run: Run, asked: Opening) -> Run:
-    """Add the tags of a job that goes on to those of the run; replace the description."""
+def _annotate(store: Store, run: Run, opening: Opening) -> Run:
+    """Add the tags of a continuing job to those of the run; replace the description."""
     store.runs.touch(run.id)
-    tags = {**run.tags, **asked.tags}
-    description = asked.description or run.description
+    tags = {**run.tags, **opening.tags}
+    description = opening.description or run.description
     check_notes(tags, description, "a run")
     return store.runs.change(run.id, tags=tags, description=description)

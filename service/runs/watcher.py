@@ -1,4 +1,4 @@
-"""Follow the steps of runs, and decide those that are due."""
+"""Wait for steps of runs, and decide those that are due."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from service.concurrency.long_poll import Watcher
 from service.errors import ServiceError
 from service.runs.decisions import decide
 from service.runs.repository import SessionKey
-from service.storage.database import AWAY, Database
+from service.storage.database import DATABASE_DOWN, Database
 
 MERGE_THREADS = 3
-MOST_DUE = 100
+MAX_DUE = 100
 RETRY_SECONDS = 5.0  # before a step that could not be merged is tried again
 
 _log = structlog.get_logger("calibrd.runs")
 
 
 class RunWatcher(Watcher[SessionKey, int]):
-    """Tells how many steps of runs are decided, and sees that those that are due will be.
+    """Follows the last decided step of sessions, and triggers the decision of due steps.
 
-    Merging takes up to a minute, so the poller leaves it to other threads: one for each workspace
-    at a time.
+    Merging takes up to a minute, so it runs on other threads than polling, at most one merge per
+    workspace at a time.
     """
 
     def __init__(self, database: Database) -> None:
-        super().__init__("runs", self._look)
+        super().__init__("runs", self._read_steps)
         self._database = database
         self._workspaces: dict[SessionKey, str] = {}
         self._merging: set[str] = set()
@@ -38,7 +38,7 @@ class RunWatcher(Watcher[SessionKey, int]):
     async def beyond(
         self, key: SessionKey, workspace: str, step: int, after: int, seconds: float
     ) -> int:
-        """The last decided step of a session when it is beyond another, or after a while."""
+        """Return the last decided step once it is greater than ``after``, or after ``seconds``."""
         self._workspaces[key] = workspace
         try:
             return await self.until(key, step, lambda current: current > after, seconds)
@@ -51,9 +51,9 @@ class RunWatcher(Watcher[SessionKey, int]):
         await super().close()
         self._merges.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, keys: list[SessionKey]) -> dict[SessionKey, int]:
+    def _read_steps(self, keys: list[SessionKey]) -> dict[SessionKey, int]:
         with self._database.read() as store:
-            due = store.run_steps.due(keys, MOST_DUE)
+            due = store.run_steps.due(keys, MAX_DUE)
             found = store.run_steps.last_numbers(keys)
         self._tried = {key: when for key, when in self._tried.items() if key in due}
         now = time.monotonic()
@@ -69,7 +69,7 @@ class RunWatcher(Watcher[SessionKey, int]):
     def _merge(self, key: SessionKey, workspace: str) -> None:
         try:
             decide(self._database, key, wait=0.0)
-        except (*AWAY, ServiceError) as error:
+        except (*DATABASE_DOWN, ServiceError) as error:
             _log.warning("step_not_merged", error=type(error).__name__)
         finally:
             self._merging.discard(workspace)

@@ -1,1 +1,1 @@
-"""Apply calibration maps to what callers send: predict, and the Open Inference Protocol."""
+"""Applying calibration maps over HTTP: predict, and the Open Inference Protocol."""

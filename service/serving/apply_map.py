@@ -1,4 +1,4 @@
-"""Apply a map to what was sent, and measure the answer if the truth was sent too."""
+"""Apply a map to the arrays of a request, and evaluate the result if labels were sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = 80
 
 
 class Prediction(NamedTuple):
-    """Probabilities (n, k), the bounds of the credible band (n,), and what to know of them."""
+    """Probabilities (n, k), warnings about them, and the bounds of the credible band (n,)."""
 
     probabilities: Array
     warnings: tuple[str, ...] = ()
@@ -40,14 +40,14 @@ def predict(
     dtype: type[np.floating[Any]] | None = None,
     level: float | None = None,
 ) -> Prediction:
-    """Calibrated probabilities of the values sent, calculated in float64 if ``dtype`` is.
+    """Return the calibrated probabilities of the values, computed in float64 if ``dtype`` is.
 
-    ``level`` asks for the credible band of the confidence as well; a map without one is refused.
+    ``level`` requests the credible band of the confidence as well; a map without one is refused.
 
-    With segments each row is calibrated as its segment is; a map without any takes them only
-    with labels, to be evaluated by segments. One list of numbers (k,) is one row. For a map of two
-    classes, which takes rows of one number (the logit or probability of class 1) as well as of two,
-    it could mean either and is refused.
+    With segments each row is calibrated for its segment; a map without segments accepts them only
+    with labels, for the evaluation. One list of numbers (k,) is one row. For a map of two
+    classes, which accepts rows of one number (the logit or probability of class 1) as well as of
+    two, such a list is ambiguous and refused.
     """
     if arrays.declared not in (None, fitted.kind):
         raise Invalid(
@@ -57,15 +57,15 @@ def predict(
             got=arrays.declared,
         )
     values = _rows(arrays.values, fitted.k)
-    is_told_apart = arrays.labels is not None and not fitted.has_segments
+    is_for_evaluation = arrays.labels is not None and not fitted.has_segments
     segments = None
     if arrays.segments is not None:
         check_length(len(arrays.segments), len(values))
-        segments = None if is_told_apart else Segments.of(arrays.segments)
+        segments = None if is_for_evaluation else Segments.of(arrays.segments)
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
     try:
-        found = _applied(fitted, values, segments, level)
+        prediction = _apply(fitted, values, segments, level)
     except MapError as error:
         raise Unusable(
             "map_not_finite",
@@ -73,12 +73,12 @@ def predict(
         ) from error
     note = None if segments is None else fitted.unknown_note(segments)
     if note is None:
-        return found
-    return found._replace(warnings=(*found.warnings, f"{UnknownSegments.code}; {note}"))
+        return prediction
+    return prediction._replace(warnings=(*prediction.warnings, f"{UnknownSegments.code}; {note}"))
 
 
 def top_classes(probabilities: Array, count: int) -> tuple[Array, Array]:
-    """The ``count`` most probable classes of each row and their probabilities, largest first.
+    """Return the ``count`` most probable classes per row and their probabilities, largest first.
 
     >>> classes, chosen = top_classes(np.array([[0.2, 0.5, 0.3]]), 2)
     >>> classes.tolist(), chosen.tolist()
@@ -98,7 +98,7 @@ def _top_classes(probabilities: Array, count: int) -> Array:
     if count == 1:
         best: Array = probabilities.argmax(axis=1)
         return best[:, np.newaxis]
-    # of equal probabilities the first classes are taken, so those above the least come first
+    # ties go to the first classes, so take those above the smallest probability first
     least = -np.partition(-probabilities, count - 1, axis=1)[:, count - 1 : count]
     is_above, is_equal = probabilities > least, probabilities == least
     left = count - is_above.sum(axis=1, keepdims=True)
@@ -110,7 +110,7 @@ def _top_classes(probabilities: Array, count: int) -> Array:
 
 
 def check_evaluable(rows: int, classes: int) -> None:
-    """Raise TooLarge for more rows or classes than are evaluated in a call."""
+    """Raise TooLarge for more rows or classes than one call may evaluate."""
     if rows > EVALUATED_ROWS:
         raise TooLarge(
             "too_many_rows",
@@ -137,7 +137,7 @@ def check_evaluable(rows: int, classes: int) -> None:
 def evaluation(
     probabilities: Array, labels: Array, segments: Array | Segments | None = None
 ) -> dict[str, Any]:
-    """The report of calibrators on the answer, as plain JSON; with segments, of each too."""
+    """Return the report of calibrators on probabilities as plain JSON, by segment if sent."""
     check_evaluable(*probabilities.shape)
     checked = CalibrationSet.from_probabilities(
         probabilities, labels, segments, rounding=0.0, warn=False
@@ -147,10 +147,10 @@ def evaluation(
 
 
 def model_mismatch(served: Served, model: str) -> str | None:
-    """What is wrong if a map is applied to the values of this model, in ASCII; None if nothing."""
+    """Return a sentence in ASCII if the map was fitted for another model; None if it was not."""
     if model == served.model:
         return None
-    fitted_for = "no model that is known" if served.model is None else _shown(served.model)
+    fitted_for = "an unknown model" if served.model is None else _shown(served.model)
     return (
         f"{served.calibrator}@{served.number} was fitted for {fitted_for}, "
         f"but the caller's model is {_shown(model)}"
@@ -183,10 +183,10 @@ def _rows(values: Array, classes: int) -> Array:
     return values
 
 
-def _applied(
+def _apply(
     fitted: CalibrationMap, values: Array, segments: Segments | None, level: float | None
 ) -> Prediction:
-    """Apply a map, and say how probabilities were changed; Python's warnings reach nobody."""
+    """Apply a map; report changed input as warnings of the result, not as Python warnings."""
     logits, clipped = fitted.read(values)
     warnings: tuple[str, ...] = ()
     if clipped is not None and (clipped.raised or clipped.normalised):
@@ -203,23 +203,23 @@ T = TypeVar("T")
 Find = Callable[[Principal, str, str], Served | None]
 Load = Callable[[Principal, str, str], Awaitable[Served]]
 
-# more than this would hold up the event loop for milliseconds, and with it all other callers
+# more than this would block the event loop for milliseconds
 INLINE_BYTES = 1 << 18
 INLINE_JSON_BYTES = 1 << 14
 INLINE_QUERY_BYTES = 1 << 12
 INLINE_COST = 1 << 15
-MOST_COST = 1 << 30  # some seconds
-# in numbers that a softmax takes, of about 20 ns: a row, and what it takes to write out
+MAX_COST = 1 << 30  # some seconds
+# costs in units of one number of a softmax, about 20 ns: of a row, and of writing it
 ROW_COST = 8
 JSON_COST = 4
 TOP_ROW_COST = 64
 
-# a float32 and a float64 as JSON: the digits that give it back exactly, point, exponent, comma
+# a float32 and a float64 as JSON: digits for an exact round trip, point, exponent, comma
 JSON_BYTES = {4: 12, 8: 20}
 
 
 def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | None = None) -> bool:
-    """Return whether an answer is made in less time than a change of threads is worth."""
+    """Return whether a response is faster to compute than to hand to another thread."""
     rows, numbers, cost = _cost(served, values)
     if top is not None:
         cost += numbers + rows * TOP_ROW_COST
@@ -229,20 +229,20 @@ def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | Non
 
 
 def _cost(served: Served, values: Array) -> tuple[int, int, int]:
-    """Return how many rows there are, how many probabilities, and what they take to calculate."""
+    """Return the number of rows and of probabilities, and the cost of computing them."""
     rows = len(values) if values.ndim > 1 else 1
     numbers = rows * served.map.k
     return rows, numbers, values.size + numbers + rows * (ROW_COST + served.map.row_cost)
 
 
 def check_call_cost(served: Served, values: Array) -> None:
-    """Refuse rows that this map would take many seconds for."""
+    """Raise TooLarge if this map would take many seconds for the rows."""
     rows, _, cost = _cost(served, values)
-    if cost > MOST_COST:
-        most = MOST_COST * rows // cost
+    if cost > MAX_COST:
+        most = MAX_COST * rows // cost
         raise TooLarge(
             "too_many_rows",
-            f"this map takes long for each row: at most {most} rows are calibrated in one call, "
+            f"this map is slow per row: at most {most} rows are calibrated in one call, "
             f"got {rows}; send fewer, or apply the map with the SDK",
             limit=most,
         )
@@ -250,40 +250,40 @@ def check_call_cost(served: Served, values: Array) -> None:
 
 @dataclass(frozen=True)
 class LargeCalls:
-    """Where calls run that are too large for the event loop."""
+    """Runs calls that are too large for the event loop."""
 
     executor: FairExecutor
 
     async def run(
         self, principal: Principal, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what the call returns, off the event loop."""
+        """Run a call off the event loop and return its result."""
         return await self.executor.run(principal.workspace, call, *args, **kwargs)
 
 
 def check_answer(size: int, limit: int, advice: str) -> None:
-    """Refuse an answer that is too large, by what it would have and before it is calculated."""
+    """Raise TooLarge if a response would be too large, before it is computed."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
-            f"the answer would have about {size} bytes, at most {limit} are sent: {advice}",
+            f"the response would have about {size} bytes, at most {limit} are sent: {advice}",
             limit=limit,
         )
 
 
 def check_calculation(size: int, limit: int) -> None:
-    """Refuse rows of which more is calculated than answered, by the size of all classes."""
+    """Raise TooLarge if the probabilities of all classes, before selection, are too large."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
             f"the probabilities of all classes have about {size} bytes, and at most {limit} are "
-            "calculated in a call: send fewer rows",
+            "computed in a call: send fewer rows",
             limit=limit,
         )
 
 
 def model_in_header(value: bytes) -> str:
-    """A fingerprint as a header has it: UTF-8 as most clients send it, or else Latin-1."""
+    """Decode a fingerprint in a header: UTF-8, as most clients send it, or else Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -291,9 +291,9 @@ def model_in_header(value: bytes) -> str:
 
 
 def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> str | None:
-    """Refuse the values of another model than the map was fitted for; or the warning of it.
+    """Raise Conflict, or return a warning, if the map was fitted for another model.
 
-    ``stated`` are the fingerprints given in all places where one can be given.
+    ``stated`` are the fingerprints from all places of the request.
     """
     if not stated:
         return None
@@ -301,12 +301,12 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
     if others:
         raise Invalid(
             "two_models",
-            f"two different fingerprints of the model are given ({MODEL_HEADER}, the parameter "
-            "model): send one",
+            f"the request has two different fingerprints of the model ({MODEL_HEADER}, the "
+            "parameter model): send one",
         )
     if not model:
         raise Invalid(
-            "bad_parameter", "the model's fingerprint must not be empty: give it or leave it out"
+            "bad_parameter", "the model's fingerprint must not be empty: send it or leave it out"
         )
     mismatch = model_mismatch(served, model)
     if mismatch is None:
@@ -315,12 +315,12 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
         return f"model_mismatch; {mismatch}"
     raise Conflict(
         "model_mismatch",
-        f"{mismatch}: send that model's values, or ask with fingerprint=warn",
+        f"{mismatch}: send that model's values, or use fingerprint=warn",
         expected=served.model,
         got=model[:SHOWN],
     )
 
 
 def warning_header(warning: str) -> tuple[bytes, bytes]:
-    """The header that tells a caller something of the answer: a code and a sentence, in ASCII."""
+    """Return the header for a warning about the response: a code and a sentence, in ASCII."""
     return b"calibrd-warning", warning.encode("ascii")

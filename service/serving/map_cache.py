@@ -1,7 +1,7 @@
 """Maps in memory, found by ``name@alias`` or ``name@number``.
 
-A version never changes, so its map is never stale. Where the aliases in use point is looked up
-every second or so; while the database is down the last known answer is served.
+A version never changes, so its map is never stale. The aliases in use are looked up every second
+or so; while the database is down, the last known versions are served.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from service.storage.database import Database
 from service.storage.records import Alias, Version
 from service.storage.store import Store
 
-MAP_OVERHEAD = 2048  # of a small map, beside its arrays and names
-PLACE_OVERHEAD = 1024  # of a name under which a map is found
+MAP_OVERHEAD = 2048  # bytes of a map in addition to its arrays and names
+PLACE_OVERHEAD = 1024  # bytes of a name under which a map is found
+# each is looked up every second or so, for all workspaces by one thread
+ALIASES_PER_WORKSPACE = 4_000
 
 _log = structlog.get_logger("calibrd.serving")
 
@@ -48,7 +50,7 @@ class Served:
 
 
 class CacheKey(NamedTuple):
-    """Where a map is looked for."""
+    """The key of a map in the cache."""
 
     workspace: str
     name: str
@@ -56,11 +58,10 @@ class CacheKey(NamedTuple):
 
 
 class Maps:
-    """The maps of this process: at most ``max_bytes``.
+    """The maps of this process, of at most ``max_bytes``.
 
-    Beyond it the workspace that takes most loses the map that it loaded first: whoever loads many
-    drops none of the others. A version is held once, under however many aliases and its number it
-    is asked for.
+    Beyond it the largest workspace loses the map that it loaded first, so loading many maps never
+    evicts those of others. A version is held once, however many aliases refer to it.
     """
 
     def __init__(self, database: Database, blobs: Blobs, max_bytes: int) -> None:
@@ -71,7 +72,7 @@ class Maps:
         self._versions: dict[str, Served] = {}
         self._places: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._aliases: dict[CacheKey, Alias] = {}
+        self._aliases: dict[str, dict[CacheKey, Alias]] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
@@ -81,15 +82,15 @@ class Maps:
 
     @property
     def bytes(self) -> int:
-        """Return how many bytes the maps in memory take, and the names they are found under."""
+        """The bytes of the maps in memory and the names they are found under."""
         return self._bytes.total()
 
     def find(self, principal: Principal, name: str, ref: str) -> Served | None:
-        """A map that is in memory already."""
+        """Return a map if it is in memory."""
         return self._served.get(CacheKey(principal.workspace, name, ref))
 
     def load(self, principal: Principal, name: str, ref: str) -> Served:
-        """A map from the database and the blobs, kept in memory from now on."""
+        """Load a map from the database and the blobs, and keep it in memory."""
         place = CacheKey(principal.workspace, name, ref)
         with self._turn_of(principal.workspace):
             with self._database.read() as store:
@@ -99,27 +100,35 @@ class Maps:
         return served
 
     def _turn_of(self, workspace: str) -> threading.Lock:
-        """Return the lock under which maps of a workspace are loaded, one at a time."""
+        """Return the lock for loading maps of a workspace one at a time."""
         with self._lock:
             return self._turns.setdefault(workspace, threading.Lock())
 
     def refresh(self) -> None:
-        """See which aliases were moved, by whomever, and load what they point at now.
+        """Find the aliases that were moved, and load the versions that they point at now.
 
-        One that cannot be loaded goes on with the map it had, and is tried again the next time.
+        If that fails, an alias keeps its map and is tried again at the next refresh.
         """
         with self._refreshing:
-            known = dict(self._aliases)
+            with self._lock:
+                known = {place: one for own in self._aliases.values() for place, one in own.items()}
             with self._database.read() as store:
                 used = sorted({(alias.calibrator, alias.name) for alias in known.values()})
-                now = {(one.calibrator, one.name): one for one in store.aliases.several(used)}
+                stored = {(one.calibrator, one.name): one for one in store.aliases.several(used)}
             for place, alias in known.items():
-                there = now.get((alias.calibrator, alias.name))
-                if there is not None and there.revision != alias.revision:
-                    self._follow(place, there)
+                current = stored.get((alias.calibrator, alias.name))
+                if current is not None and current.revision != alias.revision:
+                    self._follow(place, current)
+
+    def follow(self, principal: Principal, name: str, alias: Alias) -> None:
+        """Serve what an alias that was just moved points at, if it is in use."""
+        place = CacheKey(principal.workspace, name, alias.name)
+        known = self._aliases.get(principal.workspace, {}).get(place)
+        if known is not None and known.revision < alias.revision:
+            self._follow(place, alias)
 
     def _follow(self, place: CacheKey, alias: Alias) -> None:
-        """Serve what a moved alias points at now."""
+        """Serve the version that a moved alias points at now."""
         try:
             with self._database.read() as store:
                 version = store.calibrators.version(alias.calibrator, alias.version)
@@ -138,22 +147,27 @@ class Maps:
                 self._bytes[place.workspace] += served.bytes
             self._places[served.id] += 1
             if alias is not None:
-                self._aliases[place] = alias
+                own = self._aliases.setdefault(place.workspace, {})
+                own[place] = alias
+                if len(own) > ALIASES_PER_WORKSPACE:
+                    self._drop(next(iter(own)))
             while len(self._served) > 1 and self.bytes > self._max_bytes:
                 largest = max(self._bytes, key=self._bytes.__getitem__)
                 self._drop(next(one for one in self._served if one.workspace == largest))
 
     def _drop(self, place: CacheKey) -> None:
-        """Forget a place, and its version if no other place needs it."""
-        self._aliases.pop(place, None)
-        gone = self._served.pop(place, None)
-        if gone is None:
+        """Drop a cache key, and its version if no other key needs it."""
+        own = self._aliases.get(place.workspace, {})
+        if own.pop(place, None) is not None and not own:
+            del self._aliases[place.workspace]
+        dropped = self._served.pop(place, None)
+        if dropped is None:
             return
         self._bytes[place.workspace] -= PLACE_OVERHEAD
-        self._places[gone.id] -= 1
-        if not self._places[gone.id]:
-            self._bytes[place.workspace] -= self._versions[gone.id].bytes
-            del self._places[gone.id], self._versions[gone.id]
+        self._places[dropped.id] -= 1
+        if not self._places[dropped.id]:
+            self._bytes[place.workspace] -= self._versions[dropped.id].bytes
+            del self._places[dropped.id], self._versions[dropped.id]
         if not self._bytes[place.workspace]:
             del self._bytes[place.workspace]
 
@@ -178,7 +192,7 @@ class Maps:
 
 
 def _without_info(fitted: CalibrationMap) -> CalibrationMap:
-    """Return a map without what is known of its fit, which no prediction needs."""
+    """Return a map without the information on its fit, which no prediction needs."""
     inner: dict[str, Any] = {
         name: _without_info(value)
         for name, value in vars(fitted).items()
@@ -188,7 +202,7 @@ def _without_info(fitted: CalibrationMap) -> CalibrationMap:
 
 
 def size_of(value: Any) -> int:
-    """Return about how many bytes a map, or something that it holds, takes in memory."""
+    """Return the approximate bytes that a map, or an attribute of it, takes in memory."""
     size = sys.getsizeof(value)
     match value:
         case np.ndarray():
@@ -205,11 +219,11 @@ def size_of(value: Any) -> int:
 def _resolve(
     store: Store, principal: Principal, name: str, ref: str
 ) -> tuple[Alias | None, Version]:
-    """The version that a number or an alias means, and the alias."""
+    """Return the version that a number or an alias refers to, and the alias."""
     if not NAME.fullmatch(ref):
         raise NotFound("no_such_alias", "there is no such version or alias")
     if ref.isdigit():
-        if ref[0] == "0":  # one name for one version, in the cache and elsewhere
+        if ref[0] == "0":  # a version has only one name, in the cache and elsewhere
             raise NotFound(
                 "no_such_version", f"{name} has no version {ref}: numbers begin with 1 to 9"
             )

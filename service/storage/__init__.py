@@ -1,1 +1,1 @@
-"""Tables, all SQL, migrations, and the blobs that rows name."""
+"""The database, migrations, and the blobs that rows name."""

@@ -1,7 +1,7 @@
-"""Where the bytes of things lie in the blob store.
+"""Keys of the blob store.
 
-A key holds the id of what its row describes, and that id is new for every writer: no key is written
-again by somebody who does not know its row, and what was deleted can never be something new.
+A key contains the id of the row that names it, and that id is new for every writer. So no writer
+overwrites the blob of another, and the key of a deleted blob is never reused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEY = re.compile(
 
 
 class BlobKind(StrEnum):
-    """What a blob holds: the folder of its key."""
+    """The kind of a blob, which is the folder in its key."""
 
     DATASET = "datasets"
     PART = "parts"
@@ -35,7 +35,7 @@ OF_VERSIONS = (BlobKind.MAP, BlobKind.ONNX, BlobKind.JUDGED)
 
 
 class ParsedKey(NamedTuple):
-    """What a key says: the id is that of a dataset or a version."""
+    """The parts of a key; the id is that of a dataset or a version."""
 
     workspace: str
     kind: BlobKind
@@ -44,27 +44,27 @@ class ParsedKey(NamedTuple):
 
 
 def dataset_key(workspace: str, dataset: str, sha256: str) -> str:
-    """A dataset's bytes."""
+    """Return the key of a dataset's bytes."""
     return f"{workspace}/datasets/{dataset}-{sha256}"
 
 
 def part_key(workspace: str, dataset: str, number: int, sha256: str) -> str:
-    """A part of a dataset that is being uploaded."""
+    """Return the key of a part of an upload."""
     return f"{parts_prefix(workspace, dataset)}{number}-{sha256}"
 
 
 def parts_prefix(workspace: str, dataset: str) -> str:
-    """What the keys of all parts of a dataset begin with."""
+    """Return the common prefix of the keys of a dataset's parts."""
     return f"{workspace}/parts/{dataset}/"
 
 
 def map_key(workspace: str, version: str | None, sha256: str) -> str:
-    """The archive of a version's map; versions from before they had ids share it by its hash."""
+    """Return the key of a version's map; old versions without an id share it by its hash."""
     return f"{workspace}/maps/{_of_version(version, sha256)}"
 
 
 def onnx_key(workspace: str, version: str | None, sha256: str) -> str:
-    """The ONNX form of a version's map."""
+    """Return the key of a version's map as ONNX."""
     return f"{workspace}/onnx/{_of_version(version, sha256)}"
 
 
@@ -78,7 +78,7 @@ def _of_version(id: str | None, sha256: str) -> str:
 
 
 def parse_key(key: str) -> ParsedKey | None:
-    """What a key of today's shape says; None if it has another.
+    """Parse a key of the current format; return None for any other key.
 
     >>> parse_key(map_key("ws_" + 20 * "0", "ver_" + 20 * "1", 64 * "f")).kind
     <BlobKind.MAP: 'maps'>
@@ -95,7 +95,7 @@ def parse_key(key: str) -> ParsedKey | None:
 
 
 def kind_of(key: str) -> str:
-    """What a blob holds by its key, also of an older shape.
+    """Return the kind of a blob from its key, also for keys of older formats.
 
     >>> kind_of("ws_1/maps/0f1e")
     'maps'

@@ -29,9 +29,9 @@ from service.storage.database import check_free
 
 # S3 refuses parts under 5 MiB; up to four are held while one blob is written
 CHUNK = 5 << 20
-LEAST_FREE = 16 << 20
-# how long a call to S3 may take: to ask whether it answers, for a map or a list, for a dataset;
-# by default one that is away is tried for three minutes, and who waits has gone
+MIN_FREE = 16 << 20
+# timeouts of calls to S3: for a ping, for a map or a list, for a dataset;
+# by default an unreachable server is retried for three minutes, longer than callers wait
 PING_SECONDS, SHORT_SECONDS, LONG_SECONDS = 2, 10, 600
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Blob:
-    """What the store says of a blob, without its bytes."""
+    """Metadata of a blob in the store."""
 
     key: str
     bytes: int
@@ -47,11 +47,11 @@ class Blob:
 
 
 class Blobs:
-    """Bytes under keys such as ``ws_1/maps/<sha256>``; a key is written whole or not at all.
+    """Bytes under keys such as ``ws_1/maps/<sha256>``; writes are atomic.
 
-    ``on_damage`` is told the key of every blob that turns out to be gone or to hold other bytes
-    than those that were written. ``sign_endpoint`` is where clients reach the S3 server, if not
-    where we do.
+    ``on_damage`` is called with the key of every blob that turns out to be missing or to differ
+    from what was written. ``sign_endpoint`` is the address at which clients reach the S3 server,
+    if it differs from ours.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Blobs:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that they lie in; None for a bucket."""
+        """The folder of the blobs; None for a bucket."""
         return self._folder
 
     @property
@@ -92,31 +92,31 @@ class Blobs:
         """Write a blob."""
         if self._folder is not None:
             check_free(self._folder)
-        with _told():
+        with _translated_errors():
             obstore.put(self._bulk, key, content, chunk_size=CHUNK, max_concurrency=2)
             if self._folder is not None:
-                # a row that names these bytes must not outlive them
+                # the bytes must be durable before a row names them
                 parents = (self._folder / one for one in PurePosixPath(key).parents)
-                see_to_disk(self._folder / key, *parents)
+                fsync_paths(self._folder / key, *parents)
 
     def get(self, key: str, sha256: str) -> bytes:
-        """The bytes of a blob, which must have this SHA-256."""
-        with self._noting_damage(key):
-            with _told():
+        """Return the bytes of a blob, which must have this SHA-256."""
+        with self._reporting_damage(key):
+            with _translated_errors():
                 content = bytes(obstore.get(self._store, key).bytes())
             if hashlib.sha256(content).hexdigest() != sha256:
                 raise _corrupt()
         return content
 
     def chunks(self, key: str, sha256: str, *, by_client: bool = False) -> Iterator[bytes]:
-        """The bytes of a blob, piece by piece.
+        """Yield the bytes of a blob in pieces.
 
-        That they do not have this SHA-256 is known, and raised, only after the last piece. It is
-        no damage of ours if a client may have written them.
+        A wrong SHA-256 is known, and raised, only after the last piece. If a client may have
+        written the bytes (``by_client``), it is not reported as damage.
         """
         digest = hashlib.sha256()
-        with nullcontext() if by_client else self._noting_damage(key):
-            with _told():
+        with nullcontext() if by_client else self._reporting_damage(key):
+            with _translated_errors():
                 for piece in obstore.get(self._bulk, key).stream(min_chunk_size=CHUNK):
                     digest.update(piece)
                     yield bytes(piece)
@@ -125,10 +125,10 @@ class Blobs:
 
     @contextmanager
     def file(self, key: str, sha256: str) -> Iterator[Path]:
-        """A blob as a file to read, which must have this SHA-256."""
+        """Provide a blob as a readable file, which must have this SHA-256."""
         if self._folder is not None:
             path = self._folder / key
-            with self._noting_damage(key):
+            with self._reporting_damage(key):
                 if not path.exists():
                     raise BlobMissing("blob_missing", "the stored bytes are gone")
                 with path.open("rb") as file:
@@ -138,33 +138,34 @@ class Blobs:
             return
         with tempfile.TemporaryDirectory(prefix="calibrd-") as folder:
             path = Path(folder) / "blob"
-            with _told(), path.open("wb") as target:
+            with _translated_errors(), path.open("wb") as target:
                 for piece in self.chunks(key, sha256):
                     target.write(piece)
             yield path
 
     def list(self, prefix: str = "") -> Iterator[Blob]:
-        """All blobs whose key begins with the prefix, which ends with a slash or is empty."""
-        with _told():
+        """List the blobs whose key begins with a prefix, which ends with a slash or is empty."""
+        with _translated_errors():
             for page in obstore.list(self._store, prefix or None, chunk_size=1000):
                 for found in page:
                     yield Blob(found["path"], found["size"], found["last_modified"].timestamp())
 
     def peek(self, key: str) -> bytes | None:
-        """The bytes of a small blob that has no hash; None if there is none."""
-        with suppress(BlobMissing), _told():
+        """Return the bytes of a small blob without a known hash; None if it does not exist."""
+        with suppress(BlobMissing), _translated_errors():
             return bytes(obstore.get(self._store, key).bytes())
         return None
 
     def delete(self, key: str) -> None:
-        """Remove a blob; one that is gone already is no error."""
-        with suppress(BlobMissing), _told():
+        """Delete a blob; a missing blob is not an error."""
+        with suppress(BlobMissing), _translated_errors():
             obstore.delete(self._store, key)
 
     def unfinished(self) -> Iterator[Blob]:
-        """Files of a folder that a writer began and, if they are old, died over; not in ``list``.
+        """List partly written files of a folder, which ``list`` leaves out.
 
-        S3 keeps parts of unfinished uploads where only a lifecycle rule of the bucket ends them.
+        Old ones were left by writers that died. On S3 only a lifecycle rule of the bucket removes
+        the parts of unfinished uploads.
         """
         if self._folder is None:
             return
@@ -174,25 +175,25 @@ class Blobs:
                 yield Blob(str(path.relative_to(self._folder)), found.st_size, found.st_mtime)
 
     def delete_unfinished(self, key: str) -> None:
-        """Remove what ``unfinished`` has named."""
+        """Delete a file that ``unfinished`` has listed."""
         assert self._folder is not None  # noqa: S101
         (self._folder / key).unlink(missing_ok=True)
 
     def sign_put(self, key: str, seconds: float) -> str:
-        """A URL that takes a blob by PUT, without any other key, for so long."""
-        assert self._signer is not None  # noqa: S101 - ask can_sign first
-        with _told():
+        """Return a URL that accepts a blob by PUT, without any other credential, for a while."""
+        assert self._signer is not None  # noqa: S101 - check can_sign first
+        with _translated_errors():
             return obstore.sign(self._signer, "PUT", key, timedelta(seconds=seconds))
 
     def ping(self) -> None:
-        """Raise if the store does not answer or has no room."""
-        with _told():
-            if self._folder is not None and shutil.disk_usage(self._folder).free < LEAST_FREE:
+        """Raise if the store does not respond or is full."""
+        with _translated_errors():
+            if self._folder is not None and shutil.disk_usage(self._folder).free < MIN_FREE:
                 raise NoSpace("no_space", "the disk of the blob store is full")
             obstore.list(self._pinged, "none/").collect()
 
     @contextmanager
-    def _noting_damage(self, key: str) -> Iterator[None]:
+    def _reporting_damage(self, key: str) -> Iterator[None]:
         try:
             yield
         except Damaged as error:
@@ -209,40 +210,40 @@ def _s3(url: str, seconds: float, *, retries: int = 3, **config: str) -> S3Store
             "connect_timeout": timedelta(seconds=min(seconds, 5)),
             "read_timeout": timedelta(seconds=min(seconds, 20)),
             "timeout": timedelta(seconds=seconds),
-            "allow_http": True,  # whoever names an endpoint without TLS means it
+            "allow_http": True,  # an endpoint without TLS is a deliberate choice
         },
         **config,  # type: ignore[arg-type]
     )
 
 
 def _corrupt() -> BlobCorrupt:
-    return BlobCorrupt("blob_corrupt", "the stored bytes are not those that were written")
+    return BlobCorrupt("blob_corrupt", "the stored bytes differ from those that were written")
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Turn what the store raises into our own errors, without its paths and URLs."""
+def _translated_errors() -> Iterator[None]:
+    """Translate the store's exceptions into ours, without its paths and URLs."""
     try:
         yield
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):
-            logger.warning("the blob store has no such bucket")
+            logger.warning("blob_store_bucket_missing")
             raise Unavailable("blobs_unavailable", "the blob store has no such bucket") from error
         raise BlobMissing("blob_missing", "the stored bytes are gone") from error
     except (BaseError, OSError) as error:
-        told = str(error)
-        is_full = any(f"(os error {number})" in told for number in FULL)
+        message = str(error)
+        is_full = any(f"(os error {number})" in message for number in FULL)
         if is_full or getattr(error, "errno", None) in FULL:
             raise NoSpace("no_space", "the blob store has no room: try later") from error
-        logger.warning("the blob store does not serve: %s", told.partition("\n")[0])
-        raise Unavailable("blobs_unavailable", "the blob store does not answer") from error
+        logger.warning("blob_store_unavailable error=%s", message.partition("\n")[0])
+        raise Unavailable("blobs_unavailable", "the blob store does not respond") from error
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def see_to_disk(*paths: Path) -> None:
-    """Return when files, or the names in folders, outlast a power failure."""
+def fsync_paths(*paths: Path) -> None:
+    """Flush files and folders to disk, so that they survive a power failure."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -255,24 +256,25 @@ _log = structlog.get_logger("calibrd.blobs")
 
 
 def log_damage(key: str, error: Damaged) -> None:
-    """Name a damaged blob."""
+    """Log a damaged blob."""
     _log.error("blob_damaged", code=error.code, blob=kind_of(key), key=key)
 
 
-NAMED_WITHIN = HOUR
+# deadline for committing the row of a written blob
+COMMIT_SECONDS = HOUR
 
-# unlike the monotonic one it goes on while the machine sleeps
+# unlike the monotonic clock it does not stop while the machine sleeps
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-class Unnamed:
-    """Blobs that no row names yet; made before they are written.
+class PendingBlobs:
+    """Blobs that no row names yet; create it before they are written.
 
-    A blob that stays so for long is an orphan and is swept away. A writer that was paused in
-    between must not name it any more, so it asks ``check`` in the transaction that writes the row.
+    A blob that no row names for long is an orphan and is swept. A writer that was paused must not
+    name it any more, so it calls ``check`` in the transaction that writes the row.
     """
 
-    def __init__(self, blobs: Blobs, within: float = NAMED_WITHIN) -> None:
+    def __init__(self, blobs: Blobs, within: float = COMMIT_SECONDS) -> None:
         self._blobs = blobs
         self._keys: list[str] = []
         self._deadline = time.clock_gettime(_CLOCK) + within
@@ -283,12 +285,12 @@ class Unnamed:
         self._blobs.put(key, content)
 
     def delete(self) -> None:
-        """Remove them: no row will name them. Those that cannot be removed now are swept later."""
+        """Delete them: no row will name them. Those that cannot be deleted now are swept later."""
         for key in self._keys:
             try:
                 self._blobs.delete(key)
             except ServiceError as error:
-                logger.warning("blob %s is left to the sweep: %s", key, error.code)
+                logger.warning("blob_left_to_sweep key=%s code=%s", key, error.code)
 
     def check(self) -> None:
         """Raise if it is too late to name them."""

@@ -21,11 +21,11 @@ from service.storage.deadlines import Deadlines
 from service.storage.store import Store
 from service.storage.write_turns import WriteTurns
 
-# what a database raises that is away, or that for a while is a copy which takes no writes
-AWAY = (OperationalError, InternalError, InterfaceError, TimeoutError)
-# troubles of the database and the blob store, not of whoever meets them
-PASSING = (*AWAY, Unavailable)
-# the errors of a full disk, and of what took too long, by the databases' own names
+# raised while the database is down, or is a read-only replica during a failover
+DATABASE_DOWN = (OperationalError, InternalError, InterfaceError, TimeoutError)
+# failures of the database or the blob store that may pass
+TRANSIENT = (*DATABASE_DOWN, Unavailable)
+# error names of a full disk and of timeouts
 FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100")
 SLOW = (
     "57014",
@@ -38,10 +38,9 @@ SLOW = (
 )
 BUSY_SECONDS = 10
 BUSY = "the database took too long: try again"
-# at most this many connections of an API replica or a worker, and those beyond the first
-# ten only while they are needed
+# connections of an API replica or a worker; those beyond the first ten are closed after use
 POOL = {"pool_size": 10, "max_overflow": 20}
-# a line that was cut is noticed in about 10 s, by both ends; by default it takes 15 minutes
+# both ends notice a broken connection within about 10 s; by default it takes 15 minutes
 CONNECTION = {
     "application_name": "calibrd",
     "connect_timeout": 5,
@@ -56,35 +55,35 @@ SERVER = {
     "tcp_keepalives_count": "2",
     "tcp_user_timeout": "10s",
 }
-# our transactions take milliseconds: who stops in the middle of one must not lock others out
+# our transactions take milliseconds: a stalled client must not lock others out
 STATEMENT_SECONDS = 30
 LIMITS = {
     "statement_timeout": f"{STATEMENT_SECONDS}s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "10s",
 }
-# of the time that the client waits
+# the server's timeout as a share of the client's
 SERVER_SHARE = 0.8
-# the database needs room to delete: so much is left to it, or a twentieth of a small disk
+# the database needs room to delete: this much is reserved, or a twentieth of a small disk
 RESERVE_BYTES = 64 << 20
 RESERVE_PART = 20
-LEAST_FREE_PART = 4  # of the reserve: what small rows leave of it
+MIN_FREE_PART = 4  # small rows may use the reserve down to this fraction
 SHARE_PART = 4
-# operations of SQLite's virtual machine between two looks at the clock: some milliseconds
-LOOK_EVERY = 50_000
+# operations of SQLite's virtual machine between two checks of the clock: some milliseconds
+CHECK_EVERY = 50_000
 UNLIMITED = "unlimited"  # the execution option of connections without the limit
 
 
 class Database:
     """Transactions on SQLite or PostgreSQL.
 
-    SQLite runs in WAL mode, and is on disk at every commit. Its write transactions take the write
+    SQLite runs in WAL mode and is durable at every commit. Its write transactions take the write
     lock at once (a plain BEGIN that writes later fails under concurrency), workspaces in turn,
     and its read transactions never wait for a writer.
-    ``unhurried`` is an engine for what may take its time, such as migrations. With ``seconds``
+    ``unlimited`` is an engine without time limits, for migrations and the like. With ``seconds``
     a transaction on PostgreSQL waits no longer than that for the server, whatever state it is in,
-    and a statement on SQLite takes no longer. With ``leaves_room`` nothing is written to a
-    SQLite file on a disk that is nearly full, except by transactions that delete.
+    and a statement on SQLite takes no longer. With ``leaves_room`` only transactions that delete
+    may write to a SQLite file on a nearly full disk.
     """
 
     def __init__(
@@ -100,32 +99,36 @@ class Database:
         if self.is_sqlite:
             self.engine = _sqlite(self.url)
             limit_statements(self.engine, seconds or STATEMENT_SECONDS)
-            self.unhurried: Engine = self.engine.execution_options(**{UNLIMITED: True})
+            self.unlimited: Engine = self.engine.execution_options(**{UNLIMITED: True})
         else:
             limits, pool = _limits(seconds)
             self.engine = _postgresql(self.url, limits, pool_pre_ping=True, **pool)
-            self.unhurried = _postgresql(self.url, {}, poolclass=NullPool)
-        self._turns = WriteTurns()
+            self.unlimited = _postgresql(self.url, {}, poolclass=NullPool)
+        self._turns = WriteTurns(Path(self.url.database) if self.url.database else None)
         self._writing = self.engine.execution_options(writes=True)
         self._deadlines: Deadlines | None = None
         if seconds is not None and not self.is_sqlite:
-            alone = _postgresql(self.url, limits, poolclass=NullPool)
-            self._deadlines = Deadlines(self.engine, alone, seconds)
+            probe_engine = _postgresql(self.url, limits, poolclass=NullPool)
+            self._deadlines = Deadlines(self.engine, probe_engine, seconds)
 
     @contextmanager
     def read(self, seconds: float | None = None) -> Iterator[Store]:
-        """Begin a transaction that only reads; ``seconds`` is a deadline of its own."""
-        with _told(), self._bound(self.engine, seconds) as bind, Session(bind) as session:
+        """Begin a read-only transaction; ``seconds`` replaces the usual deadline."""
+        with (
+            _translated_errors(),
+            self._bound(self.engine, seconds) as bind,
+            Session(bind) as session,
+        ):
             yield Store(session)
 
     @contextmanager
     def write(self, *, deletes: bool = False) -> Iterator[Store]:
-        """Begin a transaction that is committed at its end, and rolled back on any error."""
+        """Begin a transaction that commits at its end and rolls back on any error."""
         if self._checked_folder is not None and not deletes:
-            check_free(self._checked_folder, LEAST_FREE_PART)
+            check_free(self._checked_folder, MIN_FREE_PART)
         with (
             self._turn(),
-            _told(),
+            _translated_errors(),
             self._bound(self._writing) as bind,
             Session(bind) as session,
             session.begin(),
@@ -146,7 +149,7 @@ class Database:
     def _bound(
         self, engine: Engine, seconds: float | None = None
     ) -> AbstractContextManager[Engine | Connection]:
-        """What a session is bound to: the engine, or a connection that has a deadline."""
+        """Return the bind of a session: the engine, or a connection with a deadline."""
         if self._deadlines is None:
             return nullcontext(engine)
         return self._deadlines.connected(engine, seconds)
@@ -159,14 +162,14 @@ class Database:
 
 
 def embedded_file(url: str) -> Path | None:
-    """The file of a SQLite database, None for another database."""
+    """Return the file of a SQLite database, None for another database."""
     parsed = make_url(url)
     return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Tell a full disk and a slow statement from a database that is away."""
+def _translated_errors() -> Iterator[None]:
+    """Translate the errors of a full disk and of a slow statement into ours."""
     try:
         yield
     except (OperationalError, InternalError) as error:
@@ -179,16 +182,16 @@ def _told() -> Iterator[None]:
 
 
 def connection_arguments(url: URL, limits: Mapping[str, str] = LIMITS) -> dict[str, Any]:
-    """What a connection to PostgreSQL is made with; what the URL says itself wins."""
+    """Return the arguments for connecting to PostgreSQL; those in the URL take precedence."""
     ours = {name: value for name, value in CONNECTION.items() if name not in url.query}
     options = [f"-c {name}={value}" for name, value in {**SERVER, **limits}.items()]
     return {**ours, "options": " ".join([*options, str(url.query.get("options", ""))]).strip()}
 
 
 def _limits(seconds: float | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the server's limits and the pool's; the server is to notice before the client does.
+    """Return the server's and the pool's limits; the server's timeouts come first.
 
-    So a server that is slow but answers is told apart from one that does not.
+    A slow server that still responds is thus distinguished from one that does not.
     """
     if seconds is None:
         return LIMITS, POOL
@@ -224,13 +227,13 @@ def _sqlite(url: URL) -> Engine:
 
 
 def limit_statements(engine: Engine, seconds: float) -> None:
-    """Interrupt statements on an engine that take longer, with their rows (SQLITE_INTERRUPT)."""
+    """Interrupt statements that take longer, including fetching rows (SQLITE_INTERRUPT)."""
 
     @event.listens_for(engine, "connect")
     def _watch(connection: Any, record: Any) -> None:
         facts = record.info
         facts["deadline"] = math.inf
-        connection.set_progress_handler(lambda: time.monotonic() > facts["deadline"], LOOK_EVERY)
+        connection.set_progress_handler(lambda: time.monotonic() > facts["deadline"], CHECK_EVERY)
 
     @event.listens_for(engine, "before_cursor_execute")
     def _begin(connection: Connection, *_: Any) -> None:
@@ -239,10 +242,10 @@ def limit_statements(engine: Engine, seconds: float) -> None:
 
 
 def check_free(folder: Path, part: int = 1) -> None:
-    """Raise NoSpace if the disk of a folder has no more room than its reserve, or part of it."""
+    """Raise NoSpace if a folder's disk has less free space than its reserve divided by ``part``."""
     disk = shutil.disk_usage(folder)
     if disk.free < min(RESERVE_BYTES, disk.total // RESERVE_PART) // part:
-        raise NoSpace("no_space", "the service has no room for more: delete something or try later")
+        raise NoSpace("no_space", "the disk of the service is full: delete something or try later")
 
 
 def share_of_disk(folder: Path) -> int:

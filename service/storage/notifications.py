@@ -1,7 +1,7 @@
 """Notifications of changes: aliases, keys and finished fits for the API, waiting fits for workers.
 
-PostgreSQL carries them (NOTIFY and LISTEN), so they are heard at once, but not for certain: who
-listens must look for changes now and then as well. SQLite only tells that somebody has written.
+PostgreSQL delivers them (NOTIFY and LISTEN) at once but not reliably, so listeners must also poll
+for changes now and then. SQLite only shows that somebody has written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from service.concurrency.backoff import Backoff
 
-NEWS = "calibrd_news"
+CHANGES = "calibrd_news"
 FITS = "calibrd_fits"
 FITS_DONE = "calibrd_fits_done"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -29,34 +29,34 @@ STOP_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-def announce(session: Session, channel: str = NEWS) -> None:
-    """Let all who listen know of a change, once it is committed."""
+def announce(session: Session, channel: str = CHANGES) -> None:
+    """Notify all listeners of a change once it is committed."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
 
 
 class NotificationListener:
-    """A thread with a connection of its own that calls what a channel has when there is news of it.
+    """A thread with its own connection that calls the callback of a channel on a notification.
 
-    It calls all of them after every new connection, because what was said before is not repeated.
-    With ``poll_seconds`` it looks that often whether a SQLite file was written to.
+    It calls all of them after every new connection, because earlier notifications are not
+    repeated. With ``poll_seconds`` it checks that often whether a SQLite file was written to.
     """
 
     def __init__(
         self,
         engine: Engine,
-        heard: Mapping[str, Callable[[], None]],
+        callbacks: Mapping[str, Callable[[], None]],
         *,
         poll_seconds: float | None = None,
     ) -> None:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._heard = heard
+        self._callbacks = callbacks
         self._poll_seconds = poll_seconds
         self._is_sqlite = engine.dialect.name == "sqlite"
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._ended = threading.Event()
         self._waker, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="news", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
 
     def __enter__(self) -> NotificationListener:
         if not self._is_sqlite or self._poll_seconds is not None:
@@ -81,38 +81,38 @@ class NotificationListener:
                     self._listen()
             except (SQLAlchemyError, psycopg.Error, sqlite3.Error, OSError) as error:
                 if self._backoff.is_first:
-                    logger.warning("nothing is heard of changes: %s", type(error).__name__)
+                    logger.warning("notifications_unavailable error=%s", type(error).__name__)
                 self._ended.wait(self._backoff.pause())
 
     def _listen(self) -> None:
         with self._engine.connect() as connection:
-            line = connection.connection.driver_connection
-            assert isinstance(line, psycopg.Connection)  # noqa: S101
-            for channel in self._heard:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)  # noqa: S101
+            for channel in self._callbacks:
                 connection.exec_driver_sql(f"LISTEN {channel}")
             self._backoff.reset()
-            with selectors.DefaultSelector() as either:
-                either.register(line, selectors.EVENT_READ)
-                either.register(self._woken, selectors.EVENT_READ)
-                channels = set(self._heard)
+            with selectors.DefaultSelector() as selector:
+                selector.register(driver, selectors.EVENT_READ)
+                selector.register(self._woken, selectors.EVENT_READ)
+                channels = set(self._callbacks)
                 while not self._ended.is_set():
-                    self._tell(channels)
-                    either.select()
-                    channels = {one.channel for one in line.notifies(timeout=0)}
+                    self._call(channels)
+                    selector.select()
+                    channels = {one.channel for one in driver.notifies(timeout=0)}
 
-    def _tell(self, channels: Collection[str]) -> None:
+    def _call(self, channels: Collection[str]) -> None:
         for channel in channels:
-            self._heard[channel]()
+            self._callbacks[channel]()
 
     def _poll(self) -> None:
         """Compare SQLite's count of commits by other connections, which takes microseconds."""
-        connection, seen = self._engine.raw_connection(), None
+        connection, last = self._engine.raw_connection(), None
         try:
             while not self._ended.wait(self._poll_seconds):
-                found = connection.cursor().execute("PRAGMA data_version").fetchone()
-                if found != seen:
-                    seen = found
+                current = connection.cursor().execute("PRAGMA data_version").fetchone()
+                if current != last:
+                    last = current
                     self._backoff.reset()
-                    self._tell(self._heard)
+                    self._call(self._callbacks)
         finally:
             connection.close()

@@ -1,4 +1,4 @@
-"""What the tables hold, as frozen records."""
+"""Rows of the tables as frozen records."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from enum import StrEnum
 from typing import Any, Literal
 
 Kind = Literal["logits", "probabilities"]
-PRODUCTION = "production"  # the alias that is meant where none is named
+PRODUCTION = "production"  # the default alias
 RunKind = Literal["adafocal", "monitor"]
 Decider = Literal["trainer", "service"]
 
 
 class FitStatus(StrEnum):
-    """Where a fit is in its life."""
+    """The status of a fit."""
 
     QUEUED = "queued"  # waits for a worker, or for another one after a worker was lost
-    RUNNING = "running"  # a worker is at it
+    RUNNING = "running"  # a worker runs it
     SUCCEEDED = "succeeded"  # its versions are written
     FAILED = "failed"  # `error` has a code and a sentence
-    CANCELLED = "cancelled"  # as asked; nothing was written
+    CANCELLED = "cancelled"  # by request; nothing was written
 
     @property
     def is_final(self) -> bool:
-        """Whether it can change no more."""
+        """Whether it can no longer change."""
         return self not in (FitStatus.QUEUED, FitStatus.RUNNING)
 
 
@@ -32,7 +32,7 @@ OPEN = tuple(status for status in FitStatus if not status.is_final)
 
 @dataclass(frozen=True)
 class Workspace:
-    """A tenant: every other object belongs to one."""
+    """A caller's isolated space; every other object belongs to one."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Key:
-    """An API key; of its secret only the SHA-256 is kept."""
+    """An API key; only the SHA-256 of its secret is stored."""
 
     id: str
     workspace: str
@@ -58,8 +58,8 @@ class Key:
 class Dataset:
     """Logits or probabilities with labels; without ``sha256`` while its parts are uploaded.
 
-    ``segments`` counts the segments of its rows, None if nothing names them, ``part_bytes`` the
-    bytes of all parts that were noted.
+    ``segments`` counts the segments of its rows, None if it has none, ``part_bytes`` the bytes of
+    all recorded parts.
     """
 
     id: str
@@ -78,13 +78,13 @@ class Dataset:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all of it has arrived and was checked."""
+        """Whether it has arrived completely and was checked."""
         return self.sha256 is not None
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a dataset that is being uploaded."""
+    """A part of an upload."""
 
     dataset: str
     number: int
@@ -94,7 +94,7 @@ class Part:
 
 @dataclass(frozen=True)
 class CalibratorRow:
-    """A named line of versions."""
+    """A named series of versions."""
 
     id: str
     workspace: str
@@ -106,7 +106,7 @@ class CalibratorRow:
 
 @dataclass(frozen=True)
 class Version:
-    """A fitted map and where it came from; only tags and description may change."""
+    """A fitted map and its origin; only tags and description may change."""
 
     calibrator: str
     number: int
@@ -137,7 +137,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Alias:
-    """A movable name for a version; ``revision`` counts its moves."""
+    """A movable pointer to a version; ``revision`` counts its moves."""
 
     calibrator: str
     name: str
@@ -165,7 +165,7 @@ class AliasMove:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit job: ``order`` is what was asked for, ``attempt`` counts starts and fences writes."""
+    """A fit: ``order`` holds the request, ``attempt`` counts starts and fences writes."""
 
     id: str
     workspace: str
@@ -204,7 +204,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Run:
-    """A training job under a name; ``settings`` are AdaFocal's, None of a monitor."""
+    """A named run; ``settings`` are those of AdaFocal, None for a monitor."""
 
     id: str
     workspace: str
@@ -222,10 +222,10 @@ class Run:
 
 @dataclass(frozen=True)
 class RunSession:
-    """One life of a training job: its steps follow ``base_step``.
+    """One start of a training job; its steps follow ``base_step``.
 
     Numbers count sessions as they were opened, which may be long after they began: the newest is
-    the one that began last. The state at ``base_step`` may be large and is read on its own.
+    the one that began last. The state at ``base_step`` may be large and is read separately.
     """
 
     run: str
@@ -242,7 +242,7 @@ class RunSession:
 
 @dataclass(frozen=True)
 class RunStatistics:
-    """That a rank posted statistics for a step; their bytes are only read to be merged."""
+    """Metadata of the statistics of one rank for a step; their bytes are only read to merge."""
 
     rank: int
     sha256: str
@@ -251,7 +251,7 @@ class RunStatistics:
 
 @dataclass(frozen=True)
 class RunStep:
-    """A step that is decided: the state after it, and what its statistics say."""
+    """A decided step: the state after it, and the results of its statistics."""
 
     run: str
     session: int

@@ -1,4 +1,4 @@
-"""What every repository is made of: a session, records from rows, the database's clock."""
+"""Base of all repositories: a session, records from rows, the database's clock."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sqlalchemy.sql.functions import FunctionElement
 
 Record = TypeVar("Record")
 
-# JSON of one page: as objects of Python it may take twenty times as much
+# JSON of one page; as Python objects it may take twenty times as much
 PAGE_BYTES = 1 << 19
-# what a row takes beside its texts, about
+# estimated size of a row without its texts
 ROW_BYTES = 256
-AT_ONCE = 1000  # old rows that one transaction deletes: others wait for it to write
-REPEATS_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
-REPEATS_POSTGRESQL = "23505"
+DELETE_BATCH = 1000  # old rows deleted per transaction, for which other writers wait
+DUPLICATE_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
+DUPLICATE_POSTGRESQL = "23505"
 
 
 class now(FunctionElement[float]):
@@ -44,14 +44,14 @@ def _now_postgresql(*_: Any, **__: Any) -> str:
 
 
 class After(NamedTuple):
-    """Where a page of a list ordered by time, newest first, goes on."""
+    """The position after which a page of a list, newest first, continues."""
 
     created_at: float
     id: str
 
 
 def json_bytes(*values: Any) -> int:
-    """Return about how many bytes values take in columns of JSON or text, with their row.
+    """Return the estimated bytes of values in columns of JSON or text, including their row.
 
     >>> json_bytes({"a": "b"}) == ROW_BYTES + 10
     True
@@ -60,7 +60,7 @@ def json_bytes(*values: Any) -> int:
 
 
 class Repository:
-    """All SQL on one kind of thing, inside the session's transaction."""
+    """All SQL for one kind of object, inside the session's transaction."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -74,34 +74,34 @@ class Repository:
         return [record(**row) for row in rows]
 
     def _affordable(self, page: Select[Any], *columns: ColumnElement[Any]) -> int:
-        """Return how many rows of a page, at least one, have PAGE_BYTES in these columns."""
+        """Return how many rows of a page, at least one, fit PAGE_BYTES in these columns."""
         sizes = (func.coalesce(func.length(cast(one, Text)), 0) for one in columns)
         size = reduce(operator.add, sizes)
         found = self.session.scalars(page.with_only_columns(size, maintain_column_froms=True))
         fitting = [total for total in accumulate(found) if total <= PAGE_BYTES]
         return max(1, len(fitting))
 
-    def _unless_there(self, record: type[Record], statement: Executable) -> Record | None:
-        """The row that a statement makes; None if it would repeat what must be unique."""
+    def _one_if_unique(self, record: type[Record], statement: Executable) -> Record | None:
+        """Return the row that a statement writes; None if it violates a unique constraint."""
         try:
             with self.session.begin_nested():
                 return self._one(record, statement)
         except IntegrityError as error:
-            if _repeats(error):
+            if _is_duplicate(error):
                 return None
             raise
 
-    def _changed(self, statement: Executable) -> int:
-        """Execute, and say how many rows it touched."""
+    def _execute(self, statement: Executable) -> int:
+        """Execute a statement; return how many rows it changed."""
         return int(self.session.execute(statement).rowcount)  # type: ignore[attr-defined]
 
 
-def _repeats(error: IntegrityError) -> bool:
-    """Whether it is a breach of uniqueness, in the words of SQLite or of PostgreSQL."""
+def _is_duplicate(error: IntegrityError) -> bool:
+    """Return whether an error of SQLite or PostgreSQL is a unique violation."""
     name = getattr(error.orig, "sqlite_errorname", "")
-    return name in REPEATS_SQLITE or getattr(error.orig, "sqlstate", None) == REPEATS_POSTGRESQL
+    return name in DUPLICATE_SQLITE or getattr(error.orig, "sqlstate", None) == DUPLICATE_POSTGRESQL
 
 
 def new_id(prefix: str) -> str:
-    """A random id such as ``fit_4f2c...``: 80 bits, not guessable, readable in a log."""
+    """Return a random id of 80 bits such as ``fit_4f2c...``."""
     return f"{prefix}_{secrets.token_hex(10)}"

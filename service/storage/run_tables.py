@@ -1,4 +1,4 @@
-"""The tables of training runs; see tables.py."""
+"""Tables of runs; see tables.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ runs = Table(
     workspace(),
     Column("name", NAME, nullable=False),
     Column("kind", String(16), nullable=False),
-    Column("settings", JSON(none_as_null=True)),  # none of a monitor
+    Column("settings", JSON(none_as_null=True)),  # NULL for a monitor
     Column("tags", JSON, nullable=False),
     Column("description", Text, nullable=False),
     Column("archived_at", Float),
@@ -44,13 +44,13 @@ run_sessions = Table(
     metadata,
     Column("run", ID, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
-    Column("id", String(100), nullable=False),  # the caller's
+    Column("id", String(100), nullable=False),  # chosen by the caller
     Column("base_step", Integer, nullable=False),
     Column("base_state", JSON(none_as_null=True)),
     Column("world_size", Integer, nullable=False),
     Column("decides", String(16), nullable=False),
     Column("merge_timeout", Float, nullable=False),
-    Column("begun_at", Float, nullable=False),  # when the job began, which may be told late
+    Column("begun_at", Float, nullable=False),  # when the job began; may be reported late
     Column("created_by", String(200), nullable=False),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("run", "id"),
@@ -72,7 +72,7 @@ run_statistics = Table(
     Column("late", Boolean, nullable=False),
     Column("posted_at", Float, nullable=False),
     ForeignKeyConstraint(["run", "session"], ["run_sessions.run", "run_sessions.number"]),
-    Index(None, "run", "session", "step", "posted_at"),  # a row has 500 kB: count without reading
+    Index(None, "run", "session", "step", "posted_at"),  # count without reading rows of 500 kB
 )
 Index(
     "ix_run_statistics_open",

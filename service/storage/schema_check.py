@@ -9,7 +9,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from service.errors import Invalid
-from service.storage import run_tables  # noqa: F401 - its tables are in the metadata, too
+from service.storage import run_tables  # noqa: F401 - registers its tables in the metadata
 from service.storage.database import Database
 from service.storage.tables import metadata
 
@@ -17,27 +17,27 @@ SHOWN = 3
 
 
 def check_schema(database: Database, revision: str) -> None:
-    """Raise Invalid if a database of the newest revision lacks what that revision makes."""
+    """Raise Invalid if a database of the newest revision does not have that revision's schema."""
     found = differences(database)
     if not found:
         return
     more = f" and {len(found) - SHOWN} more differences" if len(found) > SHOWN else ""
     raise Invalid(
         "schema_differs",
-        f"the database says that it has the schema {revision}, but {'; '.join(found[:SHOWN])}"
-        f"{more}. Its tables were changed by hand, or made by a version of the service that was "
+        f"the database is marked as schema {revision}, but {'; '.join(found[:SHOWN])}"
+        f"{more}. Its tables were changed by hand, or created by a version of the service that was "
         "never released. Restore a backup, or change the tables to what is expected: "
-        "docs/deploying.md, 'A schema that differs'",
+        "docs/how-to/upgrade.md, 'A schema that differs'",
     )
 
 
 def differences(database: Database) -> list[str]:
-    """Return what the tables of a database lack or have otherwise, a clause for each.
+    """Return how the tables of a database differ from the expected schema, a clause for each.
 
-    Tables of others, further indexes and constraints, and further columns that may be left out of
-    an INSERT do no harm and are not differences.
+    Foreign tables, additional indexes and constraints, and additional columns that an INSERT may
+    omit are harmless and not reported.
     """
-    with database.unhurried.connect() as connection:
+    with database.unlimited.connect() as connection:
         options = {"include_name": _is_ours, "compare_type": True}
         context = MigrationContext.configure(connection, opts=options)
         found = compare_metadata(context, metadata)
@@ -49,7 +49,7 @@ def _is_ours(name: str | None, kind: str, _parents: Any) -> bool:
 
 
 def _flat(found: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
-    """Changes of one column come as a list of their own."""
+    """Flatten the changes; Alembic puts those of one column into a nested list."""
     for one in found:
         yield from one if isinstance(one, list) else [one]
 

@@ -1,4 +1,4 @@
-"""All repositories on one transaction."""
+"""All repositories, bound to one transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.web.queries import Overview
 
 
 class Store:
-    """What use cases see of the database: repositories that share a transaction."""
+    """Repositories that share a transaction."""
 
     def __init__(self, session: Session) -> None:
         self.session = session

@@ -1,4 +1,4 @@
-"""The tables. Times are seconds since 1970 (UTC), taken from the database's own clock."""
+"""The tables. Times are seconds since 1970 (UTC) by the database's own clock."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SHA256 = String(64)
 
 
 def workspace() -> Column[str]:
-    """Whose row it is."""
+    """Return a column for the workspace that owns a row."""
     return Column("workspace", ID, ForeignKey("workspaces.id"), nullable=False)
 
 
 def stored_bytes() -> Column[int]:
-    """Return a column for the bytes of what belongs to a row, blobs included."""
+    """Return a column for the bytes that belong to a row, including blobs."""
     return Column("stored_bytes", BigInteger, nullable=False, server_default="0")
 
 
@@ -82,7 +82,7 @@ datasets = Table(
     Column("id", ID, primary_key=True),
     workspace(),
     Column("kind", String(16)),
-    Column("sha256", SHA256),  # this and what follows from the bytes is empty during an upload
+    Column("sha256", SHA256),  # NULL during an upload, as is all that depends on the bytes
     Column("format", String(16)),
     Column("bytes", BigInteger),
     Column("rows", BigInteger),
@@ -130,7 +130,7 @@ versions = Table(
     metadata,
     Column("calibrator", ID, ForeignKey("calibrators.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
-    Column("id", ID),  # part of the keys of its blobs; versions from before have none
+    Column("id", ID),  # part of its blobs' keys; old versions have none
     Column("method", String(40), nullable=False),
     Column("params", JSON, nullable=False),
     Column("seed", BigInteger),
@@ -148,7 +148,7 @@ versions = Table(
     Column("map_bytes", BigInteger, nullable=False),
     Column("onnx_sha256", SHA256),
     Column("judged_sha256", SHA256),  # of the blob of judged rows, if the version has them
-    Column("judged_data", SHA256),  # the fingerprint of the data set that they are rows of
+    Column("judged_data", SHA256),  # the fingerprint of their dataset
     Column("tags", JSON, nullable=False),
     Column("description", Text, nullable=False),
     Column("created_by", String(200), nullable=False),

@@ -1,4 +1,4 @@
-"""Bring the database up to date, by exactly one of many starters."""
+"""Migrate the database, in exactly one of several processes that start together."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def migration_lock(database: Database) -> Iterator[None]:
-    """Held by one starter at a time: an advisory lock, or a lock on a file beside SQLite's."""
+    """Hold the migration lock: an advisory lock, or a lock on a file next to SQLite's."""
     if not database.is_sqlite:
-        # no transaction may stay open meanwhile: index builds wait for those there are
-        outside = database.unhurried.execution_options(isolation_level="AUTOCOMMIT")
+        # no transaction may stay open meanwhile: index builds wait for open ones
+        outside = database.unlimited.execution_options(isolation_level="AUTOCOMMIT")
         with outside.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": LOCK})
             try:
@@ -45,42 +45,42 @@ def migration_lock(database: Database) -> Iterator[None]:
 
 
 def alembic_config(database: Database) -> Config:
-    """Alembic's configuration for this database."""
+    """Return Alembic's configuration for this database."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")
     config.attributes["version_table"] = VERSION_TABLE
-    config.attributes["engine"] = database.unhurried
+    config.attributes["engine"] = database.unlimited
     return config
 
 
 def newest_revision() -> str:
-    """The revision that this program brings databases to."""
+    """Return the revision that this program migrates databases to."""
     found = _scripts().get_current_head()
     assert found is not None  # noqa: S101
     return found
 
 
 def is_known(revision: str) -> bool:
-    """Whether a database of this revision can be brought up to date by this program."""
+    """Return whether this program can migrate a database of this revision."""
     return revision in {one.revision for one in _scripts().walk_revisions()}
 
 
 def revision_of(database: Database) -> str | None:
-    """The revision of a database, None if it has no tables of ours."""
-    with database.unhurried.connect() as connection:
+    """Return the revision of a database, None if it has no tables of ours."""
+    with database.unlimited.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         return context.get_current_revision()
 
 
 def open_current(url: str) -> Database:
-    """A database as it is, for who only looks: neither made nor brought up to date.
+    """Open an existing database without creating or migrating it.
 
-    Raises Invalid if it is not there, or not at the revision of this program.
+    Raises Invalid if it does not exist, or is not at the revision of this program.
     """
     file = embedded_file(url)
     if file is not None:
-        check_there(file)
+        check_exists(file)
     database = Database(url)
     try:
         check_current(database)
@@ -90,8 +90,8 @@ def open_current(url: str) -> Database:
     return database
 
 
-def check_there(file: Path) -> None:
-    """Raise Invalid unless there is a file for an embedded database."""
+def check_exists(file: Path) -> None:
+    """Raise Invalid unless the file of an embedded database exists."""
     if not file.is_file():
         raise Invalid(
             "no_database", f"there is no database at {file}: check --data-dir and --database-url"
@@ -115,20 +115,20 @@ def _scripts() -> ScriptDirectory:
 
 
 def upgrade(database: Database) -> None:
-    """Run the migrations that are missing; the caller holds the lock.
+    """Run the missing migrations; the caller holds the lock.
 
-    Raises Invalid if the database was made by a newer version of the service, or if its schema is
-    not that of its revision.
+    Raises Invalid if the database was created by a newer version of the service, or if its schema
+    is not that of its revision.
     """
     before = revision_of(database)
     if before is not None and not is_known(before):
         raise Invalid(
             "newer_database",
             f"the database is at revision {before} and this version of the service knows only up "
-            f"to {newest_revision()}: start the version that made it, or a newer one",
+            f"to {newest_revision()}: start the version that created it, or a newer one",
         )
     command.upgrade(alembic_config(database), "head")
     after = revision_of(database)
     check_schema(database, after or "")
     if after != before:
-        logger.info("the database was migrated from %s to %s", before or "nothing", after)
+        logger.info("database_migrated from=%s to=%s", before or "none", after)

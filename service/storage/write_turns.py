@@ -1,24 +1,33 @@
-"""Turns at writing to SQLite, which has one write lock and no queue for it."""
+"""Fair turns for writing to SQLite, which has one write lock and no queue for it."""
 
 from __future__ import annotations
 
+import fcntl
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
+from typing import IO
 
-# the workspace that the current call is of, empty if it is not known
+# the workspace of the current call, empty if it is not known
 OWNER: ContextVar[str] = ContextVar("owner", default="")
+
+POLL_SECONDS = 0.001
+GATE_SECONDS = 1.0
 
 
 class WriteTurns:
-    """Let one thread of the process write at a time; owners take turns, calls of one in order.
+    """Let one thread write at a time; owners take turns, first in, first out.
 
-    However many calls of an owner wait, a call of another waits for one of them at most.
+    However many calls of one owner wait, a call of another owner waits for at most one of them.
+    With ``file``, the path of the database, the processes that write to it take turns as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
         self._lock = threading.Lock()
         self._is_taken = False
         self._waiting: dict[str, deque[threading.Event]] = {}
@@ -26,9 +35,13 @@ class WriteTurns:
     @contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
         """Wait for a turn and hold it; raise TimeoutError if none comes in time."""
+        deadline = time.monotonic() + seconds
         self._take(OWNER.get(), seconds)
         try:
-            yield
+            with ExitStack() as held:
+                if self._file is not None:
+                    held.enter_context(_process_turn(self._file, deadline))
+                yield
         finally:
             self._pass_on()
 
@@ -43,7 +56,7 @@ class WriteTurns:
             raise TimeoutError
 
     def _withdraw(self, owner: str, ticket: threading.Event) -> bool:
-        """Wait no more; return False if the turn has come meanwhile."""
+        """Stop waiting; return False if the turn was granted meanwhile."""
         with self._lock:
             if ticket.is_set():
                 return False
@@ -62,4 +75,41 @@ class WriteTurns:
             queue = self._waiting.pop(owner)
             queue.popleft().set()
             if queue:
-                self._waiting[owner] = queue  # behind all others
+                self._waiting[owner] = queue  # after all others
+
+
+@contextmanager
+def _process_turn(file: Path, deadline: float) -> Iterator[None]:
+    """Hold the turn of this process until the end of the context.
+
+    A process holds the gate while it waits for the turn. The process that wrote last must pass
+    the gate again, so it cannot overtake the one that waits. The kernel releases both locks if a
+    process dies; a gate that a stopped process holds is ignored after ``GATE_SECONDS``. SQLite's
+    own lock protects the data. These locks only order the writers, so the process goes on without
+    them if their files cannot be created.
+    """
+    with ExitStack() as held:
+        try:
+            gate = held.enter_context(Path(f"{file}.gate").open("ab"))
+            turn = held.enter_context(Path(f"{file}.turn").open("ab"))
+        except OSError:
+            yield
+            return
+        with suppress(TimeoutError):
+            _lock(gate, min(deadline, time.monotonic() + GATE_SECONDS))
+        _lock(turn, deadline)
+        gate.close()
+        yield
+
+
+def _lock(file: IO[bytes], deadline: float) -> None:
+    """Lock a file; raise TimeoutError at the deadline, as a stopped process may hold the lock."""
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError from None
+            time.sleep(POLL_SECONDS)
+        else:
+            return

@@ -1,1 +1,1 @@
-"""The dashboard: pages for people, with no script but their own."""
+"""The dashboard: HTML pages, which load no scripts from elsewhere."""

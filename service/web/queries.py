@@ -1,4 +1,4 @@
-"""SQL for pages that show many calibrators at once: one statement for a page."""
+"""SQL for pages that list calibrators and versions, one statement per page."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from service.storage.tables import aliases, calibrators, reports, versions
 
 
 class HasVerdict(Protocol):
-    """The ECE in a report: intervals before and after, and the noise floor; None without one."""
+    """The ECE of a report: intervals before and after, and the noise floor; None without one."""
 
     @property
-    def after(self) -> dict[str, Any] | None: ...
+    def after(self) -> dict[str, Any] | None:
+        """The interval of the ECE after calibration."""
 
     @property
-    def before(self) -> dict[str, Any] | None: ...
+    def before(self) -> dict[str, Any] | None:
+        """The interval of the ECE before calibration."""
 
     @property
-    def floor(self) -> dict[str, Any] | None: ...
+    def floor(self) -> dict[str, Any] | None:
+        """The noise floor of the ECE."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,11 @@ class VersionLine:
 
 
 @dataclass(frozen=True)
-class Overviewed:
-    """A calibrator and its version in production, or its newest if there is none in production.
+class CalibratorLine:
+    """A calibrator in a list, with its version in production, or else its newest.
 
     ``after`` and ``before`` are the intervals of the ECE in the version's report and ``floor`` is
-    its noise floor; None without a report. ``fitted_at`` is of the newest version.
+    its noise floor; None without a report. ``fitted_at`` is that of the newest version.
     """
 
     name: str
@@ -71,12 +74,12 @@ class Overviewed:
 
 
 class Overview(Repository):
-    """What a page of calibrators shows."""
+    """Queries of the pages that list calibrators and versions."""
 
     def calibrators(
         self, workspace: str, limit: int, after: str | None, *, prefix: str = ""
-    ) -> list[Overviewed]:
-        """A page of calibrators by name, of those whose names begin so."""
+    ) -> list[CalibratorLine]:
+        """Return a page of calibrators, sorted by name, whose names begin with ``prefix``."""
         mine = select(calibrators).where(calibrators.c.workspace == workspace)
         if prefix:
             mine = mine.where(calibrators.c.name.startswith(prefix, autoescape=True))
@@ -117,10 +120,10 @@ class Overview(Repository):
             )
             .order_by(listed.c.name)
         )
-        return self._all(Overviewed, chosen)
+        return self._all(CalibratorLine, chosen)
 
     def versions(self, calibrator: str, limit: int, before: int | None) -> list[VersionLine]:
-        """A page of versions, newest first."""
+        """Return a page of versions, newest first."""
         mine = select(versions).where(versions.c.calibrator == calibrator)
         if before is not None:
             mine = mine.where(versions.c.number < before)
@@ -149,7 +152,7 @@ class Overview(Repository):
 
 
 def _judgement() -> list[Any]:
-    """The columns that say how a version was judged."""
+    """Return the columns with the judgement of a version."""
     document = reports.c.document
     return [
         document[("intervals", "ece")].label("after"),

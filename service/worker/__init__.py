@@ -1,1 +1,1 @@
-"""Fits in worker processes: the queue, the workers, and who watches over them."""
+"""Worker processes that run fits, and their supervisor."""

@@ -1,13 +1,14 @@
-"""What workers do for each other: heartbeats, taking over from the dead, and housekeeping."""
+"""Heartbeats of workers, recovery of fits of lost workers, and housekeeping."""
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+import structlog
 
 from service.datasets.service import forget_dataset
 from service.errors import Conflict
@@ -17,30 +18,30 @@ from service.maintenance.sweep import CHORE, sweep
 from service.runs.decisions import decide_due, release_merged
 from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
-from service.storage.database import PASSING, Database
+from service.storage.database import TRANSIENT, Database
 from service.storage.records import Fit
-from service.storage.repository import AT_ONCE
+from service.storage.repository import DELETE_BATCH
 from service.storage.store import Store
 
-logger = logging.getLogger(__name__)
+_log = structlog.get_logger("calibrd.worker")
 
 
 @dataclass(frozen=True)
 class WorkerPace:
-    """How often things happen, in seconds."""
+    """Intervals and deadlines of a worker, in seconds."""
 
     heartbeat: float = 2.0
-    silence: float = WORKER_IS_ALIVE  # after which a worker is taken for dead
+    silence: float = WORKER_IS_ALIVE  # without a heartbeat before a worker is declared lost
     report: float = 0.25  # between two writes of a fit's progress
-    poll: float = 0.02  # between two looks whether a SQLite file was written to
+    poll: float = 0.02  # between two polls for writes to a SQLite file
     housekeeping: float = 60.0
-    merging: float = 5.0  # between two looks for steps of runs that have waited long enough
-    grace: float = 5.0  # for a fit that was told to stop, until its process is replaced
-    patience: float = 60.0  # how long a database may be away while an ending is written
+    merging: float = 5.0  # between two polls for steps of runs that are due
+    grace: float = 5.0  # for a fit to stop before its process is replaced
+    retry: float = 60.0  # during an outage of the database or the blob store
 
 
 class Housekeeping:
-    """The heartbeat of a worker, and what it sees to on the way."""
+    """Background threads of a worker: heartbeat, housekeeping and merging of run steps."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Housekeeping:
         worker: str,
         queues: list[str],
         device: str,
-        at_work: Callable[[], Collection[str] | None],
+        current_fits: Callable[[], Collection[str] | None],
     ) -> None:
         self._database = database
         self._blobs = blobs
@@ -61,10 +62,10 @@ class Housekeeping:
         self._worker = worker
         self._queues = queues
         self._device = device
-        self._at_work = at_work
+        self._current_fits = current_fits
         self._last_beat = self._steady_since = -math.inf
         self._ended = threading.Event()
-        # housekeeping may take long, and a worker that does not beat is taken for dead
+        # separate threads: housekeeping may take long, and heartbeats must not wait for it
         self._threads = [
             self._thread("heartbeat", self.beat, pace.heartbeat),
             self._thread("housekeeping", self.keep_house, pace.housekeeping),
@@ -72,19 +73,19 @@ class Housekeeping:
         ]
 
     def start(self) -> None:
-        """Beat once, so that nobody can die unknown, then regularly, and keep house beside it."""
+        """Send a first heartbeat, so that a crash is noticed, then start the threads."""
         self.beat()
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Beat no more, and keep house no more."""
+        """Stop the threads."""
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=0.5)
 
     def beat(self) -> None:
-        """Say that this worker lives, and take over from those that do not."""
+        """Send a heartbeat, and queue the fits of lost workers again."""
         now = time.monotonic()
         if now - self._last_beat > self._pace.silence / 2:
             self._steady_since = now
@@ -93,26 +94,26 @@ class Housekeeping:
             silent = store.workers.silent(self._pace.silence)
             mine = store.fits.running_on(self._worker)
         self._last_beat = now
-        # after a pause of the database all seem silent: let them beat before judging them
-        for dead in silent if now - self._steady_since >= self._pace.silence else ():
-            self._take_over(dead.id)
-        # an answer of the database can get lost, and with it a fit that we have started
-        at_work = self._at_work()
-        unknown = [] if at_work is None else [fit for fit in mine if fit.id not in at_work]
+        # after an outage of the database all workers seem silent: wait for their heartbeats first
+        for lost in silent if now - self._steady_since >= self._pace.silence else ():
+            self._take_over(lost.id)
+        # if the response to a claim got lost, the fit runs in our name without our knowledge
+        current = self._current_fits()
+        unknown = [] if current is None else [fit for fit in mine if fit.id not in current]
         if unknown:
             with self._database.write() as store:
-                self._start_again(store, unknown)
+                self._requeue(store, unknown)
 
     def hand_back(self) -> None:
-        """Let the fits of this worker wait for another one, and sign off."""
+        """Queue the fits of this worker again, and deregister it."""
         with self._database.write() as store:
             store.workers.remove(self._worker)
             for fit in store.fits.running_on(self._worker):
                 store.fits.hand_back(fit.id, fit.attempt)
 
     def decide_steps(self) -> None:
-        """Decide steps of runs that are due, and delete the statistics of those decided."""
-        with self._database.read() as store:  # one look, as nearly always there is nothing to do
+        """Decide the run steps that are due, and delete the statistics of decided ones."""
+        with self._database.read() as store:  # one read, as there is nearly always nothing to do
             is_due, is_merged = store.run_steps.due(None, 1), store.run_steps.unreleased(1)
         if is_due:
             decide_due(self._database)
@@ -120,23 +121,23 @@ class Housekeeping:
             release_merged(self._database)
 
     def keep_house(self) -> None:
-        """Delete what has served its time."""
+        """Delete expired rows and datasets, queue orphaned fits again, and sweep."""
         grace = self._settings.sweep_hours * HOUR
-        kept = self._settings.idempotency_hours * HOUR
-        self._delete_all(lambda store: store.idempotency.forget(kept))
+        max_age = self._settings.idempotency_hours * HOUR
+        self._delete_all(lambda store: store.idempotency.forget(max_age))
         self._delete_all(lambda store: store.web_sessions.forget_expired())
         with self._database.write() as store:
-            self._start_again(store, store.fits.without_worker())
+            self._requeue(store, store.fits.without_worker())
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
         self._forget_datasets()
         if sweeps and not self._ended.is_set():
             self._sweep(grace)
 
     def _delete_all(self, delete: Callable[[Store], int]) -> None:
-        """Delete rows in transactions of at most ``AT_ONCE``, so that no writer waits long."""
+        """Delete rows in transactions of at most ``DELETE_BATCH``, so that no writer waits long."""
         while not self._ended.is_set():
             with self._database.write() as store:
-                if delete(store) < AT_ONCE:
+                if delete(store) < DELETE_BATCH:
                     return
 
     def _forget_datasets(self) -> None:
@@ -144,7 +145,7 @@ class Housekeeping:
         deadline = time.monotonic() + self._pace.housekeeping
         is_done = False
         while not is_done:
-            with self._database.read() as store:  # looking may take long: nobody may wait for it
+            with self._database.read() as store:  # a slow query: hold no write lock
                 old = store.datasets.expired() + store.fits.spent_datasets()
             is_done = True
             for dataset in old:
@@ -153,15 +154,15 @@ class Housekeeping:
                     return
                 if forget_dataset(self._database, self._blobs, dataset):
                     is_done = False
-                self._ended.wait(time.monotonic() - began)  # other processes write as well
+                self._ended.wait(time.monotonic() - began)  # let other processes write
 
     def _sweep(self, grace: float) -> None:
         try:
             swept = sweep(self._database, self._blobs, older_than=grace, stop=self._ended.is_set)
         except Conflict as error:
-            logger.error("blobs are not swept: %s", error.message)
+            _log.error("sweep_refused", detail=error.message)
         else:
-            logger.info("blobs were swept: %s", swept.summary())
+            _log.info("blobs_swept", summary=swept.summary())
 
     def _thread(self, name: str, task: Callable[[], None], every: float) -> threading.Thread:
         return threading.Thread(
@@ -172,26 +173,27 @@ class Housekeeping:
         while not self._ended.wait(every):
             try:
                 task()
-            except PASSING as error:
-                logger.warning("no %s at the moment (%s)", name, type(error).__name__)
-            except Exception:
-                logger.exception("%s failed; it goes on", name)
+            except TRANSIENT as error:
+                _log.warning("task_postponed", task=name, error=type(error).__name__)
+            except Exception:  # noqa: BLE001 - the thread must go on
+                _log.exception("task_failed", task=name)
 
-    def _take_over(self, dead: str) -> None:
+    def _take_over(self, lost: str) -> None:
         with self._database.write() as store:
-            # first: a claim that is under way holds the row, and proves that the worker lives
-            if not store.workers.remove_silent(dead, self._pace.silence):
+            # first: a claim in progress holds the row, and proves that the worker is alive
+            if not store.workers.remove_silent(lost, self._pace.silence):
                 return
-            logger.warning("worker %s is silent: its fits are taken over", dead)
-            self._start_again(store, store.fits.running_on(dead))
+            fits = store.fits.running_on(lost)
+            _log.warning("worker_lost", worker=lost, fits=[fit.id for fit in fits])
+            self._requeue(store, fits)
 
-    def _start_again(self, store: Store, lost: list[Fit]) -> None:
-        """Fits whose attempt will never end: they wait again, or have failed too often."""
-        for fit in lost:
+    def _requeue(self, store: Store, fits: list[Fit]) -> None:
+        """Queue fits again whose attempt will never end, or fail them after too many attempts."""
+        for fit in fits:
             if fit.attempt >= self._settings.fit_attempts:
                 ending = failed(
                     "worker_lost",
-                    f"the fit was started {fit.attempt} times and its worker was lost every time; "
+                    f"the fit was started {fit.attempt} times, and its worker was lost each time; "
                     "it may need more memory than a worker has",
                 )
                 store.fits.give_up(fit.id, fit.attempt, ending.error)

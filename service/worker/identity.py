@@ -1,4 +1,4 @@
-"""The names of worker processes, which say on which machine they run."""
+"""Names of worker processes, which contain the machine they run on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import socket
 
 
 def new_worker_id() -> str:
-    """A name for this process as a worker: machine, process id, and a part that never returns."""
+    """Return a unique name for this process: machine, process id and a random part."""
     return f"{_machine()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def is_of_this_machine(worker: str) -> bool:
-    """Whether a worker of this name runs on this machine, or in this container."""
+    """Return whether a worker of this name runs on this machine, or in this container."""
     return worker.rsplit("-", 2)[0] == _machine()
 
 

@@ -1,4 +1,4 @@
-"""The process of a worker: its device and its signals, until it leaves or is replaced."""
+"""The worker process: device, signals and restart."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
+
+import structlog
 
 from calibrators import CalibrationWarning, FitError
 from calibrators.fitting.context import FitContext
@@ -29,7 +31,7 @@ from service.worker.supervisor import SLOT, SUPERVISOR
 LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 4.0
 
-logger = logging.getLogger(__name__)
+_log = structlog.get_logger("calibrd.worker")
 
 
 def run_worker(
@@ -39,41 +41,41 @@ def run_worker(
     *,
     pace: WorkerPace | None = None,
 ) -> NoReturn:
-    """Work until SIGTERM or SIGINT, or until the process named by CALIBRD_SUPERVISOR is gone.
+    """Run fits until SIGTERM or SIGINT, or until the parent named by CALIBRD_SUPERVISOR is gone.
 
-    A worker whose fit does not come back after its time limit or a cancel begins anew, under the
-    same process id: that is the only way to free what the fit holds.
+    A worker whose fit does not stop after its time limit or a cancel restarts itself under the
+    same process id: only that frees what the fit holds.
 
-    Without ``device`` it is a GPU if there is one, and its own one if there are several and the
-    supervisor has started several workers; without ``queues`` a worker with a GPU takes
-    from both queues, one without from fit.cpu. The fit at hand is given back at the end.
+    Without ``device`` it uses a GPU if there is one; if there are several, the workers of a
+    supervisor share them out. Without ``queues`` a worker with a GPU serves both queues, one
+    without serves fit.cpu. On exit the current fit is queued again.
     Raises Invalid if there is no such device.
     """
     device = _checked(device) if device else _best_device()
-    leaving, told_to_leave = threading.Event(), threading.Event()
+    leaving, exit_requested = threading.Event(), threading.Event()
 
     def leave(*_: object) -> None:
-        told_to_leave.set()
+        exit_requested.set()
         leaving.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
     logs.configure(settings.log_level, settings.log_format)
-    # the maps' fit_info and the reports have them
+    # they are in the maps' fit_info and in the reports
     warnings.simplefilter("ignore", CalibrationWarning)
     queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))
     worker = QueueWorker(settings, queues, device, pace or WorkerPace(), leaving)
     keep_freed_memory()
-    if device == "cpu":  # GPU drivers reserve addresses that no memory stands behind
+    if device == "cpu":  # GPU drivers reserve address space without memory behind it
         limit_memory(settings.fit_memory_bytes)
     worker.start()
-    logger.info("worker %s takes from %s on %s", worker.id, ", ".join(queues), device)
+    _log.info("worker_started", worker=worker.id, queues=queues, device=device)
     supervisor = int(os.environ.get(SUPERVISOR, 0))
     while not (leaving.wait(LOOK_SECONDS) or worker.is_stuck):
         if supervisor and os.getppid() != supervisor:
             leave()
-    _sign_off(worker)  # which sets ``leaving`` as well
-    if told_to_leave.is_set():
+    _sign_off(worker)  # sets ``leaving`` as well
+    if exit_requested.is_set():
         os._exit(0)
     _restart()
 
@@ -96,7 +98,7 @@ def _best_device() -> str:
 
 
 def device_of_slot(slot: int, gpus: int) -> str:
-    """The device of the worker in a supervisor's slot: the GPUs are given out in turn.
+    """Return the device of the worker in a supervisor's slot; GPUs are assigned round-robin.
 
     >>> [device_of_slot(slot, gpus=2) for slot in range(3)], device_of_slot(1, gpus=0)
     (['cuda:0', 'cuda:1', 'cuda:0'], 'cpu')
@@ -105,21 +107,21 @@ def device_of_slot(slot: int, gpus: int) -> str:
 
 
 def _sign_off(worker: QueueWorker) -> None:
-    """Hand back what is at hand, in a few seconds, whatever a fit or the database does."""
-    logger.info("worker %s %s", worker.id, "begins anew" if worker.is_stuck else "leaves")
+    """Hand back the current fit within a few seconds, whatever a fit or the database does."""
+    _log.info("worker_restarting" if worker.is_stuck else "worker_leaving", worker=worker.id)
     thread = threading.Thread(target=_stop, args=(worker,), daemon=True)
     thread.start()
     thread.join(LEAVE_SECONDS)
     if thread.is_alive():
-        logger.warning("worker %s could not sign off in time", worker.id)
+        _log.warning("sign_off_timed_out", worker=worker.id)
     logging.shutdown()
     sys.stderr.flush()
 
 
 def _restart() -> NoReturn:
-    """Replace this process by a new one with the same command line, environment and process id.
+    """Replace this process with a new one: same command line, environment and process id.
 
-    All memory, threads and GPU contexts are freed. A supervisor sees no end, and a container
+    This frees all memory, threads and GPU contexts. The supervisor sees no exit, and a container
     stays up.
     """
     try:
@@ -129,11 +131,11 @@ def _restart() -> NoReturn:
                     os.set_inheritable(int(name), False)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
     finally:
-        os._exit(1)  # whoever watches over this process starts another
+        os._exit(1)  # the supervisor starts another process
 
 
 def _stop(worker: QueueWorker) -> None:
     try:
         worker.stop()
-    except Exception:
-        logger.exception("worker %s could not sign off", worker.id)
+    except Exception:  # noqa: BLE001 - the process exits anyway
+        _log.exception("sign_off_failed", worker=worker.id)

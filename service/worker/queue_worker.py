@@ -1,8 +1,7 @@
-"""Claim fits and run them, through outages of the database and the blob store."""
+"""Claim and run fits, and ride out outages of the database and the blob store."""
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -13,16 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import structlog
+
 from service.access.quota import Quota
 from service.concurrency.backoff import Backoff
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
-from service.fits.execution import Ending, FitJob, NewVersion, Stop, conclude, ending_of, run
+from service.fits.execution import Ending, FitAttempt, NewVersion, Stop, conclude, ending_of, run
 from service.fits.queue import Claim, claim
 from service.fits.service import QUEUES
 from service.settings import DAY, Settings
-from service.storage.blobs import Blobs, Unnamed, log_damage
-from service.storage.database import PASSING, Database
+from service.storage.blobs import Blobs, PendingBlobs, log_damage
+from service.storage.database import TRANSIENT, Database
 from service.storage.notifications import FITS, NotificationListener
 from service.storage.records import Fit
 from service.worker.housekeeping import Housekeeping, WorkerPace
@@ -34,15 +35,16 @@ Result = TypeVar("Result")
 
 FOREVER = 10 * 365 * DAY
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-HEED_SECONDS = 1.0
-# for a fit that was told to leave its worker, before it is handed back
+# for a running fit to notice that it has to stop
+REACTION_SECONDS = 1.0
+# for a fit to end when its worker leaves, before it is handed back
 STOP_SECONDS = 1.0
 
-logger = logging.getLogger(__name__)
+_log = structlog.get_logger("calibrd.worker")
 
 
 class QueueWorker:
-    """Claims fits and runs them, one at a time however many its queues are."""
+    """Claims and runs fits from its queues, one at a time."""
 
     def __init__(
         self,
@@ -62,11 +64,11 @@ class QueueWorker:
         self._pace = pace
         self._leaving = leaving
         self.is_stuck = False
-        self._at_work: set[str] | None = set()
+        self._current: set[str] | None = set()
         self._database = Database(settings.database)
-        self._blobs = PatientBlobs(settings.blobs, seconds=pace.patience, on_damage=log_damage)
+        self._blobs = RetryingBlobs(settings.blobs, seconds=pace.retry, on_damage=log_damage)
         self._quota = Quota(settings.max_workspace_bytes, self._blobs.folder)
-        self._news = threading.Event()
+        self._notified = threading.Event()
         self._thread = threading.Thread(target=self._work, name="fits", daemon=True)
         self._housekeeping = Housekeeping(
             self._database,
@@ -76,51 +78,51 @@ class QueueWorker:
             worker=self.id,
             queues=queues,
             device=device,
-            at_work=lambda: self._at_work,
+            current_fits=lambda: self._current,
         )
 
     def start(self) -> None:
-        """Take fits from now on."""
-        patiently(lambda: prepare_database(self._database), self._pace.patience)
-        patiently(self._housekeeping.start, self._pace.patience)
+        """Start to claim fits."""
+        retry(lambda: prepare_database(self._database), self._pace.retry)
+        retry(self._housekeeping.start, self._pace.retry)
         warm_up(self._device)
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more fits, and give those at hand to other workers."""
+        """Stop claiming, and hand the current fit back to the queue."""
         self._leaving.set()
-        self._news.set()
+        self._notified.set()
         self._housekeeping.stop()
         if self._thread.ident is not None:
             self._thread.join(STOP_SECONDS)
         self._housekeeping.hand_back()
 
     def _work(self) -> None:
-        calls = {FITS: self._news.set}
+        calls = {FITS: self._notified.set}
         poll = self._pace.poll
-        with NotificationListener(self._database.unhurried, calls, poll_seconds=poll):
+        with NotificationListener(self._database.unlimited, calls, poll_seconds=poll):
             while not self._leaving.is_set():
-                self._news.clear()
+                self._notified.clear()
                 try:
                     seconds = self.work_once()
-                except Exception:
-                    logger.exception("a fit could not be taken or ended; others are taken")
+                except Exception:  # noqa: BLE001 - other fits are waiting
+                    _log.exception("fit_not_claimed_or_concluded")
                     seconds = LONGEST_PAUSE
-                self._news.wait(seconds)
+                self._notified.wait(seconds)
 
     def work_once(self) -> float:
-        """Claim and run a fit if there is one; return the seconds until the next look."""
-        self._at_work = None  # until it is known which
+        """Claim and run a fit if there is one; return the seconds until the next poll."""
+        self._current = None  # unknown until the claim returns
         try:
-            claimed = patiently(self._claim, FOREVER)
-            if claimed.job is None:
+            claimed = retry(self._claim, FOREVER)
+            if claimed.attempt is None:
                 return claimed.seconds
-            self._at_work = {claimed.job.fit.id}
+            self._current = {claimed.attempt.fit.id}
             note_fit()
-            self._run(claimed.job)
+            self._run(claimed.attempt)
         finally:
             if not self._leaving.is_set():  # else it is handed back, and must not count as lost
-                self._at_work = set()
+                self._current = set()
         return 0.0
 
     def _claim(self) -> Claim:
@@ -128,66 +130,67 @@ class QueueWorker:
             return Claim(None)
         return claim(self._database, self._queues, worker=self.id, device=self._device)
 
-    def _run(self, job: FitJob) -> None:
-        id = job.fit.id
-        logger.info("fit %s starts, attempt %d", id, job.fit.attempt)
+    def _run(self, attempt: FitAttempt) -> None:
+        fit = attempt.fit
+        _log.info("fit_started", fit=fit.id, attempt=fit.attempt)
         limit = self._settings.fit_seconds
         hooks = RunningFit(
             self._database,
-            job,
+            attempt,
             every=self._pace.report,
             leaving=self._leaving,
             time_limit=limit,
             grace=self._pace.grace,
-            on_stuck=self._give_up,
+            on_stuck=self._note_stuck,
         )
         with hooks:
             ending = run(
-                job,
+                attempt,
                 self._blobs,
                 hooks,
                 device=self._device,
                 time_limit=limit,
                 memory_limit=self._settings.fit_memory_bytes,
-                check_room=partial(self._check_room, job.fit.workspace),
+                check_room=partial(self._check_room, fit.workspace),
             )
         if ending is None:
-            logger.warning("fit %s, attempt %d, is left to others", id, job.fit.attempt)
+            _log.warning("fit_abandoned", fit=fit.id, attempt=fit.attempt)
             return
-        told = hooks.told
-        done = patiently(
-            lambda: conclude(self._database, job.fit, ending, told), self._pace.patience
-        )
-        logger.info("fit %s ends: %s", id, done.status if done else "by another worker")
-        self._tidy_up(job, ending, done)
+        progress = hooks.latest
+        done = retry(lambda: conclude(self._database, fit, ending, progress), self._pace.retry)
+        if done is None:
+            _log.info("fit_taken_over", fit=fit.id, attempt=fit.attempt)
+        else:
+            _log.info("fit_finished", fit=fit.id, status=done.status)
+        self._clean_up(attempt, ending, done)
 
     def _check_room(self, workspace: str, size: int) -> None:
-        """Raise TooLarge unless a workspace may store maps of so many bytes."""
+        """Raise TooLarge unless a workspace has room for maps of ``size`` bytes."""
         with self._database.read() as store:
             self._quota.check(store, workspace, size)
 
-    def _delete_unnamed(self, unnamed: Unnamed, versions: Sequence[NewVersion]) -> None:
-        """Delete the blobs of versions, unless a commit whose answer was lost has made these."""
+    def _delete_pending(self, pending: PendingBlobs, versions: Sequence[NewVersion]) -> None:
+        """Delete the blobs of versions, unless a commit whose response was lost added the rows."""
         with self._database.read() as store:
             is_named = bool(store.calibrators.hashes([one.id for one in versions]))
         if not is_named:
-            unnamed.delete()
+            pending.delete()
 
-    def _give_up(self) -> None:
-        """Let the process be replaced: a fit does not come back."""
+    def _note_stuck(self) -> None:
+        """Have the process replaced, because a fit does not stop."""
         self.is_stuck = True
 
-    def _tidy_up(self, job: FitJob, ending: Ending, done: Fit | None) -> None:
+    def _clean_up(self, attempt: FitAttempt, ending: Ending, done: Fit | None) -> None:
         try:
-            if ending.unnamed is not None and not (done and done.versions):
-                self._delete_unnamed(ending.unnamed, ending.versions)
-            forget_spent_datasets(self._database, self._blobs, job.dataset, job.evaluation)
-        except Exception:
-            logger.exception("bytes of fit %s are left to the housekeeping", job.fit.id)
+            if ending.pending is not None and not (done and done.versions):
+                self._delete_pending(ending.pending, ending.versions)
+            forget_spent_datasets(self._database, self._blobs, attempt.dataset, attempt.evaluation)
+        except Exception:  # noqa: BLE001 - housekeeping will delete what is left
+            _log.exception("clean_up_failed", fit=attempt.fit.id)
 
 
 def note_fit() -> None:
-    """Tell the supervisor of this process, if it has one, that a fit was taken."""
+    """Tell the supervisor of this process, if any, that it has claimed a fit."""
     path = os.environ.get(FITTING)
     if path:
         with suppress(OSError):
@@ -195,18 +198,17 @@ def note_fit() -> None:
 
 
 class RunningFit:
-    """The hooks of a fit; a thread of its own speaks with the database, a few times a second.
+    """The hooks of a fit; a thread writes progress and polls for a stop a few times a second.
 
-    A fit that is told to stop and does not heed it, because it is in the middle of something long,
-    is ended here: who waits for it hears so at once, and what it makes later is not written. If it
-    has not come back after ``grace`` seconds, ``on_stuck`` is called: its thread cannot be ended,
-    only its process can.
+    A fit that does not react to a stop, because it is in the middle of a long call, is concluded
+    here: waiting callers learn it at once, and later results are discarded. If it has not returned
+    after ``grace`` seconds, ``on_stuck`` is called: a thread cannot be killed, only its process.
     """
 
     def __init__(
         self,
         database: Database,
-        job: FitJob,
+        attempt: FitAttempt,
         *,
         every: float,
         leaving: threading.Event,
@@ -217,17 +219,17 @@ class RunningFit:
         self._grace = grace
         self._on_stuck = on_stuck
         self._database = database
-        self._fit = job.fit
+        self._fit = attempt.fit
         self._every = every
         self._leaving = leaving
         self._time_limit = time_limit
-        self._deadline = time.monotonic() + time_limit - job.seconds_running
-        self.told: dict[str, Any] = job.fit.progress or {}
+        self._deadline = time.monotonic() + time_limit - attempt.seconds_running
+        self.latest: dict[str, Any] = attempt.fit.progress or {}
         self._stop: Stop | None = None
         self._stopped_at = 0.0
         self._ended = threading.Event()
         self._reporter = threading.Thread(
-            target=self._report, name=f"report-{job.fit.id}", daemon=True
+            target=self._report, name=f"report-{attempt.fit.id}", daemon=True
         )
 
     def __enter__(self) -> RunningFit:
@@ -238,44 +240,44 @@ class RunningFit:
         self._ended.set()
         self._reporter.join(timeout=self._every)
 
-    def progress(self, told: dict[str, Any]) -> None:
-        """Keep the latest; the reporter writes it."""
-        self.told = told
+    def progress(self, current: dict[str, Any]) -> None:
+        """Keep the latest progress; the reporter thread writes it."""
+        self.latest = current
 
     def stop(self) -> Stop | None:
-        """Whether the fit has to stop, as of the last time the database answered."""
+        """Return why the fit has to stop, as of the last response of the database."""
         return Stop.ABANDON if self._leaving.is_set() else self._stop
 
     def _report(self) -> None:
-        met: set[type[Exception]] = set()
+        logged: set[type[Exception]] = set()
         while not self._ended.wait(self._every):
             if self._stop is None and time.monotonic() > self._deadline:
                 self._stop_for(Stop.TIME_LIMIT)
             try:
-                self._look()
+                self._poll()
             except Exception as error:  # noqa: BLE001 - a fit whose reporter ended cannot be cancelled
-                if type(error) not in met:
-                    self._complain(error)
-                met.add(type(error))
+                if type(error) not in logged:
+                    self._log_error(error)
+                logged.add(type(error))
             if self._stop is not None and self._seconds_stopped() > self._grace:
-                logger.warning("fit %s does not come back", self._fit.id)
+                _log.warning("fit_stuck", fit=self._fit.id)
                 self._on_stuck()
                 return
 
-    def _look(self) -> None:
-        """Write the progress, see whether the fit has to stop, and whether it heeds that."""
+    def _poll(self) -> None:
+        """Write the progress, and conclude the fit if it does not react to a stop."""
         if self._stop is Stop.ABANDON:
             return
         with self._database.write() as store:
-            asked = store.fits.advance(self._fit.id, self._fit.attempt, self.told)
-        if asked is None:
+            cancelled = store.fits.advance(self._fit.id, self._fit.attempt, self.latest)
+        if cancelled is None:
             self._stop_for(Stop.ABANDON)
-        elif self._stop is None and asked:
+        elif self._stop is None and cancelled:
             self._stop_for(Stop.CANCEL)
-        elif self._stop is not None and self._seconds_stopped() > HEED_SECONDS:
+        elif self._stop is not None and self._seconds_stopped() > REACTION_SECONDS:
             ending = ending_of(self._stop, self._time_limit)
-            if ending is not None and conclude(self._database, self._fit, ending, self.told):
-                logger.warning("fit %s is ended while it is still busy", self._fit.id)
+            if ending is not None and conclude(self._database, self._fit, ending, self.latest):
+                _log.warning("fit_concluded_while_busy", fit=self._fit.id)
             self._stop = Stop.ABANDON
 
     def _stop_for(self, reason: Stop) -> None:
@@ -285,28 +287,28 @@ class RunningFit:
     def _seconds_stopped(self) -> float:
         return time.monotonic() - self._stopped_at
 
-    def _complain(self, error: Exception) -> None:
-        logger.warning(
-            "progress of fit %s cannot be written: %s",
-            self._fit.id,
-            type(error).__name__,
-            exc_info=None if isinstance(error, PASSING) else error,
+    def _log_error(self, error: Exception) -> None:
+        _log.warning(
+            "progress_not_written",
+            fit=self._fit.id,
+            error=type(error).__name__,
+            exc_info=None if isinstance(error, TRANSIENT) else error,
         )
 
 
-def patiently(action: Callable[[], Result], seconds: float) -> Result:
-    """The result of ``action``, which is tried again while it meets passing troubles."""
+def retry(action: Callable[[], Result], seconds: float) -> Result:
+    """Return the result of ``action``; retry it for ``seconds`` after transient errors."""
     deadline = time.monotonic() + seconds
     backoff: Backoff | None = None
     while True:
         try:
             return action()
-        except PASSING as error:
+        except TRANSIENT as error:
             backoff = backoff or Backoff(FIRST_PAUSE, LONGEST_PAUSE)
             pause = backoff.pause()
             if time.monotonic() + pause > deadline:
                 raise
-            logger.warning("a store does not serve (%s): trying again", _name(error))
+            _log.warning("store_unavailable", error=_name(error), retry_seconds=round(pause, 2))
             time.sleep(pause)
 
 
@@ -314,8 +316,8 @@ def _name(error: Exception) -> str:
     return error.code if isinstance(error, Unavailable) else type(error).__name__
 
 
-class PatientBlobs(Blobs):
-    """For fits: an hour of work is not thrown away for a minute's outage of the store."""
+class RetryingBlobs(Blobs):
+    """A blob store for fits, which retries: a short outage must not cost an hour of work."""
 
     def __init__(
         self, url: str, *, seconds: float, on_damage: Callable[[str, Damaged], None] | None = None
@@ -324,14 +326,14 @@ class PatientBlobs(Blobs):
         self._seconds = seconds
 
     def put(self, key: str, content: bytes | Path | IO[bytes]) -> None:
-        """Write a blob; a stream, which cannot be read twice, is tried once."""
+        """Write a blob; a stream, which cannot be read twice, is not retried."""
         put = super().put
-        again = self._seconds if isinstance(content, bytes | Path) else 0.0
-        patiently(lambda: put(key, content), again)
+        seconds = self._seconds if isinstance(content, bytes | Path) else 0.0
+        retry(lambda: put(key, content), seconds)
 
     @contextmanager
     def file(self, key: str, sha256: str) -> Iterator[Path]:
-        """A blob as a file to read, which must have this SHA-256."""
+        """Provide a blob as a file; raise unless it has this SHA-256."""
         file = super().file
         with ExitStack() as opened:
-            yield patiently(lambda: opened.enter_context(file(key, sha256)), self._seconds)
+            yield retry(lambda: opened.enter_context(file(key, sha256)), self._seconds)

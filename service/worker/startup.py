@@ -1,10 +1,11 @@
-"""Bring a database, and a worker process, to where they can start."""
+"""Preparation of the database and of a worker process."""
 
 from __future__ import annotations
 
-import logging
 import resource
 from pathlib import Path
+
+import structlog
 
 from calibrators import CalibrationSet, ExportError, FitError
 from calibrators.export.onnx import export
@@ -13,18 +14,18 @@ from service.access.keys import DEFAULT_WORKSPACE, workspace_named
 from service.storage.database import Database
 from service.storage.upgrade import migration_lock, upgrade
 
-# estimates of fits are no promises
+# estimates of a fit's memory may be too low
 MEMORY_MARGIN = 2
 KILOBYTE = 1024
 
-logger = logging.getLogger(__name__)
+_log = structlog.get_logger("calibrd.worker")
 
 
 def limit_memory(fit_bytes: int) -> None:
-    """Let allocations of this process fail beyond what a fit of ``fit_bytes`` can need.
+    """Make allocations of this process fail beyond what a fit of ``fit_bytes`` can need.
 
-    A fit that needs more than its estimate then fails alone, before the machine runs out of memory.
-    Does nothing where the system does not tell how much is in use.
+    A fit that needs more than its estimate then fails on its own, before the machine runs out of
+    memory. Does nothing on systems without /proc.
     """
     try:
         status = Path("/proc/self/status").read_text()
@@ -38,7 +39,7 @@ def limit_memory(fit_bytes: int) -> None:
 
 
 def prepare_database(database: Database) -> None:
-    """All tables and the first workspace; many starters may do so at once."""
+    """Create or upgrade the tables and add the first workspace; safe to run concurrently."""
     with migration_lock(database):
         upgrade(database)
         with database.write() as store:
@@ -46,9 +47,9 @@ def prepare_database(database: Database) -> None:
 
 
 def warm_up(device: str) -> None:
-    """Let the libraries load what they load at first use, so that the first fit need not wait."""
+    """Load what the libraries load on first use, so that the first fit does not wait for it."""
     data = CalibrationSet([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]] * 2, [0, 1, 1, 0, 0, 1])
     try:
         export(Smart(steps=1).fit(data, device=device))
     except (FitError, ExportError) as error:
-        logger.warning("not all that fits may need is there: %s", error)
+        _log.warning("warm_up_failed", detail=str(error))

@@ -1,8 +1,7 @@
-"""Worker processes beside the API: started, watched, started again, stopped."""
+"""Start, watch, restart and stop the worker processes beside the API."""
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -12,25 +11,26 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import structlog
+
 from service.concurrency.backoff import Backoff
 from service.settings import Settings
 
-# -P: a folder called `service` in the working directory may be anybody's; the environment says
-# where ours is
+# -P: do not import a folder `service` of the working directory; PYTHONPATH says where ours is
 COMMAND = (sys.executable, "-P", "-m", "service", "worker")
 OURS = str(Path(__file__).parents[2])
-# a worker that finds another parent than this process id leaves: its supervisor has died
+# process id of the supervisor; a worker with another parent leaves, because its supervisor died
 SUPERVISOR = "CALIBRD_SUPERVISOR"
-# by which the workers of a machine with several GPUs take one each
+# number of the worker, by which workers share out the GPUs of a machine
 SLOT = "CALIBRD_SLOT"
-# the file that a worker makes when it takes a fit: its start has succeeded
+# file that a worker creates when it claims a fit: its start has succeeded
 FITTING = "CALIBRD_FITTING"
 LOOK_SECONDS = 0.25
 STOP_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 HEALTHY_SECONDS = 60.0
 
-logger = logging.getLogger(__name__)
+_log = structlog.get_logger("calibrd.supervisor")
 
 
 class WorkerSupervisor:
@@ -52,15 +52,15 @@ class WorkerSupervisor:
         self._thread.start()
 
     def pids(self) -> list[int]:
-        """The process ids of the workers that live."""
-        return [slot.process.pid for slot in self._slots if slot.lives]
+        """Return the process ids of the live workers."""
+        return [slot.process.pid for slot in self._slots if slot.is_alive]
 
     def stop(self) -> None:
-        """Ask the workers to leave, and end those that do not."""
+        """Terminate the workers, and kill those that do not exit in time."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        processes = [slot.process for slot in self._slots if slot.lives]
+        processes = [slot.process for slot in self._slots if slot.is_alive]
         for process in processes:
             process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
@@ -68,7 +68,7 @@ class WorkerSupervisor:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                logger.warning("worker process %d does not leave: it is killed", process.pid)
+                _log.warning("worker_killed", pid=process.pid)
                 process.kill()
                 process.wait()
         self._folder.cleanup()
@@ -79,14 +79,14 @@ class WorkerSupervisor:
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
             for slot in self._slots:
-                slot.look()
+                slot.check()
 
 
 class _Slot:
-    """The place of one worker process, filled again when it dies.
+    """One worker process, restarted when it dies.
 
-    At once if it had taken a fit, which may have killed it: others' fits must not wait for that.
-    One that dies before cannot start, and pauses between further tries grow.
+    It is restarted at once if it had claimed a fit, which may have killed it: other fits must not
+    wait for that. If it died before that, it cannot start, and the pauses between restarts grow.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class _Slot:
         self._start_at: float | None = None
 
     @property
-    def lives(self) -> bool:
-        """Whether its process runs."""
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
         return self.process.poll() is None
 
     def start(self) -> None:
-        """Start a process; it gets no signals from our terminal, so that stopping is ours."""
+        """Start the process in a session of its own, so that Ctrl-C does not reach it."""
         self._start_at = None
         self._started_at = time.monotonic()
         self._fitting.unlink(missing_ok=True)
@@ -116,36 +116,36 @@ class _Slot:
             start_new_session=True,
         )
 
-    def look(self) -> None:
-        """Plan another start if the process has died, and start when the pause is over."""
+    def check(self) -> None:
+        """Schedule a restart if the process has died, and start it when the pause is over."""
         now = time.monotonic()
-        if self.lives:
+        if self.is_alive:
             return
         if self._start_at is None:
             pause = self._next_pause(now - self._started_at)
             code, pid = self.process.returncode, self.process.pid
-            logger.error("worker process %d ended (%d): another starts in %g s", pid, code, pause)
+            _log.error("worker_exited", pid=pid, code=code, restart_seconds=pause)
             self._start_at = now + pause
         if now >= self._start_at:
             self.start()
 
-    def _next_pause(self, lived: float) -> float:
-        """Return the seconds until the next start, after one whose process lived so long."""
-        took_a_fit = self._fitting.exists()
-        if took_a_fit or lived > HEALTHY_SECONDS:
+    def _next_pause(self, lifetime: float) -> float:
+        """Return the seconds until the next start, given the lifetime of the last process."""
+        had_fit = self._fitting.exists()
+        if had_fit or lifetime > HEALTHY_SECONDS:
             self._backoff.reset()
-        return 0.0 if took_a_fit else self._backoff.pause()
+        return 0.0 if had_fit else self._backoff.pause()
 
 
 def _environment(settings: Settings, slot: int) -> dict[str, str]:
-    given = {
+    variables = {
         f"CALIBRD_{name.upper()}": str(value)
         for name, value in settings.model_dump().items()
         if value is not None
     }
     return {
         **os.environ,
-        **given,
+        **variables,
         "PYTHONPATH": os.pathsep.join(filter(None, (OURS, os.environ.get("PYTHONPATH")))),
         SUPERVISOR: str(os.getpid()),
         SLOT: str(slot),

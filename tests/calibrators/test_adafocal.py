@@ -265,7 +265,7 @@ def test_a_document_that_is_no_state_is_refused(change):
         AdaFocalState.from_dict(document)
     document = AdaFocalState.initial().to_dict()
     del document[next(iter(change))]
-    with pytest.raises(DataError, match="no state"):
+    with pytest.raises(DataError, match="not a state"):
         AdaFocalState.from_dict(document)
 
 

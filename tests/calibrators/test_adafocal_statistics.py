@@ -11,8 +11,8 @@ from calibrators.adafocal import BinStatistics
 from calibrators.adafocal.statistics import (
     EXACT_ROWS,
     MAGIC,
-    MOST_NLL,
-    MOST_ROWS,
+    MAX_NLL,
+    MAX_ROWS,
     PLACES,
     ROWS,
     SUMS,
@@ -207,7 +207,7 @@ def test_damaged_bytes_are_refused():
         with pytest.raises(DataError):
             BinStatistics.from_bytes(bytes(broken))
     for cut in (0, 3, 4, 5, 100, len(data) - 1):
-        with pytest.raises(DataError, match="no statistics"):
+        with pytest.raises(DataError, match="not bin statistics"):
             BinStatistics.from_bytes(data[:cut])
     for more in (b"\0", data):
         with pytest.raises(DataError, match="wrong length"):
@@ -271,9 +271,9 @@ def cells(**counts: int) -> CountedRows:
     return CountedRows(table)
 
 
-@pytest.mark.parametrize("rows", [1, EXACT_ROWS, MOST_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, EXACT_ROWS, MAX_ROWS + 1])
 def test_cells_of_too_few_or_too_many_rows_are_refused(rows):
-    given = sums(count14=rows, correct14=rows, confidence14=min(rows, MOST_ROWS) * 2**30)
+    given = sums(count14=rows, correct14=rows, confidence14=min(rows, MAX_ROWS) * 2**30)
     with pytest.raises(DataError, match="contradict"):
         BinStatistics(cells(count=rows, correct=rows), given)
     with pytest.raises(DataError, match="contradict"):
@@ -283,7 +283,7 @@ def test_cells_of_too_few_or_too_many_rows_are_refused(rows):
 
 
 def test_rows_out_of_order_or_off_the_scale_are_refused():
-    with pytest.raises(DataError, match="rising"):
+    with pytest.raises(DataError, match="ascending"):
         ExactRows(np.array([2, 1], dtype=np.uint32))
     with pytest.raises(DataError, match="outside the scale"):
         ExactRows(np.array([2 * PLACES], dtype=np.uint32))
@@ -311,7 +311,7 @@ def test_many_rows_are_counted_in_cells_whatever_the_order():
 
 
 def test_too_much_to_add_is_refused():
-    half = MOST_ROWS // 2 + 1
+    half = MAX_ROWS // 2 + 1
     given = sums(count14=half, correct14=half, confidence14=half * 2**30)
     many = BinStatistics(cells(count=half, correct=half), given)
     with pytest.raises(DataError, match="at most 4294967296 rows"):
@@ -358,4 +358,4 @@ def test_bad_rows_are_refused_with_the_rule(make, rule):
 
 def test_an_endless_surprise_counts_as_the_most():
     found = BinStatistics.from_log_odds([5.0, 5.0], [True, False], [0.01, np.inf])
-    assert found.summary().nll == pytest.approx((0.01 + MOST_NLL) / 2)
+    assert found.summary().nll == pytest.approx((0.01 + MAX_NLL) / 2)

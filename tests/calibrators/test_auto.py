@@ -198,7 +198,7 @@ def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
         fitted = Auto(budget=0.05, candidates=("dirichlet",), allow_class_change=True).fit(data)
     (left_out,) = fitted.fit_info["left_out"]
     assert left_out["method"] == "dirichlet"
-    assert re.search(r"stopped after|needs about|not begun", left_out["why"])
+    assert re.search(r"stopped after|needs about|not started", left_out["why"])
     assert fitted.fit_info["budget_seconds"] == 0.05
     assert [one["method"] for one in fitted.fit_info["candidates"]] == ["additive"]
 
@@ -214,10 +214,10 @@ class Endless(TemperatureScaling):
 def test_seconds_are_told_also_of_what_was_stopped() -> None:
     context = FitContext("cpu", None, None)
     contest = Contest(draw(300, 3), context, folds=4, seed=0, budget=0.3)
-    trials = contest.held({"temperature": TemperatureScaling(), "endless": Endless()})
+    trials = contest.run({"temperature": TemperatureScaling(), "endless": Endless()})
     assert list(trials) == ["temperature"]
     (left_out,) = contest.left_out
-    assert re.search("stopped after|not begun", left_out["why"])
+    assert re.search("stopped after|not started", left_out["why"])
     assert set(context.seconds) >= {"temperature"}
     assert ("endless" in context.seconds) == ("stopped" in left_out["why"])
 
@@ -236,7 +236,7 @@ class SlowLater(TemperatureScaling):
 
 def test_what_is_stopped_in_a_later_fold_is_left_out_once() -> None:
     contest = Contest(draw(300, 3), FitContext("cpu", None, None), folds=4, seed=0, budget=0.3)
-    trials = contest.held({"temperature": TemperatureScaling(), "later": SlowLater()})
+    trials = contest.run({"temperature": TemperatureScaling(), "later": SlowLater()})
     assert list(trials) == ["temperature"]
     assert [one["method"] for one in contest.left_out] == ["later"]
 

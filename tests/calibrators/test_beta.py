@@ -208,7 +208,7 @@ def test_better_on_the_real_sample() -> None:
 
 def test_says_when_it_did_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_logistic3, "STEPS", 1)
-    with pytest.warns(NotConverged, match="was left, more than the tolerance 1e-08"):
+    with pytest.warns(NotConverged, match="above the tolerance of 1e-08"):
         fitted = Beta().fit(bent(2000, 0.3, 2.5, 1.0))
     assert fitted.fit_info["gradient"] > 1e-8
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.samples import draw
 
 from calibrators import CalibrationSet
-from calibrators.numerics.cells import MOST_CELLS, NODES, cells
+from calibrators.numerics.cells import MAX_CELLS, NODES, cells
 from calibrators.numerics.cells import observe_cells as observe_table
 from calibrators.numerics.confidence_curves import Samples, correctness, observe
 from calibrators.numerics.curve_tables import tabulate
@@ -34,7 +34,7 @@ def test_cells_hold_all_rows_and_keep_their_means() -> None:
     data = draw(20_000, 30)
     signal = standard(data)
     samples, means = observe_cells(data, 0.7, signal)
-    assert MOST_CELLS / 2 < len(means) <= MOST_CELLS
+    assert MAX_CELLS / 2 < len(means) <= MAX_CELLS
     assert samples.n == samples.weight.sum() == data.n
     rows = observe(data, 0.7)
     for name in ("correct", "label_gap"):

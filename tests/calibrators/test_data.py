@@ -9,7 +9,10 @@ import pytest
 from helpers.samples import draw
 
 from calibrators import CalibrationSet, DataError
+from calibrators.error_codes import hint_of
 from calibrators.errors import ClippedProbabilities, LooksLikeProbabilities
+from calibrators.methods.temperature import TemperatureScaling
+from calibrators.numerics.softmax import softmax
 
 LOGITS = np.array([[2.0, -1.0, 0.5], [0.3, 4.0, -2.0], [1.0, -1.0, 3.0], [0.0, 1.5, -3.0]])
 LABELS = np.array([0, 1, 2, 1])
@@ -93,6 +96,25 @@ def test_logits_that_look_like_probabilities_warn_and_stay_logits() -> None:
     with pytest.warns(LooksLikeProbabilities, match="single number"):
         CalibrationSet(p[:, 1], [1, 0])
     CalibrationSet(np.array([[0.2, 0.8], [0.6, 0.5]]), [1, 0])
+
+
+def test_maps_warn_if_many_logits_look_like_probabilities() -> None:
+    rng = np.random.default_rng(0)
+    data = CalibrationSet(rng.normal(size=(200, 3)), rng.integers(0, 3, 200))
+    fitted = TemperatureScaling().fit(data)
+    p = softmax(data.logits[:20])
+    with pytest.warns(LooksLikeProbabilities, match='kind="probabilities"'):
+        fitted.apply(p)
+    fitted.apply(p[:19])
+    fitted.apply(data.logits)
+
+
+def test_labels_that_start_at_1_are_recognised() -> None:
+    with pytest.raises(DataError, match=r"lie in 0..2, got 1 to 3 \(labels from 1: sub"):
+        CalibrationSet(np.eye(3), [1, 2, 3])
+    with pytest.raises(DataError, match=r"got 0 to 3 \(1 row") as caught:
+        CalibrationSet(np.eye(3), [0, 2, 3])
+    assert caught.value.hint == hint_of("label_out_of_range") != ""
 
 
 def test_zeros_are_clipped_and_counted() -> None:

@@ -11,7 +11,7 @@ import calibrd
 from calibrators import all_methods
 from calibrators.registry import DEFAULT_METHOD
 from calibrd.cli.arguments import command_parser
-from calibrd.cli.fit import _wanted
+from calibrd.cli.fit import _methods as cli_methods
 from service.fits.routes import _methods
 from service.fits.schemas import FitIn
 from service.web.pages.new_fit import choices
@@ -28,7 +28,7 @@ def test_the_default_is_a_method() -> None:
 def test_the_sdk() -> None:
     for client in (calibrd.Client, calibrd.AsyncClient):
         assert default(client.fit, "method") == DEFAULT_METHOD
-        assert default(client.order, "methods") == (DEFAULT_METHOD,)
+        assert default(client.start_fit, "methods") == (DEFAULT_METHOD,)
     assert default(calibrd.fit_local, "method") == DEFAULT_METHOD
 
 
@@ -39,7 +39,7 @@ def test_scikit_learn() -> None:
 
 def test_the_command_line() -> None:
     flags = command_parser().parse_args(["fit", "val.npz", "--name", "m"])
-    assert _wanted(flags) == [(DEFAULT_METHOD, {})]
+    assert cli_methods(flags) == [(DEFAULT_METHOD, {})]
 
 
 def test_the_service_and_its_dashboard() -> None:

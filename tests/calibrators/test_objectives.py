@@ -106,5 +106,5 @@ def test_the_pointwise_form_rewards_certainty_and_the_binned_form_does_not() -> 
 
 
 def test_unknown_objectives_are_refused() -> None:
-    with pytest.raises(ValueError, match="no objective is called 'nl'"):
+    with pytest.raises(ValueError, match="unknown objective 'nl'"):
         make_objective("nl", observe(draw(10, 2)))

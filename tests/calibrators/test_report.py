@@ -312,7 +312,7 @@ def test_a_report_survives_json(fixed: Report) -> None:
     "junk", [{}, {"format": 1}, {"format": 2, "n": 3}, {"format": 2, "n": "3"}]
 )
 def test_what_is_no_report_is_refused(junk: dict[str, object]) -> None:
-    with pytest.raises(DataError, match="no report"):
+    with pytest.raises(DataError, match="not a calibrd report"):
         Report.from_dict(junk)
 
 

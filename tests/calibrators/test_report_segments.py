@@ -13,7 +13,7 @@ from calibrators import CalibrationSet, DataError, Report, evaluate, fit_and_jud
 from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.numerics.softmax import softmax
-from calibrators.report.by_segment import MOST_REPORTED
+from calibrators.report.by_segment import MAX_REPORTED
 from calibrators.segments import Segments
 
 NAMES = np.array(["web", "app", "<i>kiosk</i>"])
@@ -83,7 +83,7 @@ def test_of_many_segments_those_of_the_most_rows_are_kept() -> None:
     data = draw(sizes.sum(), 3)
     names = np.repeat(np.arange(150), sizes)
     found = evaluate(softmax(data.logits), data.labels, segments=names, draws=2)
-    assert (found.segments, len(found.by_segment)) == (150, MOST_REPORTED)
+    assert (found.segments, len(found.by_segment)) == (150, MAX_REPORTED)
     assert {row.rows for row in found.by_segment} == set(range(51, 151))
     assert all(row.before is None for row in found.by_segment)
 
@@ -135,7 +135,7 @@ def test_the_page_and_the_summary_tell_of_them(report: Report, tmp_path: Any) ->
     assert MARKUP not in page
     for row in report.by_segment:
         assert f"{100 * row.after.ece:.2f} %<small>floor" in page
-    assert "farthest off of 3 segments: app (ECE" in report.summary()
+    assert "worst of 3 segments: app (ECE" in report.summary()
 
 
 def test_the_page_says_how_many_are_left_out(tmp_path: Any) -> None:
@@ -145,7 +145,7 @@ def test_the_page_says_how_many_are_left_out(tmp_path: Any) -> None:
     assert "10 of 150 segments" in page
     assert "the next 90" in page
     assert "50 more have fewer rows than these" in page
-    assert "farthest off of the 100 largest of 150 segments: " in found.summary()
+    assert "worst of the 100 largest of 150 segments: " in found.summary()
     assert "segment" not in evaluate(softmax(data.logits), data.labels, draws=2).summary()
 
 

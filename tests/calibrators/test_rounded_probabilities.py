@@ -217,7 +217,7 @@ def test_older_archives_have_no_rounding() -> None:
     text = archive.dump(fitted)
     assert b'"floor":0.0' in text
     old = {"k": 3, "kind": "logits", "fit_info": {}, "temperature": 1.5}
-    assert archive._made("temperature", old, {}).zeros == Zeros()
+    assert archive._build("temperature", old, {}).zeros == Zeros()
 
 
 @pytest.mark.parametrize(

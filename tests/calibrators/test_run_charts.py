@@ -10,7 +10,7 @@ import pytest
 from helpers.run_histories import history
 
 from calibrators import charts
-from calibrators.charts.run_layers import MOST_BINS, MOST_POINTS
+from calibrators.charts.run_layers import MAX_BINS, MAX_POINTS
 from calibrators.charts.theme import SCHEMA
 
 STEPS = history(40, partial=(4, 5), unverified=(7,), resumed_after=20)
@@ -111,8 +111,8 @@ def test_long_runs_of_many_bins_are_thinned_and_keep_their_last_step() -> None:
     one = history(1, bins=200)[0]
     steps = [{**one, "step": number} for number in range(1, 302)]
     drawn = Drawn(charts.run_gammas(steps))
-    assert len(drawn.marks("line")) <= MOST_BINS
-    assert MOST_POINTS / 2 < drawn.told("gamma: ") <= MOST_POINTS + MOST_BINS
+    assert len(drawn.marks("line")) <= MAX_BINS
+    assert MAX_POINTS / 2 < drawn.told("gamma: ") <= MAX_POINTS + MAX_BINS
     assert drawn.told("step: 301; ") > 0
 
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.samples import draw
 
 from calibrators import CalibrationSet, DataError
-from calibrators.segments import LONGEST_NAME, MOST_SEGMENTS, Segments
+from calibrators.segments import LONGEST_NAME, MAX_SEGMENTS, Segments
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_member_of_an_enum_goes_by_its_text() -> None:
 
 def test_identifiers_are_no_segments() -> None:
     with pytest.raises(DataError, match="is this a column of identifiers"):
-        Segments.of(np.arange(MOST_SEGMENTS + 1))
+        Segments.of(np.arange(MAX_SEGMENTS + 1))
 
 
 def test_segments_stay_with_their_rows() -> None:

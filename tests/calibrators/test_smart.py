@@ -24,7 +24,7 @@ from calibrators.methods._smart_features import Indicator, indicate
 from calibrators.methods.smart import NEUTRAL, Smart, SmartMap, initial_weights
 from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import accuracy, ece
-from calibrators.numerics.cells import MOST_CELLS
+from calibrators.numerics.cells import MAX_CELLS
 from calibrators.numerics.confidence_curves import to_device
 from calibrators.numerics.objectives import ObjectiveName
 from calibrators.numerics.softmax import margins
@@ -170,7 +170,7 @@ def test_merged_rows_give_the_map_of_all_rows(
 ) -> None:
     fit, test = two_regimes(8000, 0)[0], two_regimes(8000, 1)[0]
     merged = Smart(indicator=indicator).fit(fit)
-    monkeypatch.setattr(smart, "MOST_CELLS", 10**9)
+    monkeypatch.setattr(smart, "MAX_CELLS", 10**9)
     whole = Smart(indicator=indicator).fit(fit)
     p, q = merged.apply(test.logits), whole.apply(test.logits)
     assert not np.array_equal(p, q)
@@ -184,7 +184,7 @@ def test_what_cannot_be_merged_sees_all_rows(
     recipe: Smart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(smart, "observe_cells", None)
-    assert replace(recipe, steps=5).fit(draw(MOST_CELLS + 1, 4)).method == "smart"
+    assert replace(recipe, steps=5).fit(draw(MAX_CELLS + 1, 4)).method == "smart"
 
 
 def test_seed_changes_the_start_only() -> None:
@@ -228,7 +228,7 @@ def test_boundary_and_flat_logits_give_the_temperature_map() -> None:
 
 
 def test_unknown_devices_are_refused_with_those_there_are() -> None:
-    for device, words in (("cuda:99", "one this machine has"), ("abacus", "cpu, cuda or cuda:N")):
+    for device, words in (("cuda:99", "one of this machine"), ("abacus", "cpu, cuda or cuda:N")):
         with pytest.raises(FitError, match=f"device must be {words}") as caught:
             Smart().fit(draw(50, 3), device=device)
         assert caught.value.code == "device_unavailable"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from calibrators import CalibrationMap, CalibrationSet, archive
 from calibrators.export import onnx
-from calibrators.methods._isotonic_fit import tallied
+from calibrators.methods._isotonic_fit import tally
 from calibrators.methods._ties import log_odds_reach, share_reach, tie_starts
 from calibrators.registry import make_recipe
 
@@ -121,7 +121,7 @@ def test_scores_that_lie_close_all_along_stay_apart() -> None:
     found = tie_starts(odds, log_odds_reach(odds))
     assert found.size > 400_000
     shares = np.sort(np.random.default_rng(0).random(500_000))
-    lowest, highest, _, rows = tallied(shares, np.zeros(500_000))
+    lowest, highest, _, rows = tally(shares, np.zeros(500_000))
     assert lowest.size > 100_000
     assert rows.sum() == 500_000
     assert (lowest[1:] > share_reach(highest[:-1])).all()

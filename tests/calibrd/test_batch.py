@@ -115,7 +115,7 @@ def test_a_map_of_probabilities_reads_those(folder: Path) -> None:
     parquet.write_table(pa.table({"probabilities": [*RIGHT]}), folder / "p.parquet")
     for name in ("p.npz", "p.parquet"):
         target = folder / f"out{Path(name).suffix}"
-        with pytest.raises(DataError, match=r"has 'probabilities' already.*--output-column"):
+        with pytest.raises(DataError, match=r"already has 'probabilities'.*--output-column"):
             apply_file(fitted, folder / name, target, progress=False)
         apply_file(fitted, folder / name, target, drop_inputs=True, progress=False)
         np.testing.assert_array_equal(read(target), fitted.apply(RIGHT))
@@ -124,7 +124,7 @@ def test_a_map_of_probabilities_reads_those(folder: Path) -> None:
         assert [*stored] == ["calibrated", "probabilities", "labels"]
         np.testing.assert_array_equal(stored["probabilities"], RIGHT)
         np.testing.assert_array_equal(stored["calibrated"], fitted.apply(RIGHT))
-    with pytest.raises(DataError, match="has 'probabilities' already"):
+    with pytest.raises(DataError, match="already has 'probabilities'"):
         BatchApply(fitted)({"probabilities": RIGHT})
     with pytest.raises(DataError, match="must hold an array 'probabilities', but holds 'logits'"):
         apply_file(fitted, folder / "in.npz", folder / "other.npz", progress=False)
@@ -163,15 +163,15 @@ def broken_rows(folder: Path) -> None:
         ("nan.parquet", "logits must not be NaN; row 301 .* breaks this rule"),
         ("null.parquet", "missing values; row 402 .* breaks this rule"),
         ("inner.parquet", "missing values; row 402 .* breaks this rule"),
-        ("ragged.parquet", "equally many numbers in every row"),
+        ("ragged.parquet", "same number of values in every row"),
         ("text.parquet", "must be numbers, got text such as 'text'"),
         ("empty.parquet", "holds no rows"),
         ("cut.npy", "cut.npy ends after 576 of its rows"),
-        ("damaged.parquet", "is no parquet file"),
+        ("damaged.parquet", "is not a valid parquet file"),
         ("damaged.arrow", "is damaged: "),
         ("pickled.npy", "holds pickled objects"),
         ("wide.npy", "fitted on 5 classes, got 7 columns"),
-        ("text.npy", "is no array of numpy"),
+        ("text.npy", "is not a valid numpy array"),
     ],
 )
 def test_what_is_wrong_is_named_and_leaves_nothing(folder: Path, name: str, said: str) -> None:
@@ -193,7 +193,7 @@ def test_large_batches_are_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_columns_must_be_there_and_free(folder: Path) -> None:
     with pytest.raises(DataError, match="must have one column 'nothing', but has 'id', 'logits'"):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", columns="nothing")
-    with pytest.raises(DataError, match="has 'id' already: choose another"):
+    with pytest.raises(DataError, match="already has 'id': choose another"):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", output="id", progress=False)
     with pytest.raises(DataError, match="has no columns to choose from"):
         apply_file(FITTED, folder / "in.npy", folder / "o.npy", columns="logits")
@@ -206,7 +206,7 @@ def test_nothing_is_replaced_unasked(folder: Path, capsys: pytest.CaptureFixture
     (folder / "m.calibrd").write_bytes(archive.dump(FITTED))
     words = [str(folder / "in.npy"), str(folder / "in.npz"), "--map", str(folder / "m.calibrd")]
     assert run(["apply", *words]) == 3
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert run(["apply", *words, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 600
     np.testing.assert_array_equal(read(folder / "in.npz"), RIGHT)

@@ -94,7 +94,7 @@ def test_annotate(client: calibrd.Client) -> None:
 
 
 def test_several_methods_make_several_versions(client: calibrd.Client) -> None:
-    ordered = client.order(
+    ordered = client.start_fit(
         "several",
         LOGITS,
         LABELS,
@@ -138,11 +138,11 @@ def test_what_a_fit_refuses(client: calibrd.Client) -> None:
 def test_what_a_dataset_that_is_there_cannot_be_told(client: calibrd.Client) -> None:
     for given in ({"delete_after_fit": True}, {"kind": "probabilities"}):
         with pytest.raises(TypeError, match="for logits that are uploaded"):
-            client.order("refused", dataset="ds_1", **given)
+            client.start_fit("refused", dataset="ds_1", **given)
 
 
 def test_a_reference_is_no_name() -> None:
-    with calibrd.Client("http://127.0.0.1:9", patience=0) as nowhere:  # nothing is sent
+    with calibrd.Client("http://127.0.0.1:9", retry_seconds=0) as nowhere:  # nothing is sent
         for ask in (
             lambda name: nowhere.fit(name, LOGITS, LABELS),
             lambda name: nowhere.register(name, FITTED),
@@ -159,29 +159,33 @@ def test_a_reference_is_no_name() -> None:
 
 def test_numbers_of_numpy_are_sent(waiting: calibrd.Client) -> None:
     params = {"steps": np.int64(3), "learning_rate": np.float32(0.5)}
-    fit = waiting.order("numpys", LOGITS, LABELS, methods=[("smart", params)], seed=np.int32(7))
+    fit = waiting.start_fit("numpys", LOGITS, LABELS, methods=[("smart", params)], seed=np.int32(7))
     assert fit.seed == 7
     assert fit.methods[0]["params"].items() >= {"steps": 3, "learning_rate": 0.5}.items()
     with pytest.raises(TypeError, match="cannot be sent as JSON"):
-        waiting.order("numpys", dataset=fit.dataset, methods=[("smart", {"steps": {3}})])
+        waiting.start_fit("numpys", dataset=fit.dataset, methods=[("smart", {"steps": {3}})])
     circular: dict[str, object] = {}
     circular["budget"] = circular
     with pytest.raises(ValueError, match="Circular reference"):
-        waiting.order("numpys", dataset=fit.dataset, methods=[("auto", circular)])
+        waiting.start_fit("numpys", dataset=fit.dataset, methods=[("auto", circular)])
     for endless in (np.inf, np.float32("inf")):
         with pytest.raises(ValueError, match=r"methods\[0\]\.params\.budget must be a finite"):
-            waiting.order("numpys", dataset=fit.dataset, methods=[("auto", {"budget": endless})])
-    with pytest.raises(TypeError, match=r"evaluation must be what upload\(\) gives, or its id"):
-        waiting.order("numpys", dataset=fit.dataset, evaluation=(LOGITS, LABELS))
+            waiting.start_fit(
+                "numpys", dataset=fit.dataset, methods=[("auto", {"budget": endless})]
+            )
+    with pytest.raises(
+        TypeError, match=r"evaluation must be a Dataset as upload\(\) returns it, or its id"
+    ):
+        waiting.start_fit("numpys", dataset=fit.dataset, evaluation=(LOGITS, LABELS))
 
 
 def test_the_bar_of_a_fit_shows_step_and_loss(
     waiting: calibrd.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit = waiting.order("shown", LOGITS, LABELS, methods=["temperature"], progress=False)
+    fit = waiting.start_fit("shown", LOGITS, LABELS, methods=["temperature"], progress=False)
     told = {"method": "smart", "methods_done": 0, "methods": 1, "step": 420, "total": 2000}
     with FitProgress(fit, shown=True) as bar:
-        assert "waits for a worker" in capsys.readouterr().err
+        assert "waiting for a worker" in capsys.readouterr().err
         bar.show(dataclasses.replace(fit, status="running", progress={**told, "loss": 0.51234}))
     last = capsys.readouterr().err.split("\r")[-1]
     assert last.startswith("shown:  21%")
@@ -200,7 +204,7 @@ def test_a_fit_that_fails_says_why(client: calibrd.Client) -> None:
 
 
 def test_wait_gives_up_in_time_and_the_fit_goes_on(waiting: calibrd.Client) -> None:
-    ordered = waiting.order("patient", LOGITS, LABELS, progress=False)
+    ordered = waiting.start_fit("patient", LOGITS, LABELS, progress=False)
     with pytest.raises(errors.WaitedTooLong, match=rf"client\.wait\('{ordered.id}'\)"):
         waiting.wait(ordered, timeout=0.2, progress=False)
     assert waiting.get_fit(ordered.id).status == "queued"
@@ -219,7 +223,7 @@ def test_ctrl_c_leaves_the_fit_running(waiting: calibrd.Client) -> None:
     (fit,) = waiting.fits(calibrator="interrupted")
     assert fit.status == "queued"
     (note,) = raised.value.__notes__
-    assert f"fit {fit.id} goes on" in note
+    assert f"fit {fit.id} continues" in note
     assert f"client.wait('{fit.id}')" in note
     waiting.cancel(fit)
 
@@ -229,7 +233,7 @@ def test_ready_says_which_part_is_not(client: calibrd.Client, waiting: calibrd.C
     assert not found
     assert found.workers == "no worker is alive: fits wait"
     assert (found.database, found.blobs) == ("ok", "ok")
-    client.wait(client.order("ready", LOGITS, LABELS, methods=["identity"]), progress=False)
+    client.wait(client.start_fit("ready", LOGITS, LABELS, methods=["identity"]), progress=False)
     assert client.ready()
 
 
@@ -288,7 +292,7 @@ def test_predict_names_a_row_by_its_place_in_all(
         with pytest.raises(errors.Invalid, match=rf"first row {row}\b") as caught:
             client.predict("named-rows@1", broken)
         assert (caught.value.code, caught.value.details["first"]) == ("nan", row)
-    assert "looked at rows 200 to 299" in str(caught.value)
+    assert "checked rows 200 to 299" in str(caught.value)
 
 
 def test_predict_takes_numbers_without_rows(

@@ -35,7 +35,7 @@ def test_fit_promote_predict(client: calibrd.Client) -> None:
     assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
     assert [move.to_version for move in client.history("first")] == [1]
     assert client.promote("first", "production", alias="canary").version == 1
-    with pytest.raises(ValueError, match="first@1 is no version of 'second'"):
+    with pytest.raises(ValueError, match="first@1 is not a version of 'second'"):
         client.promote("second", version)
 
 

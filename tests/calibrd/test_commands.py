@@ -162,7 +162,7 @@ def test_a_map_out_of_a_stale_cache_says_so(
     asked = ("apply", val, tmp_path / "out.npy", "--map", "stale", "--force", "-q", "--json")
     fine = calibrd(*asked, "--url", line.url).document["map"]
     line.before = lambda asked: Say(503)
-    stale = calibrd(*asked, "--url", line.url, "--patience", 0).document["map"]
+    stale = calibrd(*asked, "--url", line.url, "--retry-seconds", 0).document["map"]
     assert fine["problem"] is None
     assert "503" in stale["problem"]
     assert stale["confirmed_at"] == fine["confirmed_at"]
@@ -226,20 +226,20 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("fit", "required: DATA"),
         ("fit VAL", "--name NAME"),
         ("fit VAL --name m --out f.calibrd", "--name NAME"),
-        ("fit VAL --name m --evaluation VAL", "other rows than the fit sees"),
+        ("fit VAL --name m --evaluation VAL", "other rows than those of the fit"),
         ("fit VAL --out f.bin", "must end in .calibrd"),
         ("fit VAL --out f.calibrd --method bogus", "no method 'bogus'"),
         ("fit VAL --out f.calibrd --method temperature --param steps", "NAME=VALUE"),
         ("fit VAL --out f.calibrd --method temperature --param steps=3", "steps"),
         ("fit VAL --name m --meth smart", "unrecognized arguments: --meth smart"),
         ("list --url ftp://here", "url must be like http://"),
-        ("list --url http://127.0.0.1:9 --patience 0", "no answer from http://127.0.0.1:9"),
+        ("list --url http://127.0.0.1:9 --retry-seconds 0", "no response from http://127.0.0.1:9"),
         ("report Not/A/Name", "name@alias or name@number"),
         ("report m@1 --out report.pdf", "--out must end in .html"),
         ("apply in.npy out.npy --map missing.calibrd", "missing.calibrd: No such file"),
-        ("apply in.npy out.npy --map VAL", "do not start as a calibrd map does"),
+        ("apply in.npy out.npy --map VAL", "not a calibrd archive (bad magic bytes)"),
         ("gate missing.npz --map m --max-ece 0.1", "missing.npz: No such file"),
-        ("gate TEXT --map m --max-ece 0.1", "is no npz file"),
+        ("gate TEXT --map m --max-ece 0.1", "is not an npz file"),
         ("gate VAL.txt --map m --max-ece 0.1", "must end in .npz, .parquet or .arrow"),
         ("gate NOLABELS --map m --max-ece 0.1", "and 'labels', but holds 'logits'"),
         ("gate PICKLED --map m --max-ece 0.1", "not of pickled objects"),
@@ -247,10 +247,10 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("gate CUBE --map m --max-ece 0.1", "must have shape (n, k)"),
         ("fit SHORT --out f.calibrd --method temperature -q", "short.npz: logits have 600 rows"),
         ("fit SHORT --name m -q", "short.npz: logits have 600 rows"),
-        ("fit VAL --name a/b", "a calibrator's name is of"),
-        ("fit VAL --name m@3", "a calibrator's name is of"),
+        ("fit VAL --name a/b", "a calibrator's name must be"),
+        ("fit VAL --name m@3", "a calibrator's name must be"),
         ("fit VAL --name m --promote pro@duction", "got 'pro@duction'"),
-        ("fit VAL --name m --promote 3", "not of digits alone"),
+        ("fit VAL --name m --promote 3", "not digits alone"),
         ("fit VAL --name m --evaluation missing.npz -q", "missing.npz: No such file"),
         ("fit VAL --name m --evaluation SHORT -q", "short.npz: logits have 600 rows"),
         ("fit VAL --name m --evaluation NARROW -q", "narrow.npz holds logits of 3 classes, but"),
@@ -258,7 +258,10 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("apply VAL nodir/o.npy --map MAP -q", "nodir/o.npy: there is no folder nodir"),
         ("apply VAL FOLDER --map MAP -q", "folder.npy: is a folder"),
         ("history m --limit -5", "--limit: must be a whole number, 1 or more, got '-5'"),
-        ("list --patience nan", "--patience: must be a number of seconds, 0 or more, got 'nan'"),
+        (
+            "list --retry-seconds nan",
+            "--retry-seconds: must be a number of seconds, 0 or more, got 'nan'",
+        ),
         ("gate VAL --map m --max-ece 3", "0.03 is three percentage points"),
         ("gate VAL --map m --max-ece nan", "0.03 is three percentage points"),
     ],
@@ -307,7 +310,7 @@ def test_what_was_noted_is_told(calibrd: Any, line: FaultyLine) -> None:
 def test_hints_name_commands_and_flags(calibrd: Any, client: Client, at: str) -> None:
     client.register("unjudged", TemperatureMap(k=5, temperature=3.0))
     done = calibrd("promote", "unjudged", 1)
-    assert "`calibrd promote NAME NUMBER --force --reason WHY` does it" in done.err
+    assert "`calibrd promote NAME NUMBER --force --reason WHY` promotes it" in done.err
     hints = [row.command for row in ERROR_CODES.values() if row.command]
     assert hints
     parser = command_parser()
@@ -386,7 +389,7 @@ def test_what_cannot_be_written_is_no_verdict(
     gate = f"{sys.executable} -m calibrd gate {val} --map {fitted} --max-ece 0.3 --json"
     amiss = gate.replace(str(val), "missing.npz")
     lines = [
-        (f"{gate} >/dev/full", "error: stdout did not take the answer"),
+        (f"{gate} >/dev/full", "error: cannot write the result to stdout"),
         (f"{amiss} --traceback >/dev/full 2>&-", ""),
         (f"{amiss.removesuffix(' --json')} 2>/dev/full", ""),
     ]
@@ -401,7 +404,7 @@ def test_what_cannot_be_written_is_no_verdict(
         assert "Traceback" not in err
     monkeypatch.setattr(sys, "stdout", None)
     done = calibrd(*gate.split()[3:])
-    assert (done.code, done.err) == (3, "error: stdout did not take the answer: it is closed\n")
+    assert (done.code, done.err) == (3, "error: cannot write the result to stdout: it is closed\n")
     monkeypatch.setattr(sys, "stderr", None)
     assert calibrd(*gate.split()[3:]).code == 3
 

@@ -155,7 +155,7 @@ def test_nothing_raw_reaches_the_terminal(
             server.say(path, document)
         _problem(server, "/v1/calibrators/good/versions/1/report")
         flags = ["--json"] if is_json else []
-        code = run([*words, "--url", server.url, "--patience", "0", *flags])
+        code = run([*words, "--url", server.url, "--retry-seconds", "0", *flags])
         assert server.seen
     out, err = capsys.readouterr()
     assert not RAW.search(out + err), ascii(out + err)

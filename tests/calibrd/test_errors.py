@@ -11,16 +11,16 @@ import pytest
 from calibrd import errors
 from calibrd.errors import CalibrdError, kind_of
 from calibrd.models import Key
-from calibrd.transport.flows import Answer
+from calibrd.transport.flows import Response
 from calibrd.transport.responses import error_of, header_of, member_of, records_of, report_of
 
 
-def problem(code: str = "no_such_alias", status: int = 404) -> Answer:
+def problem(code: str = "no_such_alias", status: int = 404) -> Response:
     body = (
         b'{"type": "urn:x", "title": "T", "status": %d, "detail": "m has no alias", '
         b'"code": "%s", "request_id": "r-1", "revision": 7}' % (status, code.encode())
     )
-    return Answer(status, {}, body)
+    return Response(status, {}, body)
 
 
 def test_a_problem_becomes_its_error_with_all_it_says() -> None:
@@ -43,7 +43,7 @@ def test_a_problem_becomes_its_error_with_all_it_says() -> None:
         ((404,), errors.NotFound),
         ((408,), errors.TooSlow),
         ((409, 412), errors.Conflict),
-        ((500, 501, 507), errors.ServerTrouble),
+        ((500, 501, 507), errors.ServerError),
         ((429, 502, 503, 504), errors.Unavailable),
     ],
 )
@@ -85,7 +85,7 @@ def test_errors_survive_pickle_and_copy(error: CalibrdError) -> None:
 @pytest.mark.parametrize(
     "look",
     [
-        lambda: header_of(Answer(200, {}, b""), "calibrd-version"),
+        lambda: header_of(Response(200, {}, b""), "calibrd-version"),
         lambda: member_of(member_of({"parts": []}, "parts"), 0),
         lambda: records_of(Key, 3),
         lambda: report_of({"format": 2}),
@@ -93,5 +93,5 @@ def test_errors_survive_pickle_and_copy(error: CalibrdError) -> None:
     ],
 )
 def test_an_odd_answer_is_not_calibrds(look) -> None:
-    with pytest.raises(errors.NotCalibrd, match="the answer"):
+    with pytest.raises(errors.NotCalibrd, match="the response"):
         look()

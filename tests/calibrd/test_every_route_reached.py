@@ -38,7 +38,7 @@ class Noting:
 def every_call(url: str) -> set[str]:
     """Use every call once; a service without workers lets fits wait."""
     used: set[str] = set()
-    with calibrd.Client(url, part_bytes=4096, patience=1) as plain:
+    with calibrd.Client(url, part_bytes=4096, retry_seconds=1) as plain:
         client: calibrd.Client = Noting(plain, used)  # type: ignore[assignment]
         client.ready()
         client.methods()
@@ -57,7 +57,7 @@ def every_call(url: str) -> set[str]:
 def about_fits(client: calibrd.Client, dataset: calibrd.Dataset) -> None:
     with pytest.raises(errors.WaitedTooLong):
         client.fit("all", dataset=dataset, timeout=0.01, progress=False)
-    ordered = client.order("all", dataset=dataset, methods=["temperature", "identity"])
+    ordered = client.start_fit("all", dataset=dataset, methods=["temperature", "identity"])
     with pytest.raises(errors.WaitedTooLong):
         client.wait(ordered, timeout=0.01, progress=False)
     client.fits(calibrator="all")

@@ -38,7 +38,7 @@ def test_only_the_map_and_its_report_are_sent(client: calibrd.Client) -> None:
 
 def test_what_register_takes(client: calibrd.Client) -> None:
     fitted = calibrd.fit_local(LOGITS, LABELS, method="temperature", progress=False)
-    with pytest.raises(TypeError, match=r"give the pair of fit_local as \*fitted"):
+    with pytest.raises(TypeError, match=r"unpack the result of fit_local as \*fitted"):
         client.register("taken", fitted)
     first = client.register("taken", fitted.map)
     with client.load("taken@1") as loaded:

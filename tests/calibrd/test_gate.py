@@ -144,12 +144,12 @@ def test_a_map_that_is_not_confirmed_is_applied_but_no_verdict(
         version = client.register("gated", TemperatureMap(k=4, temperature=2.0))
         client.promote("gated", version, force=True, reason="it is the truth")
     with faulty_line(service.url) as line:
-        at = ["--url", line.url, "--patience", "0", "--map", "gated@production"]
+        at = ["--url", line.url, "--retry-seconds", "0", "--map", "gated@production"]
         gate = ["gate", str(path), "--max-calibration-error", "0.1", *at]
         assert run(gate) == 0
         assert "gated@production (version 1)" in capsys.readouterr().out
     assert run(["apply", str(path), str(out), *at]) == 0
-    assert "warning: gated@production: going on with version 1" in capsys.readouterr().err
+    assert "warning: gated@production: keeping version 1" in capsys.readouterr().err
     assert len(np.load(out)) == 5000
     assert run(gate) == 3
-    assert "what gated@production means now is not known" in capsys.readouterr().err
+    assert "cannot confirm which version gated@production is now" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
 from calibrd.api.references import Reference
 from calibrd.errors import CalibrdError, NotCalibrd
-from calibrd.transport.response_bodies import MOST_BYTES
+from calibrd.transport.response_bodies import MAX_BYTES
 
 MAP = archive.dump(TemperatureMap(k=3, temperature=1.5))
 VERSION: dict[str, Any] = {
@@ -69,7 +69,7 @@ def server() -> Iterator[Hostile]:
 
 @pytest.fixture
 def client(server: Hostile) -> Iterator[calibrd.Client]:
-    with calibrd.Client(server.url, api_key="cal_secret", patience=0, timeout=10) as made:
+    with calibrd.Client(server.url, api_key="cal_secret", retry_seconds=0, timeout=10) as made:
         yield made
 
 
@@ -107,9 +107,9 @@ def test_a_name_never_leads_out_of_the_cache(
 def test_a_version_made_by_hand_is_checked_as_well(client: calibrd.Client, tmp_path: Path) -> None:
     version = client.get_version("good@1")
     object.__setattr__(version, "calibrator", "../../../escaped")
-    with pytest.raises(ValueError, match="a version is called"):
+    with pytest.raises(ValueError, match="a reference must be"):
         Reference.of(version)
-    with pytest.raises(ValueError, match="a version is called"):
+    with pytest.raises(ValueError, match="a reference must be"):
         client.load(version, refresh=None)
     assert not list(tmp_path.parent.rglob("escaped*"))
 
@@ -157,13 +157,13 @@ def test_an_answer_ends(server: Hostile, client: calibrd.Client, kind: str, is_a
     server.answers["/v1/methods"] = ENDLESS[kind]
 
     async def ask() -> None:
-        async with calibrd.AsyncClient(server.url, patience=0) as other:
+        async with calibrd.AsyncClient(server.url, retry_seconds=0) as other:
             await other.methods()
 
-    with pytest.raises(NotCalibrd, match="longer than what this call can be answered with"):
+    with pytest.raises(NotCalibrd, match="longer than this call allows"):
         asyncio.run(ask()) if is_async else client.methods()
     # what is under way in the sockets comes on top
-    assert server.sent_bytes < MOST_BYTES + (16 << 20)
+    assert server.sent_bytes < MAX_BYTES + (16 << 20)
 
 
 def test_a_small_answer_does_not_become_a_huge_one(server: Hostile) -> None:
@@ -175,7 +175,7 @@ def test_a_small_answer_does_not_become_a_huge_one(server: Hostile) -> None:
     )
     code = f"""
 import resource, calibrd
-client = calibrd.Client({server.url!r}, patience=0)
+client = calibrd.Client({server.url!r}, retry_seconds=0)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     client.methods()
@@ -203,7 +203,7 @@ def test_gzip_is_taken(server: Hostile, client: calibrd.Client) -> None:
 @pytest.mark.parametrize("coding", ["br", "zstd", "deflate", "gzip, gzip", "nonsense"])
 def test_other_codings_are_refused(server: Hostile, client: calibrd.Client, coding: str) -> None:
     server.answers["/v1/methods"] = Chosen(lambda: [b"[]"], headers={"Content-Encoding": coding})
-    with pytest.raises(NotCalibrd, match="which was not asked for"):
+    with pytest.raises(NotCalibrd, match="which was not requested"):
         client.methods()
 
 
@@ -211,7 +211,7 @@ def test_a_map_is_no_longer_than_its_version_says(server: Hostile, client: calib
     server.answers[f"{PLACE}/versions/1/map"] = Chosen(lambda: itertools.repeat(b"x" * (1 << 16)))
     with pytest.raises(NotCalibrd, match="longer than"):
         client.load("good@1", refresh=None)
-    assert server.sent_bytes < MOST_BYTES + (16 << 20)
+    assert server.sent_bytes < MAX_BYTES + (16 << 20)
 
 
 def test_a_redirect_is_not_followed(server: Hostile, client: calibrd.Client) -> None:
@@ -219,7 +219,7 @@ def test_a_redirect_is_not_followed(server: Hostile, client: calibrd.Client) -> 
         for status in (301, 302, 307, 308):
             there = {"Location": f"{other.url}/v1/methods"}
             server.answers["/v1/methods"] = Chosen(lambda: [b""], status, there)
-            with pytest.raises(NotCalibrd, match="leads on to"):
+            with pytest.raises(NotCalibrd, match="redirects to"):
                 client.methods()
         assert other.seen == []  # and so nobody there has the key
 
@@ -284,7 +284,7 @@ def test_odd_problems_are_errors_of_ours(
 
 def test_a_list_ends(server: Hostile, client: calibrd.Client) -> None:
     server.say("/v1/calibrators", {"items": [], "next": "again"})
-    with pytest.raises(NotCalibrd, match="an empty page of a list that goes on"):
+    with pytest.raises(NotCalibrd, match="an empty page, but not the last one"):
         client.calibrators()
 
 
@@ -317,14 +317,14 @@ def test_odd_arrays_are_errors_of_ours(
     server: Hostile, client: calibrd.Client, content: bytes
 ) -> None:
     server.say("/v1/calibrators/good@1/predict", content, **{"Calibrd-Version": "good@1"})
-    with pytest.raises(NotCalibrd, match="the answer is"):
+    with pytest.raises(NotCalibrd, match="the response is"):
         client.predict("good@1", [[1.0, 2.0, 3.0]])
 
 
 def test_odd_headers_name_no_version(server: Hostile, client: calibrd.Client) -> None:
     content = npy(np.full((1, 3), 1 / 3))
     server.say("/v1/calibrators/good@1/predict", content, **{"Calibrd-Version": "../x"})
-    with pytest.raises(NotCalibrd, match="names none"):
+    with pytest.raises(NotCalibrd, match="names no version"):
         client.predict("good@1", [[1.0, 2.0, 3.0]])
 
 
@@ -347,8 +347,8 @@ def test_a_store_has_a_host(server: Hostile, url: Any) -> None:
     logits = np.random.default_rng(0).normal(size=(2000, 3))
     labels = np.arange(2000) % 3
     with (
-        calibrd.Client(server.url, patience=0, part_bytes=1024) as client,
-        pytest.raises(NotCalibrd, match="names no place to send a part to"),
+        calibrd.Client(server.url, retry_seconds=0, part_bytes=1024) as client,
+        pytest.raises(NotCalibrd, match="has no URL to send a part to"),
     ):
         client.upload(logits, labels, progress=False)
 

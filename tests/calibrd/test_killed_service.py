@@ -67,7 +67,7 @@ def line(mortal: Mortal) -> Iterator[FaultyLine]:
 
 
 def test_killed_during_an_upload_and_during_a_fit(mortal: Mortal, line: FaultyLine) -> None:
-    with calibrd.Client(line.url, part_bytes=PART_BYTES, patience=60) as client:
+    with calibrd.Client(line.url, part_bytes=PART_BYTES, retry_seconds=60) as client:
         dataset = upload_over_a_kill(client, mortal, line)
         assert [one.id for one in client.datasets()] == [dataset.id]
         assert dataset.rows == ROWS

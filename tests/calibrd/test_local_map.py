@@ -140,7 +140,7 @@ def test_a_version_for_another_model_is_refused(client: calibrd.Client) -> None:
         with refused("model_mismatch", match="modelled@1 was fitted for 'sha256:a'") as caught:
             client.load("modelled", model="sha256:b")
     assert (caught.value.code, caught.value.status) == ("model_mismatch", 409)
-    with refused("model_mismatch", match="fitted for no model that is known"):
+    with refused("model_mismatch", match="fitted for an unknown model"):
         client.load("any-model", model="sha256:a")
     assert client.load("any-model", refresh=None).model is None
 

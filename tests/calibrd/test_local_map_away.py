@@ -57,7 +57,7 @@ def test_a_map_goes_on_while_the_service_is_away(
     caplog.set_level(logging.INFO, "calibrd")
     release(client, "outage", 2.0)
     with (
-        calibrd.Client(site.url, patience=0.1) as hasty,
+        calibrd.Client(site.url, retry_seconds=0.1) as hasty,
         hasty.load("outage", refresh=0.05) as local,
     ):
         seen = local.confirmed_at
@@ -68,9 +68,9 @@ def test_a_map_goes_on_while_the_service_is_away(
             with pytest.raises(ServiceAway):
                 local.refresh()
         assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
-        assert "no answer from" in (local.problem or "")
+        assert "no response from" in (local.problem or "")
         (warning,) = said(caplog, logging.WARNING)
-        assert warning.startswith("outage@production: going on with version 1, confirmed 20")
+        assert warning.startswith("outage@production: keeping version 1, confirmed 20")
         site.start()
         wait_until(lambda: not local.is_stale)
         release(client, "outage", 3.0)
@@ -120,9 +120,9 @@ def test_killed_while_it_loads_the_cache_serves(
     assert float(took) < 2.5
     assert float(largest) == fitted(2.0).apply(np.array([[2.0, 1, 0, 0, 0]])).max()
     (line,) = done.stderr.splitlines()
-    assert line.startswith("WARNING fallback@production: going on with version 1")
+    assert line.startswith("WARNING fallback@production: keeping version 1")
 
-    with calibrd.Client(site.url, patience=0.3) as hasty:
+    with calibrd.Client(site.url, retry_seconds=0.3) as hasty:
         with pytest.raises(ServiceAway):
             hasty.load("fallback@1")
         with refused("model_mismatch", match="'sha256:b'"):
@@ -208,7 +208,7 @@ def test_a_revoked_key_is_said_and_never_papered_over(
                 local.refresh()
             assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
             (warning,) = said(caplog, logging.WARNING)
-            assert "keyed@production: going on with version 1" in warning
+            assert "keyed@production: keeping version 1" in warning
             with pytest.raises(Unauthenticated):
                 reader.load("keyed")
         # what one key has loaded another does not find

@@ -17,7 +17,7 @@ from helpers.local_maps import LOGITS, answers, fitted, release
 import calibrd
 from calibrators import archive
 from calibrd.api.references import Reference
-from calibrd.maps.cache import SWEPT_AFTER_SECONDS, LoadedMap, MapMemory
+from calibrd.maps.cache import SWEPT_AFTER_SECONDS, LoadedMap, MapCache
 from calibrd.transport.connection import Connection
 from calibrd.transport.disk_cache import Cache
 
@@ -93,7 +93,7 @@ def test_a_cache_that_cannot_be_written_only_logs(
     for _ in range(2):
         local = client.load("unwritable", refresh=None)
         assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
-    assert "cannot remember the map of unwritable@production" in caplog.text
+    assert "cannot cache the map of unwritable@production" in caplog.text
 
 
 def test_old_bytes_that_no_entry_names_are_removed(client: calibrd.Client, cache_dir: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_map_that_is_kept_is_the_service_s(client: calibrd.Client, cache_dir
 
 
 def test_many_write_and_read_the_same_entry() -> None:
-    memory = MapMemory(Cache(Connection.make("http://a", None, timeout=1, patience=0)))
+    cache = MapCache(Cache(Connection.make("http://a", None, timeout=1, retry_seconds=0)))
     reference, done, odd = Reference("shared", "production"), threading.Event(), []
     contents = [archive.dump(fitted(1.0 + number)) for number in range(4)]
 
@@ -136,11 +136,11 @@ def test_many_write_and_read_the_same_entry() -> None:
         sha256 = hashlib.sha256(content).hexdigest()
         loaded = LoadedMap(number, sha256, None, datetime.now(UTC), fitted(1.0 + number))
         for _ in range(25):
-            memory.keep(reference, loaded, content)
+            cache.write(reference, loaded, content)
 
     def read() -> None:
         while not done.is_set():
-            found = memory.recall(reference)
+            found = cache.read(reference)
             if found is None or found.map.temperature != 1.0 + found.number:
                 odd.append(found)
 
@@ -154,4 +154,4 @@ def test_many_write_and_read_the_same_entry() -> None:
     done.set()
     reader.join()
     assert not odd
-    assert len(list(memory.folder.iterdir())) == 5
+    assert len(list(cache.folder.iterdir())) == 5

@@ -31,7 +31,7 @@ BUSY = Say(503, {"Content-Type": "text/html"}, b"<h1>nobody behind this proxy</h
 @pytest.fixture
 def over(line: FaultyLine) -> Iterator[calibrd.Client]:
     """A client of the shared service, over the line."""
-    with calibrd.Client(line.url, patience=20.0) as made:
+    with calibrd.Client(line.url, retry_seconds=20.0) as made:
         yield made
 
 
@@ -65,7 +65,7 @@ def test_pauses_grow_and_are_drawn_at_random(line: FaultyLine) -> None:
         times: list[float] = []
         line.after = lambda asked, times=times: times.append(time.monotonic())
         with (
-            calibrd.Client(line.url, patience=1.2) as client,
+            calibrd.Client(line.url, retry_seconds=1.2) as client,
             pytest.raises(errors.Unavailable, match="status 503"),
         ):
             client.methods()
@@ -87,7 +87,7 @@ def test_retry_after_is_honoured(over: calibrd.Client, line: FaultyLine) -> None
     for asked_for in ("3600", late):
         line.before = first(1, lambda said=asked_for: Say(429, {"Retry-After": said}))
         began = time.monotonic()
-        with pytest.raises(errors.Unavailable):  # it would be longer than our patience
+        with pytest.raises(errors.Unavailable):  # it would be longer than our ``retry_seconds``
             over.methods()
         assert time.monotonic() - began < 1
 
@@ -97,7 +97,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once(
     over: calibrd.Client, line: FaultyLine, status: int
 ) -> None:
     line.before = lambda asked: Say(status)
-    with pytest.raises(errors.ServerTrouble):
+    with pytest.raises(errors.ServerError):
         over.methods()
     assert line.count("GET") == 1
 
@@ -105,7 +105,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once(
 def test_an_answer_that_takes_too_long(line: FaultyLine) -> None:
     line.before = first(1, lambda: time.sleep(1))
     with (
-        calibrd.Client(line.url, timeout=0.2, patience=0) as client,
+        calibrd.Client(line.url, timeout=0.2, retry_seconds=0) as client,
         pytest.raises(errors.ServiceAway, match="timed out"),
     ):
         client.methods()
@@ -119,7 +119,7 @@ def test_what_makes_something_is_made_once(over: calibrd.Client, line: FaultyLin
     dataset = over.upload(LOGITS, LABELS)
     assert line.count("POST", "/datasets") == 2
     line.after = first(2, lose, "POST", "/fits")
-    fit = over.order("lost-answers", dataset=dataset, methods=["temperature"])
+    fit = over.start_fit("lost-answers", dataset=dataset, methods=["temperature"])
     assert line.count("POST", "/fits") == 3
     assert [one.id for one in over.fits(calibrator="lost-answers")] == [fit.id]
     over.wait(fit, progress=False)
@@ -164,7 +164,7 @@ def test_keys_are_not_made_twice(over: calibrd.Client, line: FaultyLine) -> None
 def test_what_cannot_have_arrived_is_sent_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    with calibrd.Client(f"http://127.0.0.1:{port}", patience=0.5) as client:
+    with calibrd.Client(f"http://127.0.0.1:{port}", retry_seconds=0.5) as client:
         began = time.monotonic()
         with pytest.raises(errors.ServiceAway, match="refused") as raised:
             client.rollback("nobody-there")

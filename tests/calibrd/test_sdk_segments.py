@@ -30,7 +30,7 @@ from calibrd.batch import BatchApply, apply_file
 from calibrd.cli.arguments import run
 from calibrd.io.calibration_sets import as_segments
 from calibrd.io.dataset_files import read_set
-from calibrd.io.payload import packed
+from calibrd.io.payload import pack_dataset
 
 DATA = rows_of_segments()
 SET = CalibrationSet(**DATA)
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_told_before_anything_is_sent(client: calibrd.Client) -
         client.predict("nothing@1", logits, segments=["web"] * 3)
     assert caught.value.code == "segments_length"
     with pytest.raises(TypeError, match="segments= are for logits"):
-        client.order("m", dataset="ds_1", segments=["web"])
+        client.start_fit("m", dataset="ds_1", segments=["web"])
 
 
 def test_what_the_service_refuses_has_classes(client: calibrd.Client, fitted: SegmentedMap) -> None:
@@ -182,15 +182,17 @@ def test_segments_are_part_of_what_is_uploaded_once(client: calibrd.Client) -> N
 
 
 def test_bytes_without_segments_are_those_of_before() -> None:
-    payload = packed(np.float32([[2, 1], [0, 3]]), [0, 1], "logits")
+    payload = pack_dataset(np.float32([[2, 1], [0, 3]]), [0, 1], "logits")
     assert payload.media_type == "application/x-safetensors"
     assert payload.sha256 == "f615eda065caf1ee05802d308a2c5236e73ea601c8219eb022c8b3345cb33dc9"
 
 
 def test_the_bytes_are_an_npz_that_numpy_reads_and_the_same_each_time() -> None:
-    payload = packed(DATA["logits"], DATA["labels"], "logits", DATA["segments"])
+    payload = pack_dataset(DATA["logits"], DATA["labels"], "logits", DATA["segments"])
     content = payload.read(0, payload.bytes)
-    again = packed(DATA["logits"].copy(), DATA["labels"].tolist(), "logits", list(DATA["segments"]))
+    again = pack_dataset(
+        DATA["logits"].copy(), DATA["labels"].tolist(), "logits", list(DATA["segments"])
+    )
     assert again.sha256 == payload.sha256
     with np.load(io.BytesIO(content), allow_pickle=False) as found:
         assert found.files == ["logits", "labels", "segments"]
@@ -397,7 +399,7 @@ def test_batches_and_blocks_take_segments(tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(probabilities_in(target), expected)
     short = tmp_path / "short.npz"
     np.savez(short, logits=DATA["logits"], segments=DATA["segments"][1:])
-    with pytest.raises(DataError, match="2400 rows but segments 2399"):
+    with pytest.raises(DataError, match="2400 rows but segments have 2399"):
         apply_file(fitted, short, tmp_path / "none.npz", progress=False)
 
 
@@ -438,7 +440,7 @@ def test_without_segments_it_is_told_how_they_are_given(
     for end in (["--out", str(tmp_path / "map.calibrd")], ["--name", "m"]):
         assert run(["fit", str(path), "--method", "segmented", *end]) == 3
         told = capsys.readouterr().err
-        assert f"needs the segment of each row, and {path} has no 'segments'" in told
+        assert f"needs the segment of each row, but {path} has no 'segments'" in told
         assert "--segments-column" in told
     assert "--segments-column" in ERROR_CODES["missing_segments"].hint
 
@@ -460,7 +462,7 @@ def test_rows_of_no_segment_of_the_map_are_counted(
     fitted.write_bytes(archive.dump(Segmented().fit(SET)))
     named = {} if segments is None else {"segments": segments}
     np.savez(path, logits=DATA["logits"], labels=DATA["labels"], **named)
-    note = f"{known} of 2,400 rows are in a segment of this map; the others get what holds for all"
+    note = f"{known} of 2,400 rows are in a segment of this map; the others get the map of all rows"
     for asked in (
         ["gate", str(path), "--map", str(fitted), "--max-ece", "0.5"],
         ["apply", str(path), str(tmp_path / "out.npz"), "--map", str(fitted), "--force"],

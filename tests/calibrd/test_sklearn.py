@@ -149,7 +149,7 @@ def test_a_frozen_estimator_is_not_fitted_again() -> None:
     ).predict_proba(X[:5]).shape == (5, 3)
     with pytest.raises(ValueError, match="does not know the class 'yak'"):
         model.fit(X[:3], ["cat", "yak", "dog"])
-    with pytest.raises(ValueError, match="sample_weight has no use"):
+    with pytest.raises(ValueError, match="sample_weight cannot be used"):
         model.fit(X[:3], NAMES[Y[:3]], sample_weight=np.ones(3))
 
 

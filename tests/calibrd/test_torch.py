@@ -118,9 +118,9 @@ def test_the_map_takes_what_the_model_gives(
 ) -> None:
     model.eval()
     chances = nn.Sequential(model, nn.Softmax(1))
-    with pytest.raises(ValueError, match="fitted on probabilities, but the model is said to give"):
+    with pytest.raises(ValueError, match="on probabilities, but the outputs of the model are"):
         CalibratedModule(model, maps["probabilities"])
-    with pytest.raises(ValueError, match="fitted on logits, but the model is said to give proba"):
+    with pytest.raises(ValueError, match="on logits, but the outputs of the model are proba"):
         CalibratedModule(chances, maps["smart"], outputs="probabilities")
     whole = CalibratedModule(chances, maps["probabilities"], outputs="probabilities")
     assert torch.equal(whole(X), MapModule(maps["probabilities"])(chances(X)))
@@ -224,10 +224,10 @@ def test_what_cannot_be_collected(model: nn.Module) -> None:
     for batch in (torch.zeros(2, 4), [torch.zeros(2, 4)], {"features": torch.zeros(2, 4)}):
         with pytest.raises(TypeError, match="a batch must be"):
             collect_logits(model, [batch], progress=False)
-    with pytest.raises(ValueError, match="no batch"):
+    with pytest.raises(ValueError, match="at least one batch"):
         collect_logits(model, [], progress=False)
     strange = ByName(nn.Identity())
-    with pytest.raises(TypeError, match="the model must give logits"):
+    with pytest.raises(TypeError, match="the model must return logits"):
         collect_logits(strange, [{"features": "text", "label": [1]}], progress=False)
     assert model.training
 

@@ -101,7 +101,7 @@ def test_a_forked_process_does_not_observe() -> None:
     queue = context.SimpleQueue()
     process = context.Process(target=forked, args=(queue,))
     process.start()
-    assert "was forked with it" in queue.get()
+    assert "in a forked process" in queue.get()
     process.join()
 
 
@@ -146,14 +146,14 @@ def test_it_is_not_loaded_with_the_sdk() -> None:
         ({"rank": 0, "world_size": 2}, "session must be given"),
         ({"rank": 0, "world_size": 2, "session": "job"}, "client must be given"),
         ({"budget": 0}, "budget must be"),
-        ({"session": "../job"}, "session must be of 1 to 80 letters.*, got '../job'"),
-        ({"session": "7" * 81}, "session must be of"),
+        ({"session": "../job"}, "session must be 1 to 80 letters.*, got '../job'"),
+        ({"session": "7" * 81}, "session must be 1"),
         *(
             ({"budget": one}, "budget must be")
             for one in (-1, float("nan"), float("inf"), "2", 1e12)
         ),
         ({"run": "No Name"}, "a run's name"),
-        ({"run": "-x"}, "begins with a letter or digit, got '-x'"),
+        ({"run": "-x"}, "begin with a letter or digit, got '-x'"),
         ({"run": None}, "a run's name"),
         ({"resume": {}}, "with 'step', got"),
         ({"resume": {"step": -5}}, "step must be a whole number of 0 or more, got -5"),
@@ -185,4 +185,4 @@ def test_checkpoints_of_others_are_told(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.messages == []
     AdaFocal(None, run="two", resume=steered.state_dict())
     Monitor(None, run="two").load_state_dict(monitor.state_dict())
-    assert caplog.messages == ["two: goes on from a checkpoint of another run, one"] * 2
+    assert caplog.messages == ["two: continuing from a checkpoint of another run, one"] * 2

@@ -38,7 +38,7 @@ def test_a_service_that_is_late_does_not_send_the_run_back(
     with away(line), kind(line.url, run=run, budget=0.3) as job:
         assert job.state_dict() == kept
         stepped(job, batches[3])
-    assert "goes on as this machine left it, from step 3" in caplog.text
+    assert "continues where this machine left it, from step 3" in caplog.text
     with kind(line.url, run=run, budget=30) as job:
         assert step_of(job) == 4
     assert line_of(client, run) == [1, 2, 3, 4]
@@ -66,7 +66,7 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
         assert again.state == job.state
         stepped(again, passes(6)[5])
         wait_until(lambda: has_line(client, "still-sends", 1, 2, 3, 4, 5, 6))
-    assert "goes on as this machine left it, from step 5" in caplog.text
+    assert "continues where this machine left it, from step 5" in caplog.text
     wait_until(lambda: threads() <= before)
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
@@ -148,7 +148,7 @@ def test_an_unreadable_pass_is_told_and_holds_up_no_other(
     for _ in range(2):
         with AdaFocal(line.url, run="unreadable", budget=30) as again:
             assert again.state == job.state
-    assert len([one for one in caplog.messages if "cannot be read" in one]) == 1
+    assert len([one for one in caplog.messages if "cannot read a pass" in one]) == 1
     assert line_of(client, "unreadable") == [1, 3]
     assert unsent(tmp_path) == []
 
@@ -177,7 +177,9 @@ def test_a_damaged_session_holds_up_no_other(
     with Monitor(line.url, run=run, budget=30) as job:
         assert job.steps == 2
         wait_until(lambda: has_line(client, run, 2))
-    told = [one for one in caplog.messages if str(path.parent) in one and "not all is" not in one]
+    told = [
+        one for one in caplog.messages if str(path.parent) in one and "not all steps" not in one
+    ]
     assert len(told) == 1
     assert not any(one.exc_info for one in caplog.records)
     left = in_outbox(tmp_path, "SELECT number FROM passes WHERE key = ? AND NOT is_sent", key)

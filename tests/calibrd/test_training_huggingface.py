@@ -132,13 +132,13 @@ def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
 
 def test_losses_that_the_trainer_cannot_feed_are_refused() -> None:
     for name, more in (("refcal", {}), ("correctness_ranking", {"samples": 9})):
-        with pytest.raises(ValueError, match=f"{name} takes .*which the Trainer has not"):
+        with pytest.raises(ValueError, match=f"{name} takes .*which the Trainer does not provide"):
             huggingface.MonitorCallback(None, run="alone", loss=name, **more)
 
 
 def test_a_monitor_without_a_loss_computes_none() -> None:
     callback = huggingface.MonitorCallback(None, run="alone")
-    with pytest.raises(ValueError, match="which loss"):
+    with pytest.raises(ValueError, match="give a loss"):
         callback.compute_loss({"logits": torch.zeros(2, CLASSES)}, torch.zeros(2, dtype=torch.long))
 
 
@@ -169,6 +169,6 @@ def test_the_guide_runs_as_pasted(
     monkeypatch.setenv("CALIBRD_URL", service.url)
     monkeypatch.chdir(tmp_path)
     tag = "python transformers"
-    (block,) = [one for one in blocks_of("docs/training.md") if one.language == tag]
-    exec(compile(block.code, "docs/training.md", "exec"), {"__name__": "guide"})  # noqa: S102
+    (block,) = [one for one in blocks_of("docs/how-to/train.md") if one.language == tag]
+    exec(compile(block.code, "docs/how-to/train.md", "exec"), {"__name__": "guide"})  # noqa: S102
     assert capsys.readouterr().out.endswith("2\n")

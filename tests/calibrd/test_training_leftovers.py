@@ -104,7 +104,7 @@ def test_few_passes_wait_in_memory(
     line: FaultyLine, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are read from the outbox when the service is back."""
-    monkeypatch.setattr(sender, "MOST_IN_MEMORY", 2)
+    monkeypatch.setattr(sender, "MAX_IN_MEMORY", 2)
     with away(line):
         job = AdaFocal(line.url, run="in-memory", budget=0.2)
         stepped(job, *passes(6))
@@ -198,7 +198,7 @@ def test_what_follows_a_lost_step_is_decided(
         in_outbox(tmp_path, "UPDATE sessions SET plan = replace(plan, ?, ?)", begin, other)
     with kind(line.url, run=run, budget=30) as job:
         stepped(job, given[3])
-    assert "is a new session: steps before are lost" in caplog.text
+    assert "continues as a new session: earlier steps are lost" in caplog.text
     assert line_of(client, run)[-2:] == [3, 4]
 
 
@@ -212,7 +212,7 @@ def test_one_session_that_cannot_be_sent_holds_up_no_other(
     with Monitor(line.url, run="held-up", budget=2, resume={"step": 5}) as job:
         stepped(job, second, third)
         wait_until(lambda: has_line(client, "held-up", 6, 7))
-    assert len([one for one in caplog.messages if "what is left of" in one]) == 1
+    assert len([one for one in caplog.messages if "unsent steps of" in one]) == 1
     assert unsent(tmp_path) == [1]
 
 
@@ -235,7 +235,7 @@ def test_what_waits_for_another_key_is_told(
         client = calibrd.Client("http://127.0.0.1:9", api_key=key)
         with client, Monitor(client, run="keys", budget=0.1, folder=tmp_path) as job:
             stepped(job, passes(1)[0])
-        assert ("with another API key" in caplog.text) == (key == "two")
+        assert ("of another API key" in caplog.text) == (key == "two")
     assert job.steps == 1
 
 

@@ -137,7 +137,7 @@ def test_which_losses_a_monitor_takes() -> None:
     with pytest.raises(ParameterError, match="there is no loss 'secca'; did you mean 'seca'"):
         callbacks.MonitorCallback(None, run="loss-by-name", loss="secca")
     for steered in ("adafocal", make_loss("refcal", loss="adafocal")):
-        with pytest.raises(ValueError, match=r"take AdaFocalCallback\(loss='adafocal'\)"):
+        with pytest.raises(ValueError, match=r"use AdaFocalCallback\(loss='adafocal'\)"):
             callbacks.MonitorCallback(None, run="loss-by-name", loss=steered)
     with pytest.raises(ValueError, match="gamma: parameters go with the name"):
         callbacks.MonitorCallback(None, run="loss-by-name", gamma=1.0)
@@ -212,6 +212,7 @@ def test_the_guide_runs_as_pasted(
 ) -> None:
     monkeypatch.setenv("CALIBRD_URL", service.url)
     monkeypatch.chdir(tmp_path)
-    (block,) = [one for one in blocks_of("docs/training.md") if one.language == "python lightning"]
-    exec(compile(block.code, "docs/training.md", "exec"), {"__name__": "guide"})  # noqa: S102
+    guide = "docs/how-to/train.md"
+    (block,) = [one for one in blocks_of(guide) if one.language == "python lightning"]
+    exec(compile(block.code, guide, "exec"), {"__name__": "guide"})  # noqa: S102
     assert capsys.readouterr().out.endswith("2\n")

@@ -10,7 +10,7 @@ from helpers.training_passes import drawn
 from calibrators import DataError
 from calibrators.adafocal import BinStatistics
 from calibrd.training import observer
-from calibrd.training.observer import RunningStatistics, reduced, statistics_of
+from calibrd.training.observer import RunningStatistics, reduce_rows, statistics_of
 
 
 def check_near(found: BinStatistics, wanted: BinStatistics) -> None:
@@ -77,7 +77,7 @@ def test_a_tally_is_the_sum_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> N
     tally, total = RunningStatistics(), BinStatistics.empty()
     assert tally.total() == total
     for start in range(0, len(labels), 25):
-        batch = reduced(logits[start : start + 25], labels[start : start + 25])
+        batch = reduce_rows(logits[start : start + 25], labels[start : start + 25])
         tally.add(batch)
         total += BinStatistics.from_log_odds(*batch)
     assert tally.total() == tally.total() == total

@@ -142,7 +142,7 @@ def test_an_upload_that_broke_off_goes_on_later(
     line.before = dies
     before = {one.id for one in client.datasets()}
     with (
-        calibrd.Client(line.url, part_bytes=SMALL, patience=0) as broken,
+        calibrd.Client(line.url, part_bytes=SMALL, retry_seconds=0) as broken,
         pytest.raises(errors.ServiceAway),
     ):
         broken.upload(*data, progress=False)
@@ -164,7 +164,7 @@ def test_a_memory_that_is_no_id_counts_as_none(
 ) -> None:
     line.before = lambda asked: lose() if asked.method == "PUT" else None
     with (
-        calibrd.Client(line.url, part_bytes=SMALL, patience=0) as broken,
+        calibrd.Client(line.url, part_bytes=SMALL, retry_seconds=0) as broken,
         pytest.raises(errors.ServiceAway),
     ):
         broken.upload(*data, progress=False)

@@ -49,14 +49,14 @@ def test_a_redirect_is_not_followed(line: FaultyLine, service: Running) -> None:
         (Say(404, {}, PAGE.content), "not a calibrd service: status 404"),
         (Say(200, {}, b'{"hello": "world"}'), "JSON, but not"),
         (Say(200, {}, b"[1, 2]"), "JSON, but not"),
-        (Say(301, {"location": "https://other.example/v1"}), "leads on to https://other.example"),
+        (Say(301, {"location": "https://other.example/v1"}), "redirects to https://other.example"),
         (Say(200, {"content-encoding": "gzip"}, b"not gzip"), "cannot be decompressed"),
     ],
     ids=str,
 )
 def test_another_server(line: FaultyLine, said: Say, words: str) -> None:
     line.before = lambda asked: said
-    with calibrd.Client(line.url, patience=5) as client:
+    with calibrd.Client(line.url, retry_seconds=5) as client:
         for ask in (
             client.methods,
             client.datasets,
@@ -75,7 +75,7 @@ def test_another_server(line: FaultyLine, said: Say, words: str) -> None:
 def test_a_server_without_tls_is_not_asked_again(service: Running) -> None:
     secure = service.url.replace("http://", "https://")
     with (
-        calibrd.Client(secure, patience=60) as client,
+        calibrd.Client(secure, retry_seconds=60) as client,
         pytest.raises(errors.NotCalibrd, match="SSL"),
     ):
         client.methods()
@@ -121,7 +121,7 @@ def test_what_is_no_key_is_refused_and_not_shown(key: str) -> None:
     assert key not in str(raised.value)
 
 
-@pytest.mark.parametrize("options", [{"timeout": 0}, {"patience": -1}, {"part_bytes": 1}])
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"retry_seconds": -1}, {"part_bytes": 1}])
 def test_limits_that_make_no_sense(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         calibrd.Client(**options)

@@ -46,7 +46,7 @@ def test_a_fit_that_workers_are_woken_for_many_times_is_done_once(
     site.staff(CREW)
     for _ in range(count):
         all_is_done(site)  # so that the workers are idle and try to take it at once
-        fit = site.place.order(site.place.dataset(), QUICK)
+        fit = site.place.start_fit(site.place.dataset(), QUICK)
         wake_all(site)
         check_once(site, fit)
         all_is_done(site)
@@ -62,7 +62,7 @@ def test_fits_handed_back_and_announced_late_are_done_once(
     dice = random.Random(5)  # noqa: S311
     site.staff(CREW)
     for _ in range(count):
-        fits = [site.place.order(site.place.dataset(), QUICK) for _ in range(TOGETHER)]
+        fits = [site.place.start_fit(site.place.dataset(), QUICK) for _ in range(TOGETHER)]
         dice.shuffle(fits)
         for fit in fits:  # an order to be done again, of an attempt that nobody has made
             with site.place.database.write() as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sqlite3
 import subprocess
@@ -22,7 +23,7 @@ MEGABYTES = 64
 CHUNK = 1 << 20
 STEPS = 800  # a second of a core
 FIT_SECONDS = 4.0
-TRIES_AGAIN = "a store does not serve (no_space): trying again"
+RETRIES = re.compile('"no_space".*"store_unavailable"|"store_unavailable".*"no_space"')
 FINAL = ("succeeded", "failed", "cancelled")
 
 
@@ -54,7 +55,7 @@ class SmallDisk:
 
     def wait_for_the_end_of_a_fit(self, service: Running) -> None:
         """Until its worker says that it cannot be written."""
-        wait_until(lambda: TRIES_AGAIN in service.log.read_text(), seconds=60)
+        wait_until(lambda: RETRIES.search(service.log.read_text()), seconds=60)
 
     def end(self) -> None:
         """Leave nothing mounted."""

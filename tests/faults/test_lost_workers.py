@@ -46,7 +46,7 @@ def test_a_killed_workers_fit_runs_again_and_is_written_once(
 def order_elsewhere(site: Site) -> Fit:
     """Order a fit in a workspace of its own, which has lost no worker yet."""
     site.place.enter_new_workspace()
-    return site.place.order(site.place.dataset(), SOME_SECONDS)
+    return site.place.start_fit(site.place.dataset(), SOME_SECONDS)
 
 
 def kill_its_worker(site: Site, fit: Fit) -> float:
@@ -104,7 +104,7 @@ def give_it_work(site: Site, worker: Worker) -> None:
     """Order fits until this worker has run one; it runs one at a time, so its old one has ended."""
     data = site.place.dataset()
     for _ in range(50):
-        done = site.place.wait(site.place.order(data, QUICK))
+        done = site.place.wait(site.place.start_fit(data, QUICK))
         assert done.status is FitStatus.SUCCEEDED, done
         if worker.runs(done):
             return
@@ -115,7 +115,7 @@ def give_it_work(site: Site, worker: Worker) -> None:
 def test_the_time_limit_reaches_a_running_fit(own_site: Site, note: Callable[..., None]) -> None:
     site, limit = own_site, 3.0
     site.hire(fit_seconds=limit)
-    fit = site.place.order(site.place.dataset(), ENDLESS)
+    fit = site.place.start_fit(site.place.dataset(), ENDLESS)
     done = site.place.wait(fit)
     assert done.status is FitStatus.FAILED
     assert done.error is not None
@@ -124,7 +124,7 @@ def test_the_time_limit_reaches_a_running_fit(own_site: Site, note: Callable[...
     assert done.finished_at is not None
     late = done.finished_at - done.started_at - limit
     assert late < TWO_SECONDS
-    cancelled = site.place.order(site.place.dataset(), ENDLESS)
+    cancelled = site.place.start_fit(site.place.dataset(), ENDLESS)
     site.under_way(cancelled)
     asked_at = time.monotonic()
     with site.place.database.write() as store:

@@ -15,7 +15,7 @@ from playwright.sync_api import ConsoleMessage, Page, Request, expect, sync_play
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_SECONDS = 40
+RETRY_SECONDS = 40
 SERIOUS = ("serious", "critical")
 PICTURES = Path(__file__).parents[2] / "out/pictures"
 
@@ -88,10 +88,10 @@ def program() -> str:
 def browser() -> Iterator[Tab]:
     """A browser with an empty profile until the end of the block."""
     path = program()
-    expect.set_options(timeout=1000 * PATIENCE_SECONDS)
+    expect.set_options(timeout=1000 * RETRY_SECONDS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=FLAGS)
         page = started.new_page()
-        page.set_default_timeout(1000 * PATIENCE_SECONDS)
+        page.set_default_timeout(1000 * RETRY_SECONDS)
         yield Tab(page)
         started.close()

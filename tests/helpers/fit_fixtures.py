@@ -19,7 +19,7 @@ from sqlalchemy import make_url
 from helpers.backends import environment
 from helpers.raw_blobs import keys
 from service.access.permissions import Principal, Scope
-from service.fits.execution import FitJob, Stop, job_of
+from service.fits.execution import FitAttempt, Stop, attempt_of
 from service.fits.service import CPU
 from service.settings import Settings
 from service.storage.blob_keys import dataset_key
@@ -27,6 +27,7 @@ from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
+from service.storage.write_turns import WriteTurns
 from service.worker.startup import prepare_database
 
 FINAL = tuple(status for status in FitStatus if status.is_final)
@@ -99,9 +100,10 @@ class Place:
             return True  # which ends a transaction that stands still
         connection = sqlite3.connect(str(url.database), timeout=1.0, isolation_level=None)
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
-        except sqlite3.OperationalError:
+            with WriteTurns(Path(str(url.database))).turn(1.0):
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+        except (TimeoutError, sqlite3.OperationalError):
             return False
         finally:
             connection.close()
@@ -137,7 +139,7 @@ class Place:
         """Whether the bytes of a dataset are still stored."""
         return dataset_key(self.workspace, dataset.id, dataset.sha256 or "") in keys(self.blobs)
 
-    def order(
+    def start_fit(
         self,
         dataset: Dataset,
         *methods: tuple[str, dict[str, Any]],
@@ -184,11 +186,11 @@ class Place:
         return sorted(version.number for version in versions if version.fit == fit.id)
 
 
-def begin(database: Database, id: str, *, worker: str, device: str) -> FitJob | None:
+def begin(database: Database, id: str, *, worker: str, device: str) -> FitAttempt | None:
     """Take a fit, whoever's turn it is; None if it does not wait (any more)."""
     with database.write() as store:
         fit = store.fits.start(id, worker=worker, device=device)
-        return None if fit is None else job_of(store, fit)
+        return None if fit is None else attempt_of(store, fit)
 
 
 def principal(place: Place) -> Principal:

@@ -64,6 +64,8 @@ PAGES: dict[str, Need] = {
     "GET /about": "any",
     "GET /docs": "public",
     "GET /static/{file}": "public",
+    "GET /help": "public",
+    "GET /help/{file}": "public",
 }
 
 NEEDS: dict[str, Need] = {
@@ -199,4 +201,4 @@ def calls_of(app: FastAPI) -> Iterator[Call]:
         assert route.path is not None
         assert route.methods, f"{route.path} is no plain HTTP route"
         for method in sorted(route.methods):
-            yield Call(method, route.path)
+            yield Call(method, route.path.replace(":path", ""))

@@ -41,7 +41,7 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         """Whether it has said that it takes fits."""
-        return "takes from" in self.log.read_text()
+        return "worker_started" in self.log.read_text()
 
     def runs(self, fit: Fit) -> bool:
         """Whether a fit names it as its worker."""

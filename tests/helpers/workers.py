@@ -77,7 +77,7 @@ def housekeeping(
     place: Place,
     worker: str,
     silence: float,
-    at_work: Callable[[], Collection[str] | None] = set,
+    current_fits: Callable[[], Collection[str] | None] = set,
     **pace: float,
 ) -> Housekeeping:
     """The housekeeping of a worker that takes no fits."""
@@ -89,5 +89,5 @@ def housekeeping(
         worker=worker,
         queues=[],
         device="cpu",
-        at_work=at_work,
+        current_fits=current_fits,
     )

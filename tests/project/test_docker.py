@@ -312,7 +312,7 @@ def test_the_proxy_logs_no_signature_of_a_presigned_url() -> None:
 
 
 def test_the_guide_names_commands_and_paths_that_exist() -> None:
-    guide = (ROOT / "docs/deploying.md").read_text()
+    guide = (ROOT / "docs/how-to/deploy.md").read_text()
     texts = guide + (ROOT / "docker-compose.yml").read_text()
     commands_of_ours = re.findall(r"compose run --rm (?:-T )?(\w+) ([^`)\n]+)", texts)
     commands_of_ours += re.findall(r"compose exec (\w+) python -m service ([^`)\n]+)", texts)

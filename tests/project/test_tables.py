@@ -26,7 +26,7 @@ def tables() -> ModuleType:
 
 
 def test_every_table_is_in_one_document(tables: ModuleType) -> None:
-    documents = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    documents = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
     named = [name for path in documents for _, name, _ in tables.REGION.findall(path.read_text())]
     assert sorted(named) == sorted(tables.TABLES)
 
@@ -38,12 +38,13 @@ def test_stale_tables_are_named_and_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(tables, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text("# Without tables\n")
-    guide = tmp_path / "docs/guide.md"
+    (tmp_path / "docs/how-to").mkdir(parents=True)
+    for name in ("README.md", "CONTRIBUTING.md"):
+        (tmp_path / name).write_text("# Without tables\n")
+    guide = tmp_path / "docs/how-to/guide.md"
     guide.write_text("Before\n<!-- table:settings -->\nold\n<!-- end -->\nafter\n")
     assert tables.main(check=True) == 1
-    assert capsys.readouterr().err == "docs/guide.md: not current: make docs-tables\n"
+    assert capsys.readouterr().err == "docs/how-to/guide.md: not current: make docs-tables\n"
     assert tables.main(check=False) == 0
     assert tables.main(check=True) == 0
     before, *lines, after = guide.read_text().splitlines()

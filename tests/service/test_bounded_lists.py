@@ -57,7 +57,7 @@ def test_large_versions_are_all_found_page_by_page(tenant: httpx.Client) -> None
 
 
 def test_aliases_of_a_calibrator_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aliases, "MOST_ALIASES", 2)
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 2)
     add_version(place)
     add_version(place)
 
@@ -102,7 +102,7 @@ def test_maps_in_memory_know_nothing_of_their_fit(local: Local) -> None:
 
 
 def test_keys_of_a_workspace_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "MOST_KEYS", 2)
+    monkeypatch.setattr(keys, "MAX_KEYS", 2)
 
     def create() -> str:
         with place.database.write() as store:

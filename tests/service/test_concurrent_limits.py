@@ -16,7 +16,7 @@ from service.access.repository import Keys
 from service.errors import ServiceError
 from service.fits import service as fits
 from service.fits.repository import Fits
-from service.fits.service import FitOrder, FitRequest, MethodOrder
+from service.fits.service import FitRequest, FitSpec, MethodSpec
 from service.registry.aliases import service as aliases
 from service.registry.aliases.repository import Aliases
 
@@ -57,7 +57,7 @@ def test_open_fits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = [place.dataset().id for _ in range(AT_ONCE)]
 
     def submit(number: int) -> None:
-        request = FitRequest("digits", FitOrder([MethodOrder("temperature")]), datasets[number])
+        request = FitRequest("digits", FitSpec([MethodSpec("temperature")]), datasets[number])
         with place.database.write() as store:
             caller, dataset = principal(place), datasets[number]
             fits.submit(store, caller, request, dataset=dataset, most_open=2)
@@ -66,7 +66,7 @@ def test_open_fits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_aliases(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aliases, "MOST_ALIASES", 2)
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 2)
     slow(monkeypatch, Aliases, "count")
     add_version(place)
 
@@ -78,7 +78,7 @@ def test_aliases(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keys(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "MOST_KEYS", 2)
+    monkeypatch.setattr(keys, "MAX_KEYS", 2)
     slow(monkeypatch, Keys, "count_live")
 
     def create(number: int) -> None:

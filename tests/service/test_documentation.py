@@ -1,4 +1,4 @@
-"""The scopes of docs/service.md are true, and the README's lines run as pasted."""
+"""The scopes of docs/how-to/secure.md are true, and the README's lines run as pasted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.live_service import ROOT, running
 
 from service.access.permissions import Scope
 
-GUIDE = (ROOT / "docs/service.md").read_text()
+GUIDE = (ROOT / "docs/how-to/secure.md").read_text()
 README = (ROOT / "README.md").read_text()
 
 

@@ -135,8 +135,8 @@ def test_images_write_to_two_folders_only(tmp_path: Path) -> None:
     with ExitStack() as stack:
         command = images["api"].last("CMD").listed
         assert command is not None
-        stack.enter_context(api.running("answers on", "-c", WITHOUT_TORCH, *command))
-        stack.enter_context(worker.running("takes from", "-m", "service", "worker"))
+        stack.enter_context(api.running("is running on", "-c", WITHOUT_TORCH, *command))
+        stack.enter_context(worker.running("worker_started", "-m", "service", "worker"))
         assert api.is_healthy()
         assert worker.is_healthy()
         bearer = {"Authorization": f"Bearer {made.stdout.strip()}"}

@@ -1,4 +1,4 @@
-"""The outbox of a run: validation passes that are to be sent, in an SQLite database.
+"""The outbox of a run: unsent validation passes, in an SQLite database.
 
 What a process has not sent when it ends, a later one sends. Each process holds a lock on a file
 beside the database while it lives; sessions of a process without one are taken over.
@@ -25,7 +25,7 @@ from typing import IO, Any, ParamSpec, TypeVar
 import platformdirs
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrd.maps.refresh import begin_anew_after_fork
+from calibrd.maps.refresh import reset_after_fork
 from calibrd.training.reporting.sessions import UNREADABLE, Pass, SessionPlan, Start, state_of
 from calibrd.transport.connection import Connection
 from calibrd.transport.disk_cache import locked
@@ -39,11 +39,11 @@ Tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 DATABASE = "outbox.sqlite3"
 BUSY_SECONDS = 10.0
 OLD_LOCK_SECONDS = 86_400.0
-PAGE_BYTES, MOST_BYTES = 4096, 1 << 30
-# the newest pass of a session stays when it is sent: it says where the run was
+PAGE_BYTES, MAX_BYTES = 4096, 1 << 30
+# the newest pass of a session stays after it is sent: it is the last position of the run
 OPENING = (
     f"PRAGMA page_size = {PAGE_BYTES}",
-    f"PRAGMA max_page_count = {MOST_BYTES // PAGE_BYTES}",
+    f"PRAGMA max_page_count = {MAX_BYTES // PAGE_BYTES}",
     "PRAGMA auto_vacuum = FULL",
     "PRAGMA synchronous = NORMAL",
     "BEGIN IMMEDIATE",
@@ -58,9 +58,9 @@ UNSENT = "EXISTS (SELECT 1 FROM passes WHERE passes.key = sessions.key AND NOT i
 
 @dataclass(frozen=True)
 class Recovered:
-    """Where the run was on this machine, when that session began, and what is unsent.
+    """The last position of the run on this machine, when that session began, and what is unsent.
 
-    ``has_unsent`` is of all processes, ``sessions`` are those of dead ones, now taken over.
+    ``has_unsent`` covers all processes; ``sessions`` are those taken over from dead ones.
     """
 
     last: Start | None = None
@@ -70,10 +70,10 @@ class Recovered:
 
 
 class Outbox:
-    """The database of one run, and the thread that runs its statements, one call after the other.
+    """The database of one run, and the thread that runs its statements one after the other.
 
-    Nobody else waits for a disk that hangs. Each call opens the database anew, so that it may be
-    deleted, and no process is forked with it open.
+    No other thread waits for a disk that hangs. Each call opens the database anew, so that it may
+    be deleted, and no process is forked with it open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,11 +85,11 @@ class Outbox:
         threading.Thread(
             target=_work, args=(self._tasks,), name="calibrd-outbox", daemon=True
         ).start()
-        begin_anew_after_fork(self)
+        reset_after_fork(self)
 
     @classmethod
     def of(cls, connection: Connection, run: str, folder: str | Path | None) -> Outbox:
-        """Return that of a run, a service and a key, which stands for its workspace."""
+        """Return the outbox of a run, a service and a key, which stands for its workspace."""
         place = _short(f"{connection.url}\n{run}")
         key = _short(f"{connection.url}\n{connection.api_key or ''}\n{run}")
         base = state_folder() if folder is None else Path(folder)
@@ -116,7 +116,7 @@ class Outbox:
         """Take over what dead processes left; return it, and where the run was."""
         for path in self._of_other_keys():
             _log.warning(
-                "what was left with another API key is sent with that key; it waits in %s", path
+                "unsent steps of another API key wait in %s: only that key can send them", path
             )
         for lock in self.path.parent.glob("*.lock"):  # of processes that were killed long ago
             with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ class Outbox:
                 database.execute("UPDATE sessions SET begun = ?, plan = ? WHERE key = ?", values)
 
     def add(self, key: str, *passes: Pass) -> None:
-        """Write passes of a planned session, unless they are there."""
+        """Write passes of a planned session, unless they are stored already."""
         self._hold_lock()
         with self._opened() as database:
             database.execute(
@@ -170,14 +170,12 @@ class Outbox:
                     BinStatistics.from_bytes(statistics)  # which checks them
                     return Pass(number, statistics, _state(state), _state(before))
                 except UNREADABLE as error:
-                    _log.warning(
-                        "a pass in %s cannot be read, its step is lost: %s", self.path, error
-                    )
+                    _log.warning("cannot read a pass in %s, its step is lost: %s", self.path, error)
                 database.execute("DELETE FROM passes WHERE key = ? AND number = ?", (key, number))
         return None
 
     def mark_sent(self, key: str, number: int) -> None:
-        """Forget a pass that has been sent, but for the state after it if it is the newest."""
+        """Delete a pass that has been sent, except the state after it if it is the newest."""
         if not self.path.exists():
             return
         with self._opened() as database:
@@ -226,9 +224,9 @@ class Outbox:
         return Recovered(last, begun, bool(unsent), tuple(sessions))
 
     def _last(self, database: sqlite3.Connection) -> tuple[Start | None, float]:
-        """Return where the run was after the newest pass that can be read, and its session's begin.
+        """Return the position after the newest readable pass, and when its session began.
 
-        Of sessions in which the service decides, this machine does not know it.
+        It is unknown for sessions in which the service decides.
         """
         for text, number, state in database.execute(
             "SELECT plan, number, state FROM sessions JOIN passes USING (key)"
@@ -243,7 +241,7 @@ class Outbox:
         return None, 0.0
 
     def _of_other_keys(self) -> list[Path]:
-        """Return where dead processes left something of this run and service with other keys."""
+        """Return outboxes that dead processes left for this run and service under other keys."""
         folder = self.path.parent
         name = folder.name.rpartition("-")[0]
         others = sorted(folder.parent.glob(f"{name}-*/{DATABASE}"))
@@ -274,9 +272,9 @@ class Outbox:
 
 
 def state_folder() -> Path:
-    """Return CALIBRD_STATE_DIR, or where this system keeps what programs must not lose."""
-    given = os.environ.get("CALIBRD_STATE_DIR")
-    base = Path(given) if given else platformdirs.user_state_path("calibrd", ensure_exists=False)
+    """Return the folder of outboxes, in CALIBRD_STATE_DIR or this system's state folder."""
+    path = os.environ.get("CALIBRD_STATE_DIR")
+    base = Path(path) if path else platformdirs.user_state_path("calibrd", ensure_exists=False)
     return base / "runs"
 
 
@@ -291,7 +289,7 @@ def _work(tasks: Tasks) -> None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Return whether a living process holds a lock; raise OSError if that cannot be seen."""
+    """Return whether a living process holds a lock; raise OSError if that is unknown."""
     try:
         file = locked(lock)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A training job's end of a run: where it begins, and what it hands over to be sent."""
+"""A training job's side of a run: where it begins, and the steps it hands over to be sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
 
-# the service knows times less exactly, and what goes on as another session begins a bit later
+# the service stores times less exactly, and a session continued as another begins a bit later
 SAME_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -55,15 +55,15 @@ class Reporter:
         self._sender = Sender(connection, self._outbox)
         self._dropped = weakref.finalize(self, self._sender.end)
         self._dropped.atexit = False
-        # unlike atexit's, it is also called at the end of processes of multiprocessing
+        # unlike atexit, it also runs at the end of multiprocessing's processes
         self._at_exit = multiprocessing.util.Finalize(
             None, _close, (weakref.ref(self),), exitpriority=100
         )
 
     def begin(self, first: Start, *, fresh: bool) -> Start:
-        """Return where to begin: where the run is by the service, this machine, or ``first``.
+        """Return where to begin: the run's position by the service, by this machine, or ``first``.
 
-        Raise what the service refuses.
+        Raise the refusal if the service refuses.
         """
         until = time.monotonic() + self._budget
         try:
@@ -82,10 +82,10 @@ class Reporter:
         self._at = start or first
         if opened is None:
             self._warn(
-                "the service has not answered in %g s (%s): training %s step %d, and what is to "
-                "be sent waits",
+                "no response from the service in %g s (%s): training %s step %d, and steps wait to "
+                "be sent",
                 self._budget,
-                self._sender.trouble or "no answer",
+                self._sender.last_error or "no response",
                 how,
                 self._at.step,
             )
@@ -96,7 +96,7 @@ class Reporter:
         return self._at
 
     def record(self, statistics: BinStatistics, before: Start, after: AdaFocalState | None) -> None:
-        """Hand over a pass and the state after it; waits until it is on disk, or long enough."""
+        """Hand over a pass and the state after it; wait within the budget until it is on disk."""
         self._hand_over(statistics, before, after, time.monotonic() + self._budget)
         self._at = Start(before.step + 1, after)
 
@@ -106,7 +106,7 @@ class Reporter:
         before: Start,
         local: Callable[[AdaFocalState], AdaFocalState],
     ) -> AdaFocalState:
-        """Hand over a rank's pass and wait for the service's state, or go on with ``local``'s."""
+        """Hand over a rank's pass; return the service's state, or ``local``'s if it is late."""
         until = time.monotonic() + self._budget
         session = self._hand_over(statistics, before, None, until, is_wanted=True)
         while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
@@ -115,9 +115,9 @@ class Reporter:
             except queue.Empty:
                 after = local(self._newest(before))
                 self._warn(
-                    "no state of all ranks in %g s (%s): rank %d goes on with its own, step %d",
+                    "no state of all ranks in %g s (%s): rank %d continues with its own, step %d",
                     self._budget,
-                    self._sender.trouble or "the others have not sent theirs",
+                    self._sender.last_error or "the others have not sent theirs",
                     self._plan.rank,
                     after.step,
                 )
@@ -136,7 +136,7 @@ class Reporter:
         wait([ended], self._budget)
         if not ended.done() or not ended.result():
             self._warn(
-                "not all is sent; the next process of this run sends what is in %s",
+                "not all steps are sent; the next process of this run sends those in %s",
                 self._outbox.path,
             )
 
@@ -159,7 +159,7 @@ class Reporter:
         return recovered
 
     def _send_late(self, reading: Future[Recovered]) -> None:
-        """Send what others left, once it is read: nobody else does, as it is this process's now."""
+        """Send what other processes left, once it is read: it belongs to this process now."""
         if reading.exception() is None:
             self._send_left(reading.result())
 
@@ -169,17 +169,17 @@ class Reporter:
 
     def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
         """Return where the run is, by this machine if the service does not know better."""
-        asked = self._sender.ask(self._plan.run, asks_when=recovered.has_unsent)
-        known = _result(asked, until) or RunPosition()
-        is_needed = recovered.has_unsent or asked.cancelled()
+        query = self._sender.query(self._plan.run, with_begun=recovered.has_unsent)
+        known = _result(query, until) or RunPosition()
+        is_needed = recovered.has_unsent or query.cancelled()
         if is_needed and known.begun <= recovered.begun + SAME_SECONDS:
             here = self._fitting(recovered.last)
             if here is not None:
-                return here, "goes on as this machine left it, from"
+                return here, "continues where this machine left it, from"
         return self._fitting(known.start) or first, "begins at"
 
     def _fitting(self, start: Start | None) -> Start | None:
-        """Return where a run of this plan can go on; if not, the service says what is wrong."""
+        """Return the position if this plan can continue there; else the service reports why not."""
         if start is None or self._plan.settings is None:
             return start and Start(start.step)
         is_same = start.state is not None and start.state.settings == self._plan.settings
@@ -188,11 +188,11 @@ class Reporter:
     def _begin_session(self, start: Start | None) -> Session:
         if self._session is not None:
             self._sender.leave(self._session)
-        given = self._plan.session
-        id = (f"{given}.{self._count}" if self._count else given) if given else new_session()
+        name = self._plan.session
+        id = (f"{name}.{self._count}" if self._count else name) if name else new_session()
         self._count += 1
         self._number, self._decision = 0, None
-        # a clock may be set back, but what is done later counts
+        # a clock may be set back, but the later session is the newer
         self._begun = max(time.time(), self._begun + 0.001)
         plan = replace(self._plan, session=id, start=start, begun=self._begun)
         self._session = Session(plan)
@@ -223,7 +223,7 @@ class Reporter:
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             if not self._has_warned:
                 self._warn(
-                    "cannot write to %s (%s): what is not sent is lost when this process ends",
+                    "cannot write to %s (%s): unsent steps are lost when this process ends",
                     self._outbox.path,
                     error if written.done() else f"not in {self._budget:g} s",
                 )
@@ -240,18 +240,18 @@ class Reporter:
 
 
 def connection_of(client: Service) -> Connection | None:
-    """Return how a client reaches the service, or a URL is reached; None if there is none."""
+    """Return the connection of a client or to a URL; None if there is none."""
     if client is None or isinstance(client, Connection):
         return client
     if isinstance(client, str):
-        return Connection.make(client, None, timeout=30.0, patience=0.0)
+        return Connection.make(client, None, timeout=30.0, retry_seconds=0.0)
     if isinstance(client, Client | AsyncClient):
         return client.connection
     raise TypeError(f"client must be a Client, a URL or None, got {type(client).__name__}")
 
 
 def _result(future: Future[T], until: float) -> T | None:
-    """Return what a future gives until then, or cancel it and return None."""
+    """Return the result of a future by then, or cancel it and return None."""
     try:
         return future.result(_seconds_to(until))
     except TimeoutError:

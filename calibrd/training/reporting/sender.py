@@ -1,4 +1,4 @@
-"""The thread that talks to the service, so that training does not."""
+"""The thread that sends steps to the service, so that training does not wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from calibrators.adafocal import AdaFocalState
 from calibrd.client import Client
-from calibrd.errors import CalibrdError, NotCalibrd, Refused, ServerTrouble, TooSlow
+from calibrd.errors import CalibrdError, NotCalibrd, Refused, ServerError, TooSlow
 from calibrd.run_models import RunSession
 from calibrd.training.reporting.outbox import Outbox
 from calibrd.training.reporting.sessions import Pass, SessionPlan, Start, new_session
@@ -26,38 +26,38 @@ from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
 
-ANSWER_SECONDS = 10.0
+RESPONSE_SECONDS = 10.0
 LONGEST_PAUSE = 15.0
 POLL_SECONDS = 1.0
 OLD_SECONDS = 30.0
-MOST_IN_MEMORY = 1000  # passes, of at most 40 kB each
+MAX_IN_MEMORY = 1000  # passes, of at most 40 kB each
 LOST = ("no_such_run", "no_such_session")
 
 
 class RunPosition(NamedTuple):
-    """Where the service has a run, None if it is new; and when that session began, if asked."""
+    """The position of a run by the service, None if it is new; when its session began, if known."""
 
     start: Start | None = None
     begun: float = 0.0
 
 
 class Session:
-    """A session of the run; all but the key, the future and the queue is for the sender's thread.
+    """A session of the run; only its key, future and queue are for other threads than the sender's.
 
-    With a key it was left by another process, and its passes are in the outbox alone.
+    With a key it was left by another process, and its passes are only in the outbox.
     """
 
     def __init__(self, plan: SessionPlan, key: str = "") -> None:
         self.key = key or secrets.token_hex(8)
-        self.opening: Future[RunSession] = Future()  # cancelled by who no longer waits for it
+        self.opening: Future[RunSession] = Future()  # cancelled when no caller waits for it
         self.decisions: queue.SimpleQueue[tuple[int, AdaFocalState]] = queue.SimpleQueue()
         self.plan = plan
         self.is_left = self.is_past = self.has_more = bool(key)
-        self.is_resting = self.is_stuck = self.is_told = False
+        self.is_resting = self.is_stuck = self.has_warned = False
         self.waiting: deque[Pass] = deque()
         self.opened: RunSession | None = None
         self.base = plan.before
-        self.has = self.taken = 0  # the last pass that the service has, that came to memory
+        self.has = self.taken = 0  # numbers of the last pass sent and the last in memory
         self.decided: AdaFocalState | None = None
         self.wanted, self.wanted_until = 0, 0.0
         if self.is_left:
@@ -65,24 +65,24 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        """Return whether there is something to send or to wait for that was not refused."""
+        """Whether there is something to send or to wait for that was not refused."""
         is_idle = self.opened is not None and self.is_sent and not self.is_wanted
         return not self.is_resting and not is_idle
 
     @property
     def is_sent(self) -> bool:
-        """Return whether no pass of it waits."""
+        """Whether all of its passes are sent."""
         return not self.waiting and not self.has_more
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether somebody waits for the service's decision of a pass."""
+        """Whether a caller waits for the service's decision on a pass."""
         is_known = self.decided and self.decided.step >= (self.base or 0) + self.wanted
         return not is_known and time.monotonic() < self.wanted_until
 
     def add(self, one: Pass, wanted_until: float) -> None:
-        """Take a pass; where too many wait it is read from the outbox when its turn comes."""
-        self.has_more = self.has_more or len(self.waiting) >= MOST_IN_MEMORY
+        """Add a pass; if too many wait, it is read from the outbox when its turn comes."""
+        self.has_more = self.has_more or len(self.waiting) >= MAX_IN_MEMORY
         if not self.has_more:
             self.waiting.append(one)
             self.taken = one.number
@@ -90,7 +90,7 @@ class Session:
         self.is_resting = False
 
     def goes_on_from(self, step: int, state: AdaFocalState | None) -> bool:
-        """Return whether this is where it goes on, if that is for the trainer to say."""
+        """Return whether the session continues there, if the trainer decides that."""
         if self.plan.decides == "service" or self.is_left:
             return True
         return self.plan.start == Start(step, state)
@@ -101,25 +101,25 @@ class Session:
 
 
 class Sender:
-    """Sends sessions in the order in which they began, for as long as it takes.
+    """Sends sessions in the order in which they began, with retries.
 
-    Others send it messages, and get futures and queues; all else is its thread's alone.
+    Other threads send it messages, and get futures and queues; all else belongs to its thread.
     """
 
     def __init__(self, connection: Connection, outbox: Outbox) -> None:
-        timeout = min(connection.timeout, ANSWER_SECONDS)
-        self._connection = replace(connection, patience=0.0, timeout=timeout)
+        timeout = min(connection.timeout, RESPONSE_SECONDS)
+        self._connection = replace(connection, retry_seconds=0.0, timeout=timeout)
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sessions: list[Session] = []
         self._queries: deque[tuple[Future[RunPosition], str, bool]] = deque()
         self._was_reached = False
-        self._trouble = deque([""], maxlen=1)
+        self._last_error = deque([""], maxlen=1)
         self.ended: Future[bool] = Future()  # whether all was sent
         threading.Thread(target=self._run, name="calibrd-sender", daemon=True).start()
 
     def begin(self, session: Session) -> None:
-        """Open a session, after those that began before."""
+        """Open a session, after earlier ones."""
         self._outbox.submit(self._outbox.plan, session.key, session.plan)
         self._inbox.put(lambda: self._sessions.append(session))
 
@@ -128,13 +128,13 @@ class Sender:
         self._inbox.put(lambda: setattr(session, "is_past", True))
 
     def add(self, session: Session, one: Pass, wanted_until: float) -> None:
-        """Send a pass; until then, somebody waits for what the service decides."""
+        """Send a pass; a caller waits for the service's decision until ``wanted_until``."""
         self._inbox.put(lambda: session.add(one, wanted_until))
 
-    def ask(self, run: str, *, asks_when: bool) -> Future[RunPosition]:
-        """Ask where a run is, again and again until it is known or the future is cancelled."""
+    def query(self, run: str, *, with_begun: bool) -> Future[RunPosition]:
+        """Query the position of a run, with retries until the future is cancelled."""
         answer: Future[RunPosition] = Future()
-        self._inbox.put(lambda: self._queries.append((answer, run, asks_when)))
+        self._inbox.put(lambda: self._queries.append((answer, run, with_begun)))
         return answer
 
     def end(self) -> None:
@@ -142,9 +142,9 @@ class Sender:
         self._inbox.put(None)
 
     @property
-    def trouble(self) -> str:
-        """Return why the service cannot be reached, if it cannot."""
-        return self._trouble[0]
+    def last_error(self) -> str:
+        """Why the service cannot be reached; empty if it can."""
+        return self._last_error[0]
 
     def _run(self) -> None:
         backoff, is_ending, has_failed = Backoff(), False, False
@@ -177,14 +177,14 @@ class Sender:
         return any(one.has_work and not one.is_stuck for one in self._sessions)
 
     def _longest_pause(self) -> float:
-        """Return how long to wait between tries; less while somebody waits for an answer."""
+        """Return the longest pause between tries; shorter while a caller waits."""
         if self._queries:
             return FIRST_PAUSE
         is_wanted = any(one.is_wanted for one in self._sessions)
         return POLL_SECONDS if is_wanted else LONGEST_PAUSE
 
     def _take(self, seconds: float | None) -> bool:
-        """Take what has come, waited for so long; return whether it is the end."""
+        """Handle messages, waiting at most ``seconds`` for the first; return whether to end."""
         with contextlib.suppress(queue.Empty):
             message = self._inbox.get(timeout=seconds)
             while message is not None:
@@ -195,10 +195,10 @@ class Sender:
 
     @cached_property
     def _client(self) -> Client:
-        return Client.over(self._connection)
+        return Client.from_connection(self._connection)
 
     def _work(self, *, tries_stuck: bool) -> None:
-        """Do all that can be done; raise what keeps it from being done now."""
+        """Do everything that can be done now; raise the error that prevents the rest."""
         while self._queries:
             self._answer(*self._queries[0])
             self._queries.popleft()
@@ -225,33 +225,33 @@ class Sender:
             plan, step = session.plan, (session.base or 0) + one.number
             is_trainers = plan.decides == "trainer"
             if is_trainers and one.number > session.has + 1:
-                opened = self._open_again(session, "steps before are lost")
+                opened = self._open_again(session, "earlier steps are lost")
             answer = self._client.send_statistics(
                 plan.run, step, one.statistics, session=opened, rank=plan.rank, state=one.state
             )
-            self._heard()
+            self._mark_reached()
             first = session.plan.start and session.plan.start.step
             if is_trainers and answer.status == "waiting" and step - 1 != first:
-                opened = self._open_again(session, "steps before are lost")
+                opened = self._open_again(session, "earlier steps are lost")
                 continue
             session.waiting.popleft()
             session.has = one.number
             self._outbox.submit(self._outbox.mark_sent, session.key, one.number)
-            self._tell(session, answer.state)
+            self._publish(session, answer.state)
             if session.is_left:
-                return  # others need not wait until all of it is sent
+                return  # so that other sessions get their turn
         while session.is_wanted and self._inbox.empty():
             known = (session.base or 0) if session.decided is None else session.decided.step
             left = max(0.0, session.wanted_until - time.monotonic())
             wait = round(min(left, POLL_SECONDS), 2)
             now = self._client.run_state(opened.run, after=known, wait=wait, session=opened)
             if now.step > known:
-                self._tell(session, now.state)
+                self._publish(session, now.state)
 
     def _next(self, session: Session) -> Pass | None:
         if not session.waiting and session.has_more:
             reading = self._outbox.submit(self._outbox.read, session.key, session.taken)
-            found = reading.result(ANSWER_SECONDS)
+            found = reading.result(RESPONSE_SECONDS)
             session.has_more = found is not None
             if found is not None:
                 session.waiting.append(found)
@@ -260,32 +260,32 @@ class Sender:
 
     def _open(self, session: Session) -> RunSession:
         plan = session.plan
-        # of one that has just begun, the service's clock knows better when
+        # the service's clock dates a session that has just begun
         is_old = session.is_left or time.time() - plan.begun > OLD_SECONDS
         opened = self._client.open_run(**plan.opening(is_old=is_old))
         if not session.goes_on_from(opened.step, opened.state):
-            # a session of this id has gone on elsewhere: this one is another
+            # a session with this id has continued elsewhere: use another id
             plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
             opened = self._client.open_run(**plan.opening(is_old=is_old))
-        self._heard()
+        self._mark_reached()
         is_awaited = session.is_awaited()
         if plan.decides == "service" and plan.base is None:
-            # who comes in time goes on where the others are
+            # a rank that is in time starts where the others are
             plan = replace(plan, base=opened.step if is_awaited else opened.base_step)
         if opened.begun_at is not None:
             plan = replace(plan, begun=opened.begun_at.timestamp())
         session.opened, session.base = opened, plan.before
         session.has = opened.step - (session.base or 0)
         self._replan(session, plan)
-        self._tell(session, opened.state)
+        self._publish(session, opened.state)
         if is_awaited:
             session.opening.set_result(opened)
         return opened
 
     def _open_again(self, session: Session, reason: str) -> RunSession:
-        """Go on as another session, that begins with what waits."""
+        """Continue as another session that begins with the first waiting pass."""
         plan, one = session.plan, session.waiting[0]
-        _log.warning("%s: what follows in %s is a new session: %s", plan.run, plan.session, reason)
+        _log.warning("%s: %s continues as a new session: %s", plan.run, plan.session, reason)
         start = Start((session.base or 0) + one.number - 1, one.before)
         begun = plan.begun + 0.001  # just after this one, and before all that began later
         self._replan(
@@ -299,22 +299,22 @@ class Sender:
         session.plan = plan
         self._outbox.submit(self._outbox.plan, session.key, plan)
 
-    def _tell(self, session: Session, state: AdaFocalState | None) -> None:
+    def _publish(self, session: Session, state: AdaFocalState | None) -> None:
         if state is not None and session.plan.decides == "service":
             session.decided = state
             session.decisions.put((session.base or 0, state))
 
-    def _answer(self, answer: Future[RunPosition], run: str, asks_when: bool) -> None:
+    def _answer(self, answer: Future[RunPosition], run: str, with_begun: bool) -> None:
         if answer.cancelled():
             return
         found, refusal = RunPosition(), None
         try:
             now, begun = self._client.run_state(run), None
-            if asks_when:
+            if with_begun:
                 sessions = self._client.get_run(run).sessions or []
                 begun = {one.id: one.begun_at for one in sessions}.get(now.session)
             found = RunPosition(Start(now.step, now.state), begun.timestamp() if begun else 0.0)
-            self._heard()
+            self._mark_reached()
         except CalibrdError as error:
             if not is_refusal(error) and not isinstance(error, NotCalibrd):
                 raise
@@ -323,16 +323,16 @@ class Sender:
             answer.set_exception(refusal) if refusal else answer.set_result(found)
 
     def _handle(self, session: Session, error: CalibrdError) -> None:
-        """Do what is to be done about an error of one session; raise it if it is of all."""
+        """Handle an error of one session; raise it if it concerns all."""
         is_lost = isinstance(error, Refused) and error.code in LOST
         can_begin_again = session.opened and session.waiting and session.plan.decides == "trainer"
         if is_lost and can_begin_again:
-            self._open_again(session, in_a_line(error))
+            self._open_again(session, first_line(error))
         elif is_refusal(error) or (isinstance(error, NotCalibrd) and not session.opening.done()):
             self._refused(session, error)
-        elif session.is_left and isinstance(error, ServerTrouble):  # maybe of this one alone
+        elif session.is_left and isinstance(error, ServerError):  # maybe of this one alone
             session.is_stuck = True
-            self._warn_once(session, f"what is left of {session.plan.session} waits", error)
+            self._warn_once(session, f"unsent steps of {session.plan.session} wait", error)
         else:
             raise error
 
@@ -344,29 +344,29 @@ class Sender:
             self._warn_once(session, f"refused, kept in {self._outbox.path}", error)
 
     def _warn_once(self, session: Session, what: str, error: Exception) -> None:
-        if not session.is_told:
-            _log.warning("%s: %s: %s", session.plan.run, what, in_a_line(error))
-        session.is_told = True
+        if not session.has_warned:
+            _log.warning("%s: %s: %s", session.plan.run, what, first_line(error))
+        session.has_warned = True
 
-    def _heard(self) -> None:
-        if self.trouble and self._was_reached:
-            _log.info("%s answers again", self._connection.url)
-        self._trouble.append("")
+    def _mark_reached(self) -> None:
+        if self.last_error and self._was_reached:
+            _log.info("%s is reachable again", self._connection.url)
+        self._last_error.append("")
         self._was_reached = True
 
     def _note(self, error: Exception) -> None:
         if not isinstance(error, CalibrdError):
-            _log.error("what is to be sent waits, because of an unexpected error", exc_info=error)
-        elif not self.trouble and self._was_reached:
-            _log.warning("training goes on, and what is to be sent waits: %s", in_a_line(error))
-        self._trouble.append(in_a_line(error))
+            _log.error("steps wait to be sent, because of an unexpected error", exc_info=error)
+        elif not self.last_error and self._was_reached:
+            _log.warning("training continues, and steps wait to be sent: %s", first_line(error))
+        self._last_error.append(first_line(error))
 
 
 def is_refusal(error: CalibrdError) -> bool:
-    """Return whether the next try would end in the same way."""
-    return isinstance(error, Refused) and not isinstance(error, ServerTrouble | TooSlow)
+    """Return whether a retry would fail in the same way."""
+    return isinstance(error, Refused) and not isinstance(error, ServerError | TooSlow)
 
 
-def in_a_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the message without the hint on a line of its own."""
     return str(error).partition("\n")[0]

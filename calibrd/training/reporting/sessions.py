@@ -1,4 +1,4 @@
-"""What a session of a run is: how it is opened, where it starts, its validation passes."""
+"""Sessions of a run: how they are opened, where they start, their validation passes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Kind = Literal["adafocal", "monitor"]
 
 # what reading a damaged document raises
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-# the service takes 100, of which some are for what is added where a session goes on as another
+# the service allows 100; the rest is for a suffix if a session continues as another
 SESSION = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run goes on: after ``step``; with a state, unless it only monitors."""
+    """Where a run continues: after ``step``, with a state unless it only monitors."""
 
     step: int = 0
     state: AdaFocalState | None = None
@@ -48,11 +48,11 @@ class SessionPlan:
 
     @property
     def before(self) -> int | None:
-        """Return the step before the first pass, if it is known."""
+        """The step before the first pass, if it is known."""
         return self.start.step if self.base is None and self.start is not None else self.base
 
     def opening(self, *, is_old: bool) -> dict[str, Any]:
-        """Return the arguments of ``open_run``; only of an old session is said when it began."""
+        """Return the arguments of ``open_run``, with the begin of the session only if it is old."""
         names = ("kind", "settings", "world_size", "decides", "session")
         start = self.start or Start()
         needs_step = self.start is not None and start.state is None
@@ -74,13 +74,13 @@ class SessionPlan:
 
     @classmethod
     def from_json(cls, text: str) -> SessionPlan:
-        """Return the plan that ``to_json`` wrote; raise one of UNREADABLE if it is none."""
-        given = dict(json.loads(text))
-        settings, start = given.pop("settings"), given.pop("start")
+        """Return the plan that ``to_json`` wrote; raise one of UNREADABLE if it is damaged."""
+        fields = dict(json.loads(text))
+        settings, start = fields.pop("settings"), fields.pop("start")
         return cls(
             settings=None if settings is None else Settings(**settings),
             start=None if start is None else Start(start["step"], state_of(start["state"])),
-            **given,
+            **fields,
         )
 
 
@@ -88,8 +88,8 @@ class SessionPlan:
 class Pass:
     """A validation pass: its number in the session, its statistics as bytes, the state after it.
 
-    ``before`` is the state before it, from which a session can go on if all else is lost. Both are
-    None where they are for the service to say, and of monitors.
+    ``before`` is the state before it, from which a session can continue if all else is lost. Both
+    are None if the service decides, and for monitors.
     """
 
     number: int
@@ -104,10 +104,10 @@ def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:
 
 
 def checked_session(session: str | None) -> str | None:
-    """Return the id of a session, or None; raise ValueError for all else."""
+    """Return the id of a session, or None; raise ValueError for anything else."""
     if session is not None and not SESSION.fullmatch(session):
         raise ValueError(
-            "session must be of 1 to 80 letters A-Z and a-z, digits, '.', '_' and '-', "
+            "session must be 1 to 80 letters A-Z and a-z, digits, '.', '_' and '-', "
             f"got {session!r}"
         )
     return session

@@ -1,8 +1,8 @@
-"""Arrays as bytes and back, a file for each format, each read with suspicion.
+"""Codecs of arrays, one module per format; input is untrusted.
 
 ``read_arrays`` and ``encode`` are for bodies in memory, ``inspect`` and ``load`` for datasets on
-disk. Bytes that cannot be read are Malformed, what breaks a rule is Invalid (or a DataError of
-calibrators), more than a limit is TooLarge; nothing else is raised, whatever the bytes.
+disk. Unreadable bytes raise Malformed, broken rules Invalid (or a DataError of calibrators),
+exceeded limits TooLarge; nothing else is raised, whatever the bytes.
 """
 
 from service.datasets.formats.bodies import (

@@ -1,4 +1,4 @@
-"""Arrays in a body and arrays as a body: the formats, and what all of them share.
+"""Arrays in request and response bodies: the formats, and what they share.
 
 A format is a member of ``Format`` and a file in this folder with its ``Codec``.
 """
@@ -27,11 +27,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS = "labels"
 VALUES = "values"
 NAMES = (*KINDS, VALUES, LABELS, SEGMENTS)
-UNTOLD = (None, "", "application/octet-stream")
+UNSPECIFIED = (None, "", "application/octet-stream")
 
 
 class Format(StrEnum):
-    """How arrays travel; the value is also the ending of files."""
+    """Formats of arrays; the value is also the file extension."""
 
     NPY = "npy"
     NPZ = "npz"
@@ -44,7 +44,7 @@ class Format(StrEnum):
 
     @property
     def codec(self) -> Codec:
-        """How bodies in this format are read and written."""
+        """The codec of this format."""
         return all_codecs()[self]
 
     @property
@@ -54,11 +54,11 @@ class Format(StrEnum):
 
 
 class Arrays(NamedTuple):
-    """What was sent: values (n, k) or (n,), labels and segments (n,), and what the values are.
+    """The arrays of a body: values (n, k) or (n,), labels and segments (n,), and their kind.
 
-    There need be no labels and no segments. ``declared`` is None where nothing says it (npy, arrays
-    called ``values``, a bare JSON list, some CSV). The arrays may share the memory of the body; in
-    which order of bytes, rows and columns they are kept is as sent.
+    Labels and segments are optional. ``declared`` is None where the body does not state the kind
+    (npy, arrays called ``values``, a bare JSON list, some CSV). The arrays may share the memory of
+    the body, and keep its byte order and memory layout.
     """
 
     values: Array
@@ -69,14 +69,14 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """How a format is read and written. Whatever the bytes, only errors with a code are raised.
+    """A format's reader and writer. Whatever the bytes, only errors with a code are raised.
 
-    ``media_types`` begin with the format's own. ``holds`` says in a sentence what it is for.
+    ``media_types`` begin with the format's own. ``holds`` describes its use in a sentence.
     ``decode`` reads a body of at most ``limit`` bytes, as sent and unpacked. ``columns`` reads a
     file of a given size by rows, in constant memory; without it files are decoded whole. ``encode``
-    writes an answer; without it the format is read for datasets only. ``begins`` recognises the
-    first bytes. ``unpacked_size`` tells the memory that a body takes once it is unpacked.
-    ``parsed_size`` counts the bytes that cost as much time as those of JSON.
+    writes a response; without it the format is for datasets only. ``begins`` recognises the
+    first bytes. ``unpacked_size`` returns the memory that a body takes once it is unpacked.
+    ``parsed_size`` counts the bytes that take as long to parse as JSON.
 
     ``is_text`` limits bodies to ``max_json_bytes``; ``example`` is such a text. ``is_named`` is
     False where there is one array without a name, so no labels. ``is_file`` offers the format in
@@ -108,12 +108,12 @@ def all_codecs() -> dict[Format, Codec]:
 
 @cache
 def media_types() -> dict[str, Format]:
-    """Return the format of each media type that is read."""
+    """Return the format of each supported media type."""
     return {name: one.format for one in all_codecs().values() for name in one.media_types}
 
 
 def format_of(content_type: str | None, head: bytes) -> Format:
-    """The format that a content type names, or that the first bytes show if it names none.
+    """Return the format that a content type names, else the one recognised by the first bytes.
 
     >>> format_of("application/json; charset=utf-8", b"").value
     'json'
@@ -125,22 +125,22 @@ def format_of(content_type: str | None, head: bytes) -> Format:
     if found is not None:
         return found
     media_type = (content_type or "").partition(";")[0].strip().lower()
-    found = _sniffed(head) if media_type in UNTOLD else known.get(media_type)
+    found = _sniffed(head) if media_type in UNSPECIFIED else known.get(media_type)
     if found is None:
         raise Unsupported(
             "unsupported_media_type",
-            f"{_said(media_type)}; send one of {', '.join(one.media_type for one in Format)}",
+            f"{_reason(media_type)}; send one of {', '.join(one.media_type for one in Format)}",
             read=sorted(known),
         )
     return found
 
 
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
-    """The arrays of a body of at most ``limit`` bytes, as sent and unpacked.
+    """Return the arrays of a body of at most ``limit`` bytes, as sent and unpacked.
 
-    npz, safetensors and JSON objects name them: one of ``logits``, ``probabilities`` and (where it
-    need not be said which) ``values``, with ``labels`` and ``segments`` if there are any; CSV names
-    their columns. The rules of calibrators (NaN, ranges) are left to it.
+    npz, safetensors and JSON objects name them: one of ``logits``, ``probabilities`` and (where the
+    kind is known otherwise) ``values``, with optional ``labels`` and ``segments``; CSV names
+    their columns. The rules of calibrators (NaN, ranges) are not checked here.
     """
     check_size(len(body), limit)
     if not len(body):
@@ -149,38 +149,38 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
 
 
 def encode(format: Format, arrays: dict[str, Array]) -> bytes:
-    """Arrays as a body; npy holds exactly one, whose name is dropped."""
+    """Encode arrays as a body; npy holds exactly one, whose name is dropped."""
     codec = format.codec
     if codec.encode is None:
-        raise NotAcceptable("not_acceptable", f"{format} is read for datasets, and never answered")
+        raise NotAcceptable("not_acceptable", f"{format} is for datasets only, not for responses")
     if len(arrays) != 1 and not codec.is_named:
         raise NotAcceptable(
-            "one_array_only", f"{format} holds one array: ask for npz, safetensors or JSON"
+            "one_array_only", f"{format} holds one array: request npz, safetensors or JSON"
         )
     return codec.encode(arrays)
 
 
 def check_size(size: int, limit: int) -> None:
-    """Refuse more bytes than allowed."""
+    """Raise TooLarge if there are more bytes than allowed."""
     if size > limit:
         raise TooLarge(
-            "body_too_large", f"at most {limit} bytes are taken, got {size}", limit=limit
+            "body_too_large", f"at most {limit} bytes are allowed, got {size}", limit=limit
         )
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse arrays that no one asked for."""
+    """Raise Invalid if an array has an unknown name."""
     for name in names:
         if name not in NAMES:
             raise Invalid(
                 "unknown_array",
-                f"the array {name[:40]!r} is not known: name the values logits or probabilities, "
+                f"unknown array {name[:40]!r}: name the values logits or probabilities, "
                 "the true classes labels, and the names of the segments segments",
             )
 
 
 def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
-    """Refuse what has neither one nor two dimensions, as calibrators does."""
+    """Raise the DataError of calibrators unless an array has one or two dimensions."""
     if len(shape) in (1, 2):
         return
     if name == LABELS:
@@ -190,16 +190,16 @@ def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
 
 
 def declared_kind(names: Iterable[str]) -> Kind | None:
-    """Which of logits and probabilities is there, None for values; exactly one must be."""
-    given = set(names)
-    sent = [name for name in (*KINDS, VALUES) if name in given]
+    """Return logits or probabilities, None for values; exactly one of the three must be sent."""
+    present = set(names)
+    sent = [name for name in (*KINDS, VALUES) if name in present]
     if len(sent) != 1:
         raise Invalid(
             "logits_or_probabilities",
             "send exactly one of logits, probabilities and values, "
             f"got {' and '.join(sent) or 'none of them'}",
         )
-    return next((kind for kind in KINDS if kind in given), None)
+    return next((kind for kind in KINDS if kind in present), None)
 
 
 def named_arrays(arrays: dict[str, Array]) -> Arrays:
@@ -217,10 +217,10 @@ def named_arrays(arrays: dict[str, Array]) -> Arrays:
     )
 
 
-def _said(media_type: str) -> str:
-    if media_type in UNTOLD:
-        return "the body is of no format that is read here, and no content type says which"
-    return f"the content type {media_type[:80]!r} is not read here"
+def _reason(media_type: str) -> str:
+    if media_type in UNSPECIFIED:
+        return "the format of the body is not recognised, and no content type names it"
+    return f"the content type {media_type[:80]!r} is not supported"
 
 
 def _sniffed(head: bytes) -> Format | None:

@@ -1,7 +1,7 @@
 """Arrays as CSV: a header that names the columns, then a line for each row.
 
-One column is ``label`` (or ``labels``), one may be ``segment`` (or ``segments``), that of each
-row; the others are the classes. Their names say what they are:
+One column is ``label`` (or ``labels``), one may be ``segment`` (or ``segments``); the others are
+the classes. Their names define the kind:
 
     logit_0, logit_1, ...                    logits; the number is the class, in any order
     p_0, ... or probability_0, ...           probabilities, likewise
@@ -31,7 +31,7 @@ LABELS = ("label", "labels")
 SEGMENTS = ("segment", "segments")
 KINDS: dict[str, Kind] = {"logit": "logits", "p": "probabilities", "probability": "probabilities"}
 SHOWN = 40
-MOST_COLUMNS = 200_000
+MAX_COLUMNS = 200_000
 
 _NUMBERED = re.compile(rf"({'|'.join(KINDS)})_(\d{{1,9}})")
 _LARGEST = (1 << 63) - 1
@@ -40,7 +40,7 @@ Number = TypeVar("Number", int, float)
 
 
 class CsvHeader(NamedTuple):
-    """The names of all columns; the places of labels, segments (if any) and classes in order."""
+    """The names of all columns; the positions of labels, segments (if any) and classes in order."""
 
     names: list[str]
     labels: int
@@ -50,9 +50,9 @@ class CsvHeader(NamedTuple):
 
 
 def decode(body: Bytes) -> Arrays:
-    """The arrays of a CSV file: UTF-8, with commas, quotes where they are wanted.
+    r"""Return the arrays of a CSV file: UTF-8, separated by commas, with optional quotes.
 
-    >>> decode(b"logit_1,label,logit_0\\n2.5,1,-1\\n").values.tolist()
+    >>> decode(b"logit_1,label,logit_0\n2.5,1,-1\n").values.tolist()
     [[-1.0, 2.5]]
     """
     _check_text(body)
@@ -85,7 +85,7 @@ def _check_text(body: Bytes) -> None:
 
 
 def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
-    """Return the lines that are not blank, with their numbers in the file."""
+    """Yield the lines that are not blank, with their numbers in the file."""
     physical = _PhysicalLines(body)
     reader = csv.reader(physical, skipinitialspace=True, strict=True)
     try:
@@ -98,9 +98,9 @@ def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
 
 
 class _PhysicalLines:
-    """The lines of a body, decoded as they are read; ``commas`` counts those of the row at hand.
+    """The lines of a body, decoded as they are read; ``commas`` counts those of the current row.
 
-    The reader makes a string of every cell, so a row of too many is stopped before it is split.
+    The reader creates a string per cell, so a row with too many is refused before it is split.
     """
 
     def __init__(self, body: Bytes) -> None:
@@ -110,10 +110,8 @@ class _PhysicalLines:
     def __iter__(self) -> Iterator[str]:
         for line in self._file:
             self.commas += line.count(",")
-            if self.commas >= MOST_COLUMNS:
-                raise TooLarge(
-                    "too_many_columns", f"at most {MOST_COLUMNS} columns are read in a row"
-                )
+            if self.commas >= MAX_COLUMNS:
+                raise TooLarge("too_many_columns", f"a row may have at most {MAX_COLUMNS} columns")
             yield line
 
 
@@ -152,7 +150,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _classes(names: Sequence[str], others: list[int]) -> tuple[list[int], Kind | None]:
-    """The places of the classes in order, and what their names say they are."""
+    """Return the positions of the classes in order, and the kind that their names define."""
     if len(others) == 1 and names[others[0]] in KINDS:
         return others, KINDS[names[others[0]]]
     numbered = {place: _NUMBERED.fullmatch(names[place]) for place in others}
@@ -196,13 +194,13 @@ def _check_width(line: int, row: Sequence[str], header: CsvHeader) -> None:
         )
 
 
-def _cell(line: int, name: str, text: str, made: Callable[[str], Number]) -> Number:
+def _cell(line: int, name: str, text: str, convert: Callable[[str], Number]) -> Number:
     try:
-        if "_" in text:  # Python's digit separator, which no other reader takes
+        if "_" in text:  # Python's digit separator, which no other reader accepts
             raise ValueError(text)
-        return made(text)
+        return convert(text)
     except ValueError as error:
-        what = "a number" if made is float else "a whole number, 0 for the first class"
+        what = "a number" if convert is float else "a whole number, 0 for the first class"
         raise Invalid(
             "not_a_number",
             f"line {line}, column {name[:SHOWN]!r}: {text[:SHOWN]!r} is not {what}",
@@ -212,7 +210,7 @@ def _cell(line: int, name: str, text: str, made: Callable[[str], Number]) -> Num
 
 
 def _label(text: str) -> int:
-    """A label; those beyond 63 bits are out of any range."""
+    """Return a label; those beyond 63 bits are clamped, as they are out of any range."""
     return max(-_LARGEST, min(int(text), _LARGEST))
 
 

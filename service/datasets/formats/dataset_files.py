@@ -1,4 +1,4 @@
-"""Datasets on disk: all rules checked in constant memory, and loaded for a fit."""
+"""Datasets on disk: check all rules in constant memory, and load them for a fit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,21 @@ from service.datasets.formats.bodies import (
     declared_kind,
     read_arrays,
 )
-from service.datasets.formats.npy import Array, Column, Held, Layout, Named, read_at
+from service.datasets.formats.npy import (
+    Array,
+    Column,
+    Layout,
+    MemoryColumn,
+    SegmentColumn,
+    read_at,
+)
 from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, NoSpace, TooLarge
 from service.storage.database import SHARE_PART
 
 BLOCK = 1 << 18
 FORTRAN_ROWS, FORTRAN_BYTES = 64, 24 << 20
-# the order in which CalibrationSet looks at the rules that rows can break
+# the order in which CalibrationSet checks the rules that rows can break
 RULES = (
     "not_a_probability",
     "rows_do_not_sum_to_one",
@@ -49,20 +56,20 @@ RULES = (
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is taken: bytes as sent and unpacked, bytes of text, classes."""
+    """Limits on a body: bytes as sent and unpacked, bytes of text, classes."""
 
     bytes: int
     json_bytes: int
     classes: int
 
     def of(self, format: Format) -> int:
-        """The most bytes of a body in this format."""
+        """Return the maximum bytes of a body in this format."""
         return min(self.bytes, self.json_bytes) if format.codec.is_text else self.bytes
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a dataset that keeps all rules; ``segments`` is None without any."""
+    """Facts about a valid dataset; ``segments`` is None without any."""
 
     rows: int
     classes: int
@@ -70,8 +77,8 @@ class Facts:
     segments: int | None = None
 
 
-class Found(NamedTuple):
-    """The columns of a dataset, and what its values are."""
+class DatasetColumns(NamedTuple):
+    """The columns of a dataset, and the kind of its values."""
 
     kind: Kind
     values: Column
@@ -80,13 +87,13 @@ class Found(NamedTuple):
 
 
 def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
-    """Check a file as CalibrationSet would, with its codes and sentences, in blocks of rows.
+    """Check a file as CalibrationSet would, with the same errors, in blocks of rows.
 
-    Memory does not grow with the file, packed or not. ``kind`` may be left to the file's names.
+    Memory does not grow with the file, packed or not. ``kind`` may follow from the file's names.
     """
     check_size(path.stat().st_size, limits.of(format))
     with path.open("rb") as file:
-        kind, values, labels, segments = found_columns(
+        kind, values, labels, segments = select_columns(
             columns(file, format, limits.of(format)), kind
         )
         classes = _check_layouts(values.layout, labels.layout, kind, limits)
@@ -94,8 +101,8 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
         rounding = 0.0 if kind == "logits" else _rounding(path, format, kind, limits)
         _check_room(path.parent, values.layout)
         with TemporaryFile(dir=path.parent) as spool:
-            turned = values.in_rows(spool), labels.in_rows(spool)
-            _check_rows(*turned, kind, classes, rounding)
+            by_rows = values.in_rows(spool), labels.in_rows(spool)
+            _check_rows(*by_rows, kind, classes, rounding)
         if segments is not None:  # last, as CalibrationSet does
             segment_names.check_layout(segments.layout, rows)
             named = segment_names.count(segments.layout, segments.rows)
@@ -103,20 +110,20 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
 
 
 def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet:
-    """The dataset in a file that ``inspect`` has passed.
+    """Load a dataset from a file that ``inspect`` has accepted.
 
-    Numbers that are not packed are mapped into memory, so they are read when they are needed.
+    Uncompressed numbers are memory-mapped, so they are read when they are needed.
     """
     with path.open("rb") as file:
         limit = 1 << 62
-        kind, values, labels, segments = found_columns(columns(file, format, limit), kind)
-        make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
+        kind, values, labels, segments = select_columns(columns(file, format, limit), kind)
+        create = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
         named = None if segments is None else segment_names.load(segments.layout, segments.rows)
-        return make(values.mapped(path), labels.mapped(path), named)
+        return create(values.mapped(path), labels.mapped(path), named)
 
 
-def found_columns(found: dict[str, Column], kind: Kind | None) -> Found:
-    """Return the columns of a dataset among the arrays of a file; raise if one is missing."""
+def select_columns(found: dict[str, Column], kind: Kind | None) -> DatasetColumns:
+    """Return the columns of a dataset from the arrays of a file; raise if one is missing."""
     if LABELS not in found:
         formats = ", ".join(one.format for one in all_codecs().values() if one.is_named)
         raise Invalid("no_labels", f"a dataset needs labels: send one of {formats} with both")
@@ -126,44 +133,44 @@ def found_columns(found: dict[str, Column], kind: Kind | None) -> Found:
     if known is None:
         raise Invalid(
             "logits_or_probabilities",
-            "name the values logits or probabilities, or say by kind which they are",
+            "name the values logits or probabilities, or state their kind",
         )
     if kind not in (None, known):
-        raise Invalid("wrong_kind", f"the dataset is said to hold {kind} but holds {known}")
-    return Found(known, found[declared or VALUES], found[LABELS], found.get(SEGMENTS))
+        raise Invalid("wrong_kind", f"the stated kind is {kind} but the dataset holds {known}")
+    return DatasetColumns(known, found[declared or VALUES], found[LABELS], found.get(SEGMENTS))
 
 
 def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
-    """The arrays of a file by name; an npy file has one without a name, called ``values``."""
+    """Return the arrays of a file by name; the unnamed array of an npy file is ``values``."""
     size = file.seek(0, io.SEEK_END)
     if format.codec.columns is not None:
         return format.codec.columns(file, size, limit)
-    return _held(read_arrays(format, read_at(file, 0, size), limit=limit))
+    return _memory_columns(read_arrays(format, read_at(file, 0, size), limit=limit))
 
 
-def _held(arrays: Arrays) -> dict[str, Column]:
-    found: dict[str, Column] = {arrays.declared or VALUES: Held(arrays.values)}
+def _memory_columns(arrays: Arrays) -> dict[str, Column]:
+    found: dict[str, Column] = {arrays.declared or VALUES: MemoryColumn(arrays.values)}
     if arrays.labels is not None:
-        found[LABELS] = Held(arrays.labels)
+        found[LABELS] = MemoryColumn(arrays.labels)
     if isinstance(arrays.segments, Segments):
-        found[SEGMENTS] = Named(arrays.segments)
+        found[SEGMENTS] = SegmentColumn(arrays.segments)
     elif arrays.segments is not None:
-        found[SEGMENTS] = Held(arrays.segments, is_text=True)
+        found[SEGMENTS] = MemoryColumn(arrays.segments, is_text=True)
     return found
 
 
 def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -> int:
-    """Check all but the numbers; how many classes there are."""
+    """Check types and shapes; return the number of classes."""
     check_dimensions(kind, values.shape)
     check_dimensions(LABELS, labels.shape)
     if values.shape[1:] and values.shape[1] > limits.classes:
         raise TooLarge(
             "too_many_classes",
-            f"at most {limits.classes} classes are taken, got {values.shape[1]}",
+            f"at most {limits.classes} classes are allowed, got {values.shape[1]}",
             limit=limits.classes,
         )
-    made = as_logits if kind == "logits" else two_columns
-    classes = int(made(_sure_row(values, kind)).shape[1])
+    convert = as_logits if kind == "logits" else two_columns
+    classes = int(convert(_valid_row(values, kind)).shape[1])
     column = labels.shape if labels.shape[1:] != (1,) else labels.shape[:1]
     if len(column) == 1 and column != values.shape[:1]:
         raise DataError(
@@ -174,8 +181,8 @@ def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -
     return classes
 
 
-def _sure_row(layout: Layout, kind: Kind) -> Array:
-    """At most one row of a layout's width and type that breaks no rule and warns of nothing."""
+def _valid_row(layout: Layout, kind: Kind) -> Array:
+    """Return at most one valid row of a layout's width and type, which causes no warning."""
     shape = (min(1, layout.shape[0]), *layout.shape[1:])
     if kind == "logits" or layout.dtype.kind == "b":
         return np.full(shape, 2, layout.dtype)
@@ -185,8 +192,8 @@ def _sure_row(layout: Layout, kind: Kind) -> Array:
 def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, rounding: float) -> None:
     """Raise the DataError that CalibrationSet would raise for all rows at once.
 
-    A block reports the first rule in the order of RULES that it breaks. So the first of all blocks
-    is the first of the whole, and blocks that report another one have no row that breaks it.
+    A block reports the first rule in the order of RULES that it breaks. So the first rule over all
+    blocks is the first of the file, and blocks that report another rule have no row that breaks it.
     """
     total = values.layout.shape[0]
     step = rows_at_once(values.layout)
@@ -209,7 +216,7 @@ def rows_at_once(layout: Layout) -> int:
     """Return how many rows of an array are read as a block."""
     width = max(1, layout.shape[1] if len(layout.shape) > 1 else 1)
     step = max(1, BLOCK // width)
-    if layout.fortran:  # a block is one read for each column: no reads of a few bytes
+    if layout.fortran:  # a block is one read per column, which should not be tiny
         step = max(step, min(FORTRAN_ROWS, FORTRAN_BYTES // (width * layout.dtype.itemsize)))
     return step
 
@@ -217,12 +224,12 @@ def rows_at_once(layout: Layout) -> int:
 def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
     """Return the step that all probabilities of a file were rounded to; 0 if there is none.
 
-    The file is opened once more, because packed rows can be read in their order only; exact
-    probabilities are told by their first block.
+    The file is opened again, because packed rows can only be read in order; unrounded
+    probabilities are recognised in their first block.
     """
     finder = GridFinder()
     with path.open("rb") as file, TemporaryFile(dir=path.parent) as spool:
-        found = found_columns(columns(file, format, limits.of(format)), kind)
+        found = select_columns(columns(file, format, limits.of(format)), kind)
         _check_room(path.parent, found.values.layout)
         values = found.values.in_rows(spool)
         total = values.layout.shape[0]
@@ -235,12 +242,12 @@ def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
 
 
 def _check_room(folder: Path, layout: Layout) -> None:
-    """Raise NoSpace unless an array that is stored by columns may be unpacked in a folder."""
+    """Raise NoSpace unless there is room to unpack an array stored by columns."""
     room = shutil.disk_usage(folder).free // SHARE_PART
     if layout.fortran and layout.nbytes > room:
         raise NoSpace(
             "no_space",
-            f"an array in Fortran order of {layout.nbytes} bytes is turned on disk, and there is "
+            f"an array in Fortran order of {layout.nbytes} bytes is unpacked on disk, and there is "
             f"room for {room}: send it in C order",
         )
 
@@ -255,7 +262,7 @@ def _check_block(block: Array, truth: Array, kind: Kind, rounding: float) -> Non
     if block.ndim == 1:
         block = block[:, np.newaxis]
     if kind == "logits":
-        # a last row that is no probability keeps a block from warning that it looks like them
+        # a last row that is no probability prevents the warning that logits look like them
         block = np.concatenate([block, np.full((1, block.shape[1]), 2, block.dtype)])
         CalibrationSet(block, np.append(truth, truth.dtype.type(0)))
         return

@@ -1,4 +1,4 @@
-"""Some rows of a dataset on disk, drawn evenly."""
+"""A uniform sample of the rows of a dataset on disk."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from service.datasets.formats import segment_names
 from service.datasets.formats.bodies import Format
 from service.datasets.formats.dataset_files import (
     columns,
-    found_columns,
     load,
     rows_at_once,
+    select_columns,
 )
 from service.datasets.formats.npy import Array, Column, Layout
 
@@ -28,7 +28,7 @@ Rows = NDArray[np.intp]
 
 
 class Sampled(NamedTuple):
-    """Rows drawn from a dataset: how many it has, those drawn, and the fingerprint of all."""
+    """A sample of a dataset: its number of rows, the sampled ones, and its fingerprint."""
 
     rows: int
     data: CalibrationSet
@@ -36,54 +36,54 @@ class Sampled(NamedTuple):
 
 
 def sample(path: Path, format: Format, kind: Kind, most_rows: int, most_values: int) -> Sampled:
-    """Draw rows evenly from a dataset that ``inspect`` has passed; the seed is fixed.
+    """Sample rows uniformly, with a fixed seed, from a dataset that ``inspect`` has accepted.
 
-    Logits are read in blocks, and only the drawn rows are kept. Probabilities are loaded whole,
-    since what their zeros stand for follows from all rows.
+    Logits are read in blocks, and only the sampled rows are kept. Probabilities are loaded whole,
+    because the replacement of their zeros depends on all rows.
     """
     if kind == "probabilities":
         whole = load(path, format, kind)
-        chosen = _drawn(whole.n, whole.k, most_rows, most_values)
+        chosen = _choose_rows(whole.n, whole.k, most_rows, most_values)
         return Sampled(whole.n, whole.take(chosen), fingerprint(whole))
     with path.open("rb") as file, TemporaryFile() as spool:
-        _, values, labels, segments = found_columns(columns(file, format, 1 << 62), kind)
+        _, values, labels, segments = select_columns(columns(file, format, 1 << 62), kind)
         rows, classes = values.layout.shape[0], _classes(values.layout)
-        chosen = _drawn(rows, classes, most_rows, most_values)
-        truth, logits = _Chosen(chosen), _Chosen(chosen)
+        chosen = _choose_rows(rows, classes, most_rows, most_values)
+        truth, logits = _RowCollector(chosen), _RowCollector(chosen)
         digest = fingerprint_of(
             (rows, classes),
             kind,
-            truth.seen(_column_blocks(labels)),
-            map(row_maxima, logits.seen(map(as_logits, _column_blocks(values.in_rows(spool))))),
+            truth.collect(_column_blocks(labels)),
+            map(row_maxima, logits.collect(map(as_logits, _column_blocks(values.in_rows(spool))))),
         )
         named = None
         if segments is not None:
             named = segment_names.load_rows(segments.layout, segments.rows, chosen)
-        return Sampled(rows, CalibrationSet(logits.taken(), truth.taken(), named), digest)
+        return Sampled(rows, CalibrationSet(logits.rows(), truth.rows(), named), digest)
 
 
-class _Chosen:
-    """Chosen rows of a column, kept while its blocks pass by."""
+class _RowCollector:
+    """Collects the chosen rows of a column while its blocks pass through."""
 
     def __init__(self, chosen: Rows) -> None:
         self._chosen = chosen
-        self._kept: list[Array] = []
+        self._collected: list[Array] = []
 
-    def seen(self, blocks: Iterable[Array]) -> Iterator[Array]:
-        """Yield the blocks of all rows in order."""
+    def collect(self, blocks: Iterable[Array]) -> Iterator[Array]:
+        """Yield the blocks of all rows in order, unchanged."""
         start = 0
         for block in blocks:
             first, last = np.searchsorted(self._chosen, (start, start + len(block)))
-            self._kept.append(block[self._chosen[first:last] - start])
+            self._collected.append(block[self._chosen[first:last] - start])
             start += len(block)
             yield block
 
-    def taken(self) -> Array:
-        """Return the chosen rows, once all blocks were seen."""
-        return np.concatenate(self._kept)
+    def rows(self) -> Array:
+        """Return the chosen rows, once all blocks have passed."""
+        return np.concatenate(self._collected)
 
 
-def _drawn(rows: int, classes: int, most_rows: int, most_values: int) -> Rows:
+def _choose_rows(rows: int, classes: int, most_rows: int, most_values: int) -> Rows:
     most = max(1, min(most_rows, most_values // classes))
     if rows <= most:
         return np.arange(rows)

@@ -24,12 +24,12 @@ from service.errors import Invalid
 from service.http import json_answer, json_body
 
 _LARGEST = (1 << 63) - 1
-# looked at and converted in about a millisecond, so that no call holds the interpreter for long
+# checked and converted in about a millisecond, so that no call holds the GIL for long
 _BLOCK = 1 << 14
 
 
 def arrays_of_document(document: dict[str, Any]) -> Arrays:
-    """The arrays among the fields of a JSON document; other fields are left alone."""
+    """Return the arrays among the fields of a JSON document; other fields are ignored."""
     declared = declared_kind(document)
     labels, segments = document.get(LABELS), document.get(SEGMENTS)
     return Arrays(
@@ -41,14 +41,14 @@ def arrays_of_document(document: dict[str, Any]) -> Arrays:
 
 
 def numbers(name: str, value: Any) -> Array:
-    """A list of numbers (n,) or of equally long lists of numbers (n, k); nothing else.
+    """Convert a list of numbers (n,) or of equally long lists of numbers (n, k).
 
     >>> numbers("logits", [[1, 2.5], [0, -1]]).tolist()
     [[1.0, 2.5], [0.0, -1.0]]
     """
     if not isinstance(value, list):
         raise Invalid(
-            "not_an_array", f"{name} must be a list of numbers or of rows, got {_called(value)}"
+            "not_an_array", f"{name} must be a list of numbers or of rows, got {_type_name(value)}"
         )
     if not value:
         return np.empty((0,))
@@ -66,7 +66,7 @@ def _check_rows(name: str, rows: list[Any]) -> None:
     width = len(rows[0])
     for place, row in enumerate(rows):
         if not isinstance(row, list):
-            raise Invalid("not_an_array", f"row {place} of {name} is {_called(row)}, not a list")
+            raise Invalid("not_an_array", f"row {place} of {name} is {_type_name(row)}, not a list")
         if len(row) != width:
             raise Invalid(
                 "ragged",
@@ -81,18 +81,18 @@ def _check_types(name: str, flat: list[Any], width: int | None = None) -> None:
         return
     place = next(i for i, one in enumerate(flat) if type(one) not in (int, float))
     where = f"place {place}" if width is None else f"row {place // width}, column {place % width}"
-    raise Invalid("not_a_number", f"{name} must be numbers: {where} is {_called(flat[place])}")
+    raise Invalid("not_a_number", f"{name} must be numbers: {where} is {_type_name(flat[place])}")
 
 
 def _array(name: str, flat: list[Any]) -> Array:
-    """float64, except that labels stay integers; those beyond 63 bits are out of any range."""
+    """Return numbers as float64, labels as integers; those beyond 63 bits are clamped."""
     is_whole = name == "labels" and float not in _types(flat)
-    made = np.empty(len(flat), np.int64 if is_whole else np.float64)
+    array = np.empty(len(flat), np.int64 if is_whole else np.float64)
     for start in range(0, len(flat), _BLOCK):
         block = flat[start : start + _BLOCK]
         numbers = [min(one, _LARGEST) for one in block] if is_whole else block
-        made[start : start + _BLOCK] = np.array(numbers, made.dtype)
-    return made
+        array[start : start + _BLOCK] = np.array(numbers, array.dtype)
+    return array
 
 
 def _types(flat: list[Any]) -> set[type]:
@@ -102,7 +102,7 @@ def _types(flat: list[Any]) -> set[type]:
     return found
 
 
-def _called(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 

@@ -1,8 +1,8 @@
-"""The npy format, versions 1 to 3: a magic, a header that is a Python literal, the numbers.
+"""The npy format, versions 1 to 3: magic bytes, a header that is a Python literal, the numbers.
 
-C and Fortran order and both byte orders are read. numpy parses the header, after its length and
-its brackets were counted: it takes time linear in at most 4 kB. Object arrays are refused before
-anything could be unpickled. Arrays of all formats are described and read as those of npy files.
+C and Fortran order and both byte orders are read. numpy parses the header after its length and
+brackets were checked, in time linear in at most 4 kB. Object arrays are refused before
+anything could be unpickled. Arrays of all formats are described and read like those of npy files.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PREFIX = 12
 LONGEST_HEADER = 4096
 
 # a header of plain numbers has two pairs of brackets and few commas, a structured type some more
-MOST_BRACKETS, MOST_COMMAS = 64, 200
-# what numpy raises for headers that it cannot read, and its warning of those by Python 2
+MAX_BRACKETS, MAX_COMMAS = 64, 200
+# raised by numpy for headers that it cannot read
 UNREADABLE = (
     ValueError,
     SyntaxError,
@@ -45,19 +45,19 @@ UNREADABLE = (
 
 
 def decode(body: Bytes, *, is_text: bool = False) -> Array:
-    """The array of a whole npy file, without copying its numbers; ``is_text`` takes names too."""
+    """Return the array of an npy file without copying it; ``is_text`` allows names as well."""
     start = header_length(bytes(body[:PREFIX]))
     layout = parse_header(bytes(body[:start]), is_text=is_text)
     check_length(start + layout.nbytes, len(body))
-    # in one step: frombuffer and reshape take twice as long, which counts for small bodies
+    # in one step: frombuffer and reshape take twice as long, which matters for small bodies
     return np.ndarray(layout.shape, layout.dtype, body, start, order="F" if layout.fortran else "C")
 
 
 @lru_cache(maxsize=64)
 def header_length(prefix: bytes) -> int:
-    """How many bytes come before the numbers, by the first 12 of the file."""
+    """Return how many bytes come before the numbers, from the first 12 of the file."""
     if prefix[:6] != npy_format.MAGIC_PREFIX[: len(prefix)]:
-        raise Malformed("not_npy", "these bytes do not start as an npy file does")
+        raise Malformed("not_npy", "not an npy file (bad magic bytes)")
     if len(prefix) < PREFIX:
         raise Malformed(
             "truncated_body", f"an npy file has a header, got {len(prefix)} bytes in all"
@@ -68,25 +68,25 @@ def header_length(prefix: bytes) -> int:
     elif version in (2, 3):
         length = 12 + int.from_bytes(prefix[8:12], "little")
     else:
-        raise Malformed("unknown_version", f"npy versions 1 to 3 are read, got {version}")
+        raise Malformed("unknown_version", f"npy versions 1 to 3 are supported, got {version}")
     if not PREFIX <= length <= LONGEST_HEADER:
         raise Malformed(
-            "bad_header", f"an npy header has 12 to {LONGEST_HEADER} bytes here, got {length}"
+            "bad_header", f"an npy header may have 12 to {LONGEST_HEADER} bytes, got {length}"
         )
     return length
 
 
 @lru_cache(maxsize=256)
 def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
-    """What a whole header, from the magic to the newline, says."""
+    """Parse a whole header, from the magic bytes to the newline."""
     if len(header) < header_length(header[:PREFIX]):
         raise Malformed("truncated_body", f"the npy header ends after {len(header)} bytes")
     bad = Malformed("bad_header", "the npy header does not give descr, fortran_order and shape")
     brackets = sum(map(header.count, (b"(", b"[", b"{")))
-    if brackets > MOST_BRACKETS or header.count(b",") > MOST_COMMAS:
+    if brackets > MAX_BRACKETS or header.count(b",") > MAX_COMMAS:
         raise bad
     versions = (npy_format.read_array_header_1_0, npy_format.read_array_header_2_0)
-    read = versions[header[6] > 1]  # version 3 differs from 2 in names of fields alone
+    read = versions[header[6] > 1]  # version 3 differs from 2 only in the names of fields
     try:
         shape, fortran, dtype = read(io.BytesIO(header[8:]), max_header_size=LONGEST_HEADER)
     except (*UNREADABLE, TokenError, Warning) as error:
@@ -94,19 +94,19 @@ def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
     if any(type(one) is not int or one < 0 for one in shape) or dtype.kind in "mMT":
         raise bad
     if dtype.names is not None:
-        raise Invalid("bad_type", "structured arrays are not read: send one array of numbers")
+        raise Invalid("bad_type", "structured arrays are not supported: send one array of numbers")
     return Layout(dtype, shape, fortran=fortran, is_text=is_text)
 
 
 def encode(array: Array) -> bytes:
-    """An npy file (version 1) of an array."""
+    """Encode an array as an npy file (version 1)."""
     array = np.ascontiguousarray(array)
-    return b"".join((written_header(array.dtype, array.shape), array.data))
+    return b"".join((encode_header(array.dtype, array.shape), array.data))
 
 
 @lru_cache(maxsize=256)
-def written_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The header of an array in C order, padded so that the numbers are aligned."""
+def encode_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the header of an array in C order, padded so that the numbers are aligned."""
     file = io.BytesIO()
     described = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     npy_format.write_array_header_1_0(file, described)
@@ -116,14 +116,14 @@ def written_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 DTYPES = frozenset(np.dtype(code) for code in "efdbBhHiIlLqQ?")
 CHARACTER_BYTES = 4
 LONGEST = 1 << 48
-MOST_DIMENSIONS = 32
+MAX_DIMENSIONS = 32
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Type, shape and order of an array; ``bfloat16`` says what the bits of a uint16 mean.
+    """Type, shape and order of an array; with ``bfloat16`` a uint16 holds its bits.
 
-    ``is_text`` says that the array may hold names: what ``segments`` do, and nothing else.
+    With ``is_text`` the array may hold names, as only ``segments`` do.
     """
 
     dtype: np.dtype[Any]
@@ -141,23 +141,23 @@ class Layout:
                 "arrays must be float16, bfloat16, float32, float64, integers or (labels only) "
                 f"booleans, got {str(self.dtype)[:80]}",
             )
-        # numpy takes the product of the others where an array is empty
+        # for empty arrays numpy multiplies the other dimensions
         sizes = [math.prod(filter(None, self.shape))] if 0 in self.shape else self.shape
-        if len(self.shape) > MOST_DIMENSIONS or any(size >= LONGEST for size in sizes):
+        if len(self.shape) > MAX_DIMENSIONS or any(size >= LONGEST for size in sizes):
             raise Malformed("bad_header", "the header claims a shape that no file can hold")
 
     @cached_property
     def count(self) -> int:
-        """How many numbers, as a Python integer: 2^32 x 2^32 does not overflow to 0."""
+        """The number of values, as a Python integer: 2^32 x 2^32 does not overflow to 0."""
         return math.prod(self.shape)
 
     @cached_property
     def nbytes(self) -> int:
-        """How many bytes the numbers take."""
+        """The size of the numbers in bytes."""
         return self.count * self.dtype.itemsize
 
     def array(self, data: Bytes, offset: int = 0) -> Array:
-        """The array whose numbers start at ``offset`` of ``data``: shared, not copied."""
+        """Return the array whose numbers start at ``offset`` of ``data``, without a copy."""
         flat = np.frombuffer(data, self.dtype, self.count, offset)
         if self.bfloat16:
             flat = widened_bfloat16(flat)
@@ -165,7 +165,7 @@ class Layout:
 
 
 def _check_names(dtype: np.dtype[Any]) -> None:
-    """Refuse, by the header alone, what cannot be names."""
+    """Raise DataError if an array of this type cannot hold names."""
     if dtype.kind == "U" and not 1 <= dtype.itemsize // CHARACTER_BYTES <= LONGEST_NAME:
         raise DataError(
             "bad_segment_name",
@@ -184,24 +184,24 @@ def _check_names(dtype: np.dtype[Any]) -> None:
 
 
 def widened_bfloat16(bits: Array) -> Array:
-    """The float32 numbers of bfloat16 bits: they are the upper halves."""
+    """Convert bfloat16 bits, the upper halves of float32, to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def read_at(file: BinaryIO, offset: int, size: int) -> bytes:
-    """Exactly ``size`` bytes from ``offset``."""
+    """Read exactly ``size`` bytes from ``offset``."""
     file.seek(offset)
     data = file.read(size)
     if len(data) != size:
         raise Malformed(
             "truncated_body",
-            f"the file ends after {offset + len(data)} bytes, in the midst of an array",
+            f"the file ends after {offset + len(data)} bytes, in the middle of an array",
         )
     return data
 
 
 def check_length(expected: int, got: int) -> None:
-    """Refuse bytes that are not as many as the header says."""
+    """Raise Malformed unless there are as many bytes as the header states."""
     if got < expected:
         raise Malformed(
             "truncated_body", f"the header describes {expected} bytes but there are {got}"
@@ -214,20 +214,21 @@ class Column(Protocol):
     """One array of a file."""
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> Layout:
+        """The layout of the array."""
 
     def rows(self, start: int, stop: int) -> Array:
-        """Some rows; blocks must be asked for in order."""
+        """Return some rows; blocks must be read in order."""
 
     def mapped(self, path: Path) -> Array:
-        """The whole array of the file at ``path``, mapped into memory where that is possible."""
+        """Return the whole array of the file at ``path``, memory-mapped where possible."""
 
     def in_rows(self, spool: BinaryIO) -> Column:
-        """A column whose rows can be read in order, whatever the order it is stored in."""
+        """Return a column whose rows can be read in order, whatever its memory layout."""
 
 
-class Plain:
-    """Numbers that lie in a file as they are, from ``start`` on."""
+class FileColumn:
+    """Uncompressed numbers in a file, from ``start`` on."""
 
     def __init__(self, file: BinaryIO, start: int, layout: Layout) -> None:
         self.layout = layout
@@ -235,6 +236,7 @@ class Plain:
         self._start = start
 
     def rows(self, start: int, stop: int) -> Array:
+        """Read some rows, in any order."""
         layout, size = self.layout, self.layout.dtype.itemsize
         if layout.fortran and len(layout.shape) == 2:
             total, width = layout.shape
@@ -250,6 +252,7 @@ class Plain:
         return rows_of(layout, data, stop - start)
 
     def mapped(self, path: Path) -> Array:
+        """Return the array, memory-mapped."""
         layout = self.layout
         if not layout.count:
             return np.empty(layout.shape, layout.dtype)
@@ -259,28 +262,32 @@ class Plain:
         return widened_bfloat16(raw) if layout.bfloat16 else raw
 
     def in_rows(self, spool: BinaryIO) -> Column:
+        """Return this column, whose rows can be read in any order."""
         return self
 
 
-class Held:
-    """Numbers that are in memory already."""
+class MemoryColumn:
+    """An array in memory."""
 
     def __init__(self, array: Array, *, is_text: bool = False) -> None:
         self.layout = Layout(array.dtype, array.shape, is_text=is_text)
         self._array = array
 
     def rows(self, start: int, stop: int) -> Array:
+        """Return some rows."""
         return self._array[start:stop]
 
     def mapped(self, path: Path) -> Array:
+        """Return the array."""
         return self._array
 
     def in_rows(self, spool: BinaryIO) -> Column:
+        """Return this column, whose rows can be read in any order."""
         return self
 
 
-class Named:
-    """Segments that are in memory already, read as names."""
+class SegmentColumn:
+    """Segments in memory, read as names."""
 
     def __init__(self, segments: Segments) -> None:
         self.layout = Layout(np.dtype("U1"), segments.codes.shape, is_text=True)
@@ -288,17 +295,20 @@ class Named:
         self._codes = segments.codes
 
     def rows(self, start: int, stop: int) -> Array:
+        """Return the names of some rows."""
         return np.asarray(self._names[self._codes[start:stop]])
 
     def mapped(self, path: Path) -> Array:
+        """Return the names of all rows."""
         return self.rows(0, len(self._codes))
 
     def in_rows(self, spool: BinaryIO) -> Column:
+        """Return this column, whose rows can be read in any order."""
         return self
 
 
 def rows_of(layout: Layout, data: bytes, count: int) -> Array:
-    """Some rows of an array from the bytes that they take, in C order."""
+    """Return some rows of an array from their bytes in C order."""
     raw = np.frombuffer(data, layout.dtype)
     if layout.bfloat16:
         raw = widened_bfloat16(raw)
@@ -315,7 +325,7 @@ def _columns(file: BinaryIO, size: int, limit: int) -> dict[str, Column]:
     start = header_length(read_at(file, 0, min(size, PREFIX)))
     layout = parse_header(read_at(file, 0, min(size, start)))
     check_length(start + layout.nbytes, size)
-    return {VALUES: Plain(file, start, layout)}
+    return {VALUES: FileColumn(file, start, layout)}
 
 
 CODEC = Codec(

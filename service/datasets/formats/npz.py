@@ -1,8 +1,8 @@
 """The npz format: a zip file of npy files, read by ``zipfile`` after a check of its directory.
 
-``zipfile`` reads a directory of any size into memory, does not see members that overlap, and counts
-on no end record. So these are checked first, with the sizes that members claim, before anything is
-unpacked. What really comes out is checked by ``zipfile`` (CRC) and ``Unpacked`` (length).
+``zipfile`` reads a directory of any size into memory, does not notice overlapping members, and
+tolerates a wrong end record. So these are checked first, with the stated sizes, before anything is
+unpacked. The unpacked bytes are checked by ``zipfile`` (CRC) and ``MemberReader`` (length).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from service.datasets.formats.npy import (
     Array,
     Bytes,
     Column,
-    Plain,
+    FileColumn,
     check_length,
     read_at,
     rows_of,
@@ -48,7 +48,7 @@ LOCATOR64_MAGIC = b"PK\x06\x07"
 LOCATOR64 = struct.Struct("<4sLQL")
 CENTRAL_BYTES, LOCAL_BYTES = 46, 30
 ENCRYPTED = 0x0001 | 0x0040 | 0x2000
-MOST_MEMBERS = 16
+MAX_MEMBERS = 16
 LONGEST_DIRECTORY = 1 << 14
 HIGHEST_RATIO = 1040
 FULL_16, FULL_32 = 0xFFFF, 0xFFFFFFFF
@@ -58,7 +58,7 @@ SEGMENT_COPIES = 2
 
 @dataclass(frozen=True)
 class ZipMember:
-    """A file in a zip, whose bytes lie from ``start`` on."""
+    """A file in a zip, whose bytes begin at ``start``."""
 
     archive: zipfile.ZipFile
     info: zipfile.ZipInfo
@@ -66,18 +66,22 @@ class ZipMember:
 
     @property
     def is_packed(self) -> bool:
+        """Whether the member is compressed."""
         return self.info.compress_type != zipfile.ZIP_STORED
 
     @property
     def unpacked(self) -> int:
+        """The stated size of the member once it is unpacked."""
         return self.info.file_size
 
 
 def members(file: BinaryIO, size: int, limit: int) -> dict[str, ZipMember]:
-    """The members of an npz file of ``size`` bytes by array name; together at most ``limit``."""
+    """Return the members of an npz file by array name; together at most ``limit`` bytes."""
     count, offset, length = _directory(file, size)
-    if count > MOST_MEMBERS or length > LONGEST_DIRECTORY:
-        raise Malformed("too_many_members", f"at most {MOST_MEMBERS} members are read, got {count}")
+    if count > MAX_MEMBERS or length > LONGEST_DIRECTORY:
+        raise Malformed(
+            "too_many_members", f"at most {MAX_MEMBERS} members are allowed, got {count}"
+        )
     with _errors("its directory cannot be read"):
         _check_entries(read_at(file, offset, length), count)
         archive = zipfile.ZipFile(file)
@@ -90,27 +94,27 @@ def members(file: BinaryIO, size: int, limit: int) -> dict[str, ZipMember]:
     if len(set(names)) != len(names):
         raise Malformed("duplicate_names", "two members of the zip file have the same name")
     check_names(name.removesuffix(".npy") for name in names if name.endswith(".npy"))
-    odd = next((name for name in names if not name.endswith(".npy")), None)
-    if odd is not None:
-        raise Invalid("unknown_array", f"the zip member {odd[:40]!r} is not an npy file")
+    other = next((name for name in names if not name.endswith(".npy")), None)
+    if other is not None:
+        raise Invalid("unknown_array", f"the zip member {other[:40]!r} is not an npy file")
     check_size(sum(one.unpacked for one in found), limit)
     return {name.removesuffix(".npy"): one for name, one in zip(names, found, strict=True)}
 
 
-class Unpacked:
-    """The bytes of a member in order; length and CRC are checked when the last is read."""
+class MemberReader:
+    """Reads the bytes of a member in order; checks length and CRC at the end."""
 
     def __init__(self, member: ZipMember) -> None:
         info = copy(member.info)
-        info.file_size += 1  # else what a member gives beyond its length would not be seen
+        info.file_size += 1  # else bytes beyond the stated size would go unnoticed
         self._left = member.unpacked
         with _errors("a member has no header, or another name there"):
             self._file = member.archive.open(info)
 
     def read(self, size: int) -> bytes:
-        """The next ``size`` bytes; Malformed if there are not as many."""
+        """Return the next ``size`` bytes; raise Malformed if there are not as many."""
         with _errors("a member cannot be unpacked, or its CRC is wrong"):
-            pieces = range(0, size, PIECE)  # one by one, which is faster than all at once
+            pieces = range(0, size, PIECE)  # faster than all at once
             data = b"".join(self._file.read(min(PIECE, size - start)) for start in pieces)
             self._left -= len(data)
             is_longer = not self._left and self._file.read(1)
@@ -119,13 +123,13 @@ class Unpacked:
         return data
 
 
-class Zipped:
-    """Numbers in a member of a zip file; unpacked as they are read, and never kept."""
+class ZipColumn:
+    """Numbers in a member of a zip file, unpacked as they are read."""
 
     def __init__(self, file: BinaryIO, member: ZipMember, *, is_text: bool = False) -> None:
         self._file = file
         self._member = member
-        self._stream = Unpacked(member)
+        self._stream = MemberReader(member)
         prefix = self._stream.read(min(npy.PREFIX, member.unpacked))
         self._header = npy.header_length(prefix)
         missing = min(self._header, member.unpacked) - len(prefix)
@@ -133,12 +137,14 @@ class Zipped:
         check_length(self._header + self.layout.nbytes, member.unpacked)
 
     def rows(self, start: int, stop: int) -> Array:
+        """Return some rows; blocks must be read in order."""
         wide = self.layout.nbytes // self.layout.shape[0]
         return rows_of(self.layout, self._stream.read((stop - start) * wide), stop - start)
 
     def mapped(self, path: Path) -> Array:
+        """Return the whole array, memory-mapped if it is not compressed."""
         if not self._member.is_packed:
-            return self._plain().mapped(path)
+            return self._file_column().mapped(path)
         array = np.empty(self.layout.nbytes, np.uint8)
         for start in range(0, len(array), LARGE_PIECE):
             stop = min(start + LARGE_PIECE, len(array))
@@ -146,7 +152,7 @@ class Zipped:
         return self.layout.array(array.data)
 
     def in_rows(self, spool: BinaryIO) -> Column:
-        """The same column; if it is stored by columns, unpacked into ``spool``."""
+        """Return a column that is read by rows; unpack one stored by columns into ``spool``."""
         if not (self.layout.fortran and len(self.layout.shape) == 2):
             return self
         start, left = spool.seek(0, io.SEEK_END), self.layout.nbytes
@@ -155,18 +161,20 @@ class Zipped:
             left -= len(piece)
             if self._member.is_packed:
                 spool.write(piece)
-        return Plain(spool, start, self.layout) if self._member.is_packed else self._plain()
+        if self._member.is_packed:
+            return FileColumn(spool, start, self.layout)
+        return self._file_column()
 
-    def _plain(self) -> Plain:
-        """A stored member as plain numbers in the file."""
-        return Plain(self._file, self._member.start + self._header, self.layout)
+    def _file_column(self) -> FileColumn:
+        """Return an uncompressed member as a column of the file."""
+        return FileColumn(self._file, self._member.start + self._header, self.layout)
 
 
 def _decode(body: Bytes, limit: int) -> Arrays:
     found = members(io.BytesIO(body), len(body), limit)
     return named_arrays(
         {
-            name: npy.decode(Unpacked(one).read(one.unpacked), is_text=name == SEGMENTS)
+            name: npy.decode(MemberReader(one).read(one.unpacked), is_text=name == SEGMENTS)
             for name, one in found.items()
         }
     )
@@ -174,7 +182,7 @@ def _decode(body: Bytes, limit: int) -> Arrays:
 
 def _columns(file: BinaryIO, size: int, limit: int) -> dict[str, Column]:
     found = members(file, size, limit)
-    return {name: Zipped(file, one, is_text=name == SEGMENTS) for name, one in found.items()}
+    return {name: ZipColumn(file, one, is_text=name == SEGMENTS) for name, one in found.items()}
 
 
 def _encode(arrays: dict[str, Array]) -> bytes:
@@ -184,15 +192,15 @@ def _encode(arrays: dict[str, Array]) -> bytes:
 
 
 def _unpacked_size(body: Bytes, limit: int) -> int:
-    """Return how much memory the arrays take, by the directory alone."""
+    """Return how much memory the arrays take, according to the directory."""
     found = members(io.BytesIO(body), len(body), limit)
     segments = found[SEGMENTS].unpacked if SEGMENTS in found else 0
-    # each row gets the number and the scale of its segment, even if its name has one byte
+    # each row gets the code and the scale of its segment, even if its name has one byte
     return sum(one.unpacked for one in found.values()) + SEGMENT_COPIES * segments
 
 
 def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
-    """How many members there are, and where their directory lies: up to the end record."""
+    """Return the number of members, and the offset and length of their directory."""
     if size < END.size:
         raise Malformed("truncated_body", f"a zip file has at least {END.size} bytes, got {size}")
     position = size - END.size
@@ -202,7 +210,7 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     is_zip64 = count == FULL_16 or FULL_32 in (length, offset)
     before = read_at(file, max(0, position - LOCATOR64.size), min(position, LOCATOR64.size))
     if not is_zip64 and before.startswith(LOCATOR64_MAGIC):
-        raise _damaged("it has two end records")  # of which ``zipfile`` would read the other one
+        raise _damaged("it has two end records")  # ``zipfile`` would read the other one
     if is_zip64:
         position -= LOCATOR64.size + END64.size
         if position < 0:
@@ -213,14 +221,14 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
         if (located, magic, place) != (LOCATOR64_MAGIC, b"PK\x06\x06", position):
             raise _damaged("its zip64 end record is missing")
     if disks != [0, 0, count]:
-        raise _damaged("it is a part of a zip over several disks")
+        raise _damaged("it is a part of a multi-disk zip file")
     if offset + length != position:
-        raise _damaged("its directory does not lie where its end record says")
+        raise _damaged("its directory is not where its end record says")
     return count, offset, length
 
 
 def _check_entries(directory: bytes, count: int) -> None:
-    """Refuse a directory that is shorter or longer than its members, which ``zipfile`` takes."""
+    """Refuse a directory whose length does not match its members; ``zipfile`` does not."""
     end = 0
     for _ in range(count):
         end += CENTRAL_BYTES + sum(struct.unpack_from("<3H", directory, end + 28))
@@ -229,18 +237,18 @@ def _check_entries(directory: bytes, count: int) -> None:
 
 
 def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
-    """Where the bytes of a member lie, which must end before ``limit``; refuse what is not read."""
+    """Return where the bytes of a supported member begin; they must end before ``limit``."""
     if info.flag_bits & ENCRYPTED:
-        raise Malformed("encrypted", "encrypted zip files are not read")
+        raise Malformed("encrypted", "encrypted zip files are not supported")
     is_stored, packed, unpacked = info.compress_type == 0, info.compress_size, info.file_size
     if not is_stored and info.compress_type != zipfile.ZIP_DEFLATED:
         raise Malformed(
             "bad_compression", f"zip members must be stored or deflated, got {info.compress_type}"
         )
     if unpacked > packed * HIGHEST_RATIO or (is_stored and packed != unpacked):
-        raise _damaged("a member claims more bytes than its packed ones can give")
+        raise _damaged("a member claims more bytes than its packed ones can hold")
     if info.header_offset + LOCAL_BYTES > limit:
-        raise _damaged("a member lies outside the file")
+        raise _damaged("a member is outside the file")
     lengths = struct.unpack("<2H", read_at(file, info.header_offset + LOCAL_BYTES - 4, 4))
     start: int = info.header_offset + LOCAL_BYTES + sum(lengths)
     if start + packed > limit:

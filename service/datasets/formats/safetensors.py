@@ -1,7 +1,7 @@
 """The safetensors format: 8 bytes of length, a JSON header, the numbers of all tensors.
 
-The package of that name is not used: it copies all numbers, gives no offsets to read rows by, takes
-headers of 100 MB and keys that are there twice, and has no BF16 for numpy.
+The package of that name is not used: it copies all numbers, exposes no offsets for reading rows,
+accepts headers of 100 MB and duplicate keys, and has no BF16 for numpy.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from service.datasets.formats.npy import (
     Array,
     Bytes,
     Column,
+    FileColumn,
     Layout,
-    Plain,
     check_length,
     read_at,
 )
@@ -26,8 +26,8 @@ from service.errors import Invalid, Malformed
 
 PREFIX = 8
 LONGEST_HEADER = 1 << 16
-MOST_TENSORS = 16
-HEADER_COST = 4  # the time of a byte of the header, in bytes of JSON
+MAX_TENSORS = 16
+HEADER_COST = 4  # a byte of the header takes as long to parse as this many bytes of JSON
 ALIGNMENT = 8
 DTYPES = {
     "F64": "<f8",
@@ -48,21 +48,21 @@ NAMES = {np.dtype(code): name for name, code in DTYPES.items() if name != "BF16"
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies: its numbers start at ``start`` of the file."""
+    """The location of a tensor: its numbers begin at ``start`` of the file."""
 
     layout: Layout
     start: int
 
 
 class TensorHeader(NamedTuple):
-    """What a safetensors header says: its tensors, and the length of the whole file."""
+    """A parsed header: its tensors, and the length of the whole file."""
 
     tensors: dict[str, StoredTensor]
     file_length: int
 
 
 def decode(body: Bytes) -> dict[str, Array]:
-    """The arrays of a whole safetensors file, without copying their numbers."""
+    """Return the arrays of a safetensors file, without copying their numbers."""
     start = header_length(bytes(body[:PREFIX]))
     header = parse_header(bytes(body[:start]))
     check_length(header.file_length, len(body))
@@ -70,7 +70,7 @@ def decode(body: Bytes) -> dict[str, Array]:
 
 
 def header_length(prefix: bytes) -> int:
-    """How many bytes come before the numbers, by the first 8 of the file."""
+    """Return how many bytes come before the numbers, from the first 8 of the file."""
     if len(prefix) < PREFIX:
         raise Malformed(
             "truncated_body", f"a safetensors file has a header, got {len(prefix)} bytes"
@@ -78,22 +78,22 @@ def header_length(prefix: bytes) -> int:
     length = int.from_bytes(prefix, "little")
     if not 2 <= length <= LONGEST_HEADER:
         raise Malformed(
-            "bad_header", f"a safetensors header has 2 to {LONGEST_HEADER} bytes here, got {length}"
+            "bad_header", f"a safetensors header may have 2 to {LONGEST_HEADER} bytes, got {length}"
         )
     return PREFIX + length
 
 
 @lru_cache(maxsize=64)
 def parse_header(header: bytes) -> TensorHeader:
-    """What the length and the JSON say; tensors must lie end to end, as the format asks."""
+    """Parse a header; tensors must be contiguous, as the format requires."""
     start = header_length(header[:PREFIX])
     if len(header) < start:
         raise Malformed("truncated_body", f"the safetensors header ends after {len(header)} bytes")
     described = _json(header[PREFIX:])
     described.pop("__metadata__", None)
-    if len(described) > MOST_TENSORS:
+    if len(described) > MAX_TENSORS:
         raise Malformed(
-            "too_many_members", f"at most {MOST_TENSORS} tensors are read, got {len(described)}"
+            "too_many_members", f"at most {MAX_TENSORS} tensors are allowed, got {len(described)}"
         )
     tensors, end = {}, start
     for name, one in sorted(described.items(), key=lambda item: _offsets(item[1])):
@@ -102,8 +102,8 @@ def parse_header(header: bytes) -> TensorHeader:
         if start + first != end or last - first != layout.nbytes:
             raise Malformed(
                 "bad_offsets",
-                f"the tensor {name[:40]!r} does not start where the one before it ends, "
-                "or its shape and type need another number of bytes",
+                f"the tensor {name[:40]!r} does not start where the previous one ends, "
+                "or its shape and type need a different number of bytes",
             )
         tensors[name] = StoredTensor(layout, end)
         end += layout.nbytes
@@ -111,9 +111,9 @@ def parse_header(header: bytes) -> TensorHeader:
 
 
 def encode(arrays: dict[str, Array]) -> bytes:
-    """A safetensors file of arrays."""
+    """Encode arrays as a safetensors file."""
     header, parts, end = {}, [], 0
-    # the widest numbers first: all tensors are then aligned
+    # the widest types first, so that all tensors are aligned
     for name, one in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
         data = np.ascontiguousarray(one, one.dtype.newbyteorder("<")).tobytes()
         dtype = NAMES[one.dtype.newbyteorder("<")]
@@ -131,7 +131,7 @@ def _json(text: bytes) -> dict[str, Any]:
         header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise Malformed(
-            "bad_header", "the safetensors header is not JSON of unique keys"
+            "bad_header", "the safetensors header is not JSON with unique keys"
         ) from error
     if not isinstance(header, dict):
         raise Malformed("bad_header", "the safetensors header is not a JSON object")
@@ -159,7 +159,7 @@ def _offsets(described: Any) -> list[int]:
 def _layout(described: dict[str, Any]) -> Layout:
     dtype, shape = described.get("dtype"), described.get("shape")
     if set(described) != {"dtype", "shape", "data_offsets"} or not _are_sizes(shape):
-        raise Malformed("bad_header", "every tensor needs dtype, shape and data_offsets alone")
+        raise Malformed("bad_header", "every tensor needs exactly dtype, shape and data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Invalid(
             "bad_type", f"tensors must be of {', '.join(DTYPES)}, got {str(dtype)[:40]!r}"
@@ -175,7 +175,7 @@ def _columns(file: BinaryIO, size: int, limit: int) -> dict[str, Column]:
     start = header_length(read_at(file, 0, min(size, PREFIX)))
     header = parse_header(read_at(file, 0, min(size, start)))
     check_length(header.file_length, size)
-    return {name: Plain(file, one.start, one.layout) for name, one in header.tensors.items()}
+    return {name: FileColumn(file, one.start, one.layout) for name, one in header.tensors.items()}
 
 
 CODEC = Codec(

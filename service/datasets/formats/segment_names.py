@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrators import DataError
 from calibrators.segments import (
-    MOST_SEGMENTS,
+    MAX_SEGMENTS,
     SegmentCoder,
     Segments,
     check_cells,
@@ -27,7 +27,7 @@ LAST_CHARACTER = 0x10FFFF
 
 
 def from_list(names: Any) -> Segments:
-    """The segments of a JSON list, of text or of whole numbers (whose names are their digits).
+    """Return the segments of a JSON list of text or of whole numbers (named by their digits).
 
     >>> from_list(["web", "app"]).names, from_list([3, 12]).names
     (('app', 'web'), ('12', '3'))
@@ -40,7 +40,7 @@ def from_list(names: Any) -> Segments:
 
 
 def from_names(blocks: Iterable[Iterable[str]]) -> Segments:
-    """The segments of rows whose names come in blocks."""
+    """Return the segments of rows from blocks of their names."""
     coder = SegmentCoder()
     for block in blocks:
         coder.add_names(block)
@@ -48,17 +48,17 @@ def from_names(blocks: Iterable[Iterable[str]]) -> Segments:
 
 
 def checked(array: Array) -> Array:
-    """An array of a file, if its text is text; the other rules are left to calibrators."""
+    """Return an array if its text is valid Unicode; the other rules are left to calibrators."""
     if array.ndim not in (1, 2):
         raise DataError("bad_segments", f"segments must have shape (n,), got {array.shape}")
-    broken = _no_text(array)
+    broken = _invalid_text(array)
     if broken is not None:
-        _refuse_where(broken, *NO_TEXT)
+        _refuse_where(broken, *INVALID_TEXT)
     return array
 
 
 def check_layout(layout: Layout, rows: int) -> None:
-    """Raise what calibrators would raise for any segments of this type and shape."""
+    """Raise the error of calibrators for any segments of this type and shape."""
     dtype = np.dtype(np.float32) if layout.bfloat16 else layout.dtype
     shape = layout.shape[:1] if layout.shape[1:] == (1,) else layout.shape
     if len(shape) != 1:
@@ -68,19 +68,19 @@ def check_layout(layout: Layout, rows: int) -> None:
 
 
 def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
-    """How many segments there are; raises what calibrators would raise, block by block."""
+    """Return the number of segments; raise the errors of calibrators, block by block."""
     found: dict[str, tuple[int, int]] = {}
-    odd_rows, odd_first, start = 0, 0, 0
+    bad_rows, bad_first, start = 0, 0, 0
     for block in _blocks(layout, rows_of):
-        broken = _no_text(block)
+        broken = _invalid_text(block)
         if broken is not None:
-            odd_first = odd_first if odd_rows else start + int(broken.argmax())
-            odd_rows += int(broken.sum())
-        elif not odd_rows:
+            bad_first = bad_first if bad_rows else start + int(broken.argmax())
+            bad_rows += int(broken.sum())
+        elif not bad_rows:
             _add(found, block, start)
         start += len(block)
-    if odd_rows:
-        raise DataError(*NO_TEXT, rows=odd_rows, first=odd_first)
+    if bad_rows:
+        raise DataError(*INVALID_TEXT, rows=bad_rows, first=bad_first)
     names = sorted(found)
     try:
         Segments.of(np.array(names, np.str_))
@@ -91,7 +91,7 @@ def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
 
 
 def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Segments:
-    """Return the segments of a file, whose names are never in memory all at once."""
+    """Return the segments of a file without holding all their names in memory at once."""
     check_layout(layout, layout.shape[0])
     coder = SegmentCoder()
     for block in _blocks(layout, rows_of):
@@ -100,7 +100,7 @@ def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Segments:
 
 
 def load_rows(layout: Layout, rows_of: Callable[[int, int], Array], rows: Array) -> Segments:
-    """Return the segments of some rows, which are in order."""
+    """Return the segments of some rows, given in ascending order."""
     coder, start = SegmentCoder(), 0
     for block in _blocks(layout, rows_of):
         first, last = np.searchsorted(rows, (start, start + len(block)))
@@ -117,27 +117,27 @@ def _blocks(layout: Layout, rows_of: Callable[[int, int], Array]) -> Iterator[Ar
         yield rows_of(start, min(total, start + step)).reshape(-1)
 
 
-NO_TEXT = ("bad_segment_name", "a segment's name must be text: a character is beyond Unicode")
+INVALID_TEXT = ("bad_segment_name", "a segment's name must be text: a character is beyond Unicode")
 
 
 def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
-    """Count the rows of each name, and remember its first."""
+    """Count the rows of each name, and record its first row."""
     if block.dtype.hasobject:
         block = block.astype(np.str_)
     names, firsts, counts = np.unique(block, return_index=True, return_counts=True)
     for name, first, rows in zip(map(str, names), firsts, counts, strict=True):
         before, place = found.get(name, (0, start + int(first)))
         found[name] = before + int(rows), place
-    if len(found) > MOST_SEGMENTS:
+    if len(found) > MAX_SEGMENTS:
         raise DataError(
             "too_many_segments",
-            f"there may be at most {MOST_SEGMENTS} segments, got more: "
+            f"there may be at most {MAX_SEGMENTS} segments, got more: "
             "is this a column of identifiers?",
         )
 
 
-def _no_text(array: Array) -> Array | None:
-    """Which rows have a number in place of a character, which Python could not read; or None."""
+def _invalid_text(array: Array) -> Array | None:
+    """Return a mask of the rows with a character beyond Unicode; None if there are none."""
     if array.dtype.kind != "U" or not array.size:
         return None
     flat = np.ascontiguousarray(array)

@@ -1,4 +1,4 @@
-"""Deny by default: no request reaches a route without a caller, but for a few public paths."""
+"""Authentication, deny by default: only a few public paths are open without a caller."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from service.http.middleware.csrf import (
     wants_page,
 )
 from service.http.middleware.fair_turns import TURN, Turn, Turns, is_untimed, owner_of
-from service.storage.database import AWAY
+from service.storage.database import DATABASE_DOWN
 
 HOME = "/"
 SIGN_IN = "/sign-in"
 REFERENCE = "/docs"
 PUBLIC = frozenset(
     {
-        HOME,  # to programs; whoever wants the page must sign in
+        HOME,  # for programs; the page itself needs a sign-in
         SIGN_IN,
         "/healthz",
         "/readyz",
         REFERENCE,
+        "/help",
         "/openapi.json",
         "/v2",
         "/v2/health/live",
         "/v2/health/ready",
     }
 )
-PUBLIC_UNDER = "/static/"
+PUBLIC_UNDER = ("/static/", "/help/")
 BEARER = b"bearer "
 COOKIE = "calibrd_session"
 SESSION = re.compile(rf"(?:^|; ?){COOKIE}=([\w-]{{1,200}})(?=;|$)", re.ASCII)
@@ -54,16 +55,16 @@ NO_WEBSOCKETS = 1008  # "policy violation" of RFC 6455
 class Guard:
     """Raw ASGI middleware that puts the caller into ``scope["principal"]``.
 
-    A caller is who holds the key in the Authorization header, or else the key that the session in
-    the cookie was begun with. A session needs more: the request must come from the service's own
-    pages, and what changes something must carry the session's token: in a header, or in the form,
-    where the routes of the pages look for it (``scope["form_token"]``).
+    The caller is the holder of the key in the Authorization header, or else of the key that the
+    session in the cookie was started with. A session needs more: the request must come from the
+    service's own pages, and a request that changes something must carry the session's token in a
+    header or in the form, where the routes of the pages check it (``scope["form_token"]``).
 
-    While no key was ever made, a service on loopback takes every caller for its owner. Then the
-    Host header must name this machine, and a browser's request must come from the service's own
-    pages: so no web page can reach it through its reader's browser.
+    Until the first key is created, a service on loopback treats every caller as its owner. Then
+    the Host header must name this machine, and a browser's request must come from the service's
+    own pages, so that no other web page can reach the service through its reader's browser.
 
-    As soon as the caller is known, the request waits for its turn among the caller's others.
+    Once the caller is known, the request waits for its turn among the caller's requests.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Guard:
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in with its caller, refuse it, or lead it to where one signs in."""
+        """Pass the request on with its caller, refuse it, or redirect it to the sign-in page."""
         if scope["type"] == "websocket":
-            # before it is accepted, which servers answer with 403
+            # closed before it is accepted, which servers turn into a 403
             await send({"type": "websocket.close", "code": NO_WEBSOCKETS})
             return
         if scope["type"] == "http" and not is_untimed(scope):
@@ -86,12 +87,12 @@ class Guard:
                 if needs_caller(scope):
                     scope["principal"] = await self._caller(scope)
                 elif scope["path"] == REFERENCE and wants_page(scope):
-                    with suppress(ServiceError, *AWAY):  # strangers may read it, too
+                    with suppress(ServiceError, *DATABASE_DOWN):  # the page is public
                         scope["principal"] = await self._caller(scope)
             except Unauthenticated as error:
                 await self._take_turn(scope)
                 if wants_page(scope) and header(scope, b"authorization") is None:
-                    await _lead_to_sign_in(scope, receive, send)
+                    await _redirect_to_sign_in(scope, receive, send)
                 else:
                     await refuse(scope, receive, send, error)
                 return
@@ -132,12 +133,12 @@ class Guard:
 
 
 def needs_caller(scope: Scope) -> bool:
-    """Whether a request must say who makes it."""
+    """Return whether a request must be authenticated."""
     return not is_public(scope["path"]) or (scope["path"] == HOME and wants_page(scope))
 
 
 def is_public(path: str) -> bool:
-    """Whether a path needs no caller.
+    """Return whether a path needs no caller.
 
     >>> is_public("/static/app.css"), is_public("/v1/runs/resnet")
     (True, False)
@@ -146,14 +147,14 @@ def is_public(path: str) -> bool:
 
 
 def session_of(scope: Scope) -> str | None:
-    """The token of the session that a request's cookie names."""
-    # one search: cookies are long, and this is before the request has a turn
+    """Return the session token in a request's cookie."""
+    # a single search: cookies are long, and the request has no turn yet
     found = SESSION.search(header(scope, b"cookie") or "")
     return found[1] if found else None
 
 
 def root_of(path: str) -> str:
-    """From a page to where the service begins, whatever a proxy puts before it.
+    """Return the relative path from a page to the service's root, which works behind any proxy.
 
     >>> root_of("/"), root_of("/jobs"), root_of("/keys/0a1b/revoke")
     ('.', '.', '../..')
@@ -172,14 +173,14 @@ def _bearer(scope: Scope) -> str | None:
     return None
 
 
-async def _lead_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
-    """To the form, and from there on to where the request wanted to go, if it only looked."""
+async def _redirect_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
+    """Redirect to the sign-in form, which leads on to the requested page if this was a read."""
     path = scope["path"]
     target = f"{root_of(path)}{SIGN_IN}"
     if scope["method"] in ("GET", "HEAD"):
         query = str(scope["query_string"], "latin-1")
-        wanted = f"{quote(path)}?{query}" if query else quote(path)
-        target += f"?next={quote(wanted, safe='/')}"
+        destination = f"{quote(path)}?{query}" if query else quote(path)
+        target += f"?next={quote(destination, safe='/')}"
     else:
         target += f"?ended=1&next={quote(page_before(scope) or '/', safe='/')}"
     await RedirectResponse(target, 303)(scope, receive, send)

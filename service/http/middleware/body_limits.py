@@ -1,4 +1,4 @@
-"""Bodies that are too large, too slow, or whose length is a lie, stopped before any route."""
+"""Size and pace limits for request bodies, enforced before any route."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from service.http.problems import problem_response
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
 SMALL_BYTES = 1 << 16
-MAX_LENGTH_DIGITS = 18  # more than any limit, and few enough for int() to be cheap
+MAX_LENGTH_DIGITS = 18  # beyond any limit, yet cheap for int()
 
 _log = structlog.get_logger("calibrd.api")
 
 
 class BodyPace(NamedTuple):
-    """How fast a body must come."""
+    """The pace at which a body must arrive."""
 
     timeout: float
     least_rate: float
@@ -40,23 +40,23 @@ class BodyPace(NamedTuple):
 
 
 class BodyGuard:
-    """Raw ASGI middleware that refuses bodies and answers for the app when it does.
+    """Raw ASGI middleware that refuses bodies and then responds instead of the app.
 
-    A refused body raises in whatever reads it. What the app then answers is dropped, because
-    frameworks turn an error while reading into an answer of their own.
+    A refused body raises in the code that reads it. The app's own response is then dropped,
+    because frameworks turn an error while reading into a response of their own.
 
     Parameters
     ----------
     limit_of
-        The most bytes that the body of a request may have; asked only if there is a body.
+        Returns the maximum size of a request's body in bytes; called only if there is a body.
     timeout
         Seconds to wait for the next byte.
     least_rate
-        Bytes per second that must have come on average once ``timeout`` seconds were waited.
+        Average bytes per second that are required after ``timeout`` seconds of waiting.
     most_seconds
         Seconds that a whole body may take.
     check_caller
-        Raises Unauthenticated for a caller whose key was revoked while the body came.
+        Raises Unauthenticated for a caller whose key was revoked while the body arrived.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BodyGuard:
         self.check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse by the headers, or hand over with a ``receive`` that watches the body."""
+        """Refuse by the headers, or run the app with a ``receive`` that watches the body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -92,9 +92,9 @@ class BodyGuard:
         check = self._caller_check(scope)
         body = _WatchedBody(scope, receive, send, limit, self.pace, check)
         if length is None or length > SMALL_BYTES:
-            await body.hand_to(self.app)
+            await body.run(self.app)
         else:
-            await self._hand_small(body, scope, receive, send)
+            await self._run_with_small_body(body, scope, receive, send)
 
     def _caller_check(self, scope: Scope) -> Callable[[], None]:
         principal, check = scope.get("principal"), self.check_caller
@@ -102,19 +102,19 @@ class BodyGuard:
             return lambda: None
         return partial(check, principal)
 
-    async def _hand_small(
+    async def _run_with_small_body(
         self, body: _WatchedBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Read a small body at once, and take no part in what follows: most calls end here."""
+        """Read a small body at once and step aside: the fast path of most requests."""
         try:
             whole = await body.read_whole()
         except (TooLarge, TooSlow, Unauthenticated) as refusal:
             await refuse(scope, receive, send, refusal)
             return
-        waiting = [whole]
+        unread = [whole]
 
         async def replay() -> Message:
-            return waiting.pop() if waiting else await receive()
+            return unread.pop() if unread else await receive()
 
         await self.app(scope, replay, send)
 
@@ -145,18 +145,18 @@ class _WatchedBody:
         self._received = 0
         self._waited = 0.0
 
-    async def hand_to(self, app: ASGIApp) -> None:
+    async def run(self, app: ASGIApp) -> None:
         try:
             await app(self._scope, self.receive, self.send)
         except Exception:
-            # only errors that come of the body's end are ours to hide
+            # only errors caused by the end of the body are ours to hide
             if not self._client_left and (self._refusal is None or self._answering):
                 raise
         if self._refusal is not None and not self._answering:
             await refuse(self._scope, self._receive, self._send, self._refusal, self._ended)
 
     async def read_whole(self) -> Message:
-        """All of the body as one message; or that the client has left."""
+        """Return the whole body as one message, or the message that the client has left."""
         message = await self.receive()
         pieces = [message.get("body", b"")]
         while not self._ended:
@@ -179,7 +179,7 @@ class _WatchedBody:
             return await self._receive()
         message = await self._next_message()
         if message["type"] == "http.disconnect":
-            self._note_departure()
+            self._on_disconnect()
             return message
         self._received += len(message.get("body", b""))
         self._ended = not message.get("more_body", False)
@@ -190,7 +190,7 @@ class _WatchedBody:
         return message
 
     async def _next_message(self) -> Message:
-        # the app's own time between reads is not the client's, so only waits are counted
+        # time that the app spends between reads is not the client's, so only waits are counted
         began = monotonic()
         try:
             async with asyncio.timeout(self._pace.timeout):
@@ -216,7 +216,7 @@ class _WatchedBody:
         self._refusal = refusal
         raise refusal
 
-    def _note_departure(self) -> None:
+    def _on_disconnect(self) -> None:
         self._ended = self._client_left = True
         _log.info(
             "client_left_in_body",
@@ -228,12 +228,14 @@ class _WatchedBody:
 
 
 def _stated_length(scope: Scope) -> int | None:
-    """The Content-Length; 0 if there is no body, None if it ends when it ends (chunked)."""
+    """Return the Content-Length; 0 if there is no body, None if it is chunked."""
     length: bytes | None = None
     is_chunked = False
     for name, value in scope["headers"]:
         if name == b"content-encoding" and not scope["path"].startswith("/v2"):
-            raise Unsupported("unsupported_encoding", "bodies are taken as they are: unpack them")
+            raise Unsupported(
+                "unsupported_encoding", "compressed bodies are not accepted: decompress them"
+            )
         if name == b"content-length":
             if length is not None or not value.isdigit():
                 raise Malformed(
@@ -264,7 +266,7 @@ def _too_large(limit: int) -> TooLarge:
 def _silent(timeout: float, received: int) -> TooSlow:
     return TooSlow(
         "body_timeout",
-        f"no byte of the body came for {timeout:g} seconds; send it again without pauses",
+        f"no byte of the body arrived for {timeout:g} seconds; send it again without pauses",
         received=received,
     )
 
@@ -272,7 +274,8 @@ def _silent(timeout: float, received: int) -> TooSlow:
 def _too_slow(least_rate: float, received: int) -> TooSlow:
     return TooSlow(
         "body_too_slow",
-        f"the body came at less than {least_rate:g} bytes per second; send it faster or in parts",
+        f"the body arrived at less than {least_rate:g} bytes per second; "
+        "send it faster or in parts",
         received=received,
     )
 
@@ -288,9 +291,9 @@ def _too_long(seconds: float, received: int) -> TooSlow:
 async def refuse(
     scope: Scope, receive: Receive, send: Send, refusal: Exception, has_ended: bool = False
 ) -> None:
-    """Answer and close, but not before a client that is still sending could read the answer.
+    """Respond and close, but leave a client that is still sending time to read the response.
 
-    Closing with unread bytes resets the connection, and a reset can overtake the answer.
+    Closing with unread bytes resets the connection, and a reset can overtake the response.
     """
     response = problem_response(scope, refusal)
     headers = [*response.raw_headers, (b"connection", b"close")]

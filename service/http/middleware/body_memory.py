@@ -1,4 +1,4 @@
-"""Bodies that routes read whole, and large answers, admitted within budgets of memory."""
+"""Memory budgets for request bodies that are read whole and for large responses."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from service.errors import TooMany
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of
 
-# small bodies and answers are not counted: the number of requests is limited
+# small bodies and responses are not counted: the number of requests is limited
 FREE_BYTES = 1 << 16
-COPIES = 5  # a body as a whole beside its pieces, what it is decoded to, and what is calculated
+COPIES = 5  # the pieces of a body, the joined body, what it decodes to, and intermediate results
 HOLD = "memory_hold"
-# bodies that are written to disk as they come; texts of a fit are read whole
+# bodies that are streamed to disk; text bodies of fits are read whole
 UPLOADS, FITS = "/v1/datasets", "/fits"
 
 T = TypeVar("T")
 
 
 class BodyMemory:
-    """Raw ASGI middleware: let large bodies come as far as there is memory for them.
+    """Raw ASGI middleware that admits large bodies as far as there is memory for them.
 
-    A request holds the length of its body while it arrives, several times as much once it has
-    arrived, until its answer was sent; an answer that is made whole holds its length. Routes whose
-    bodies or answers may be larger than that count them with ``hold_unpacked`` and ``read_body``.
+    A request holds the length of its body while it arrives, and several times as much from then
+    until its response was sent; a response that is built whole holds its length. Routes whose
+    bodies or responses need more count them with ``hold_unpacked`` and ``read_body``.
     """
 
     def __init__(self, app: ASGIApp, memory: CallMemory, text_types: tuple[bytes, ...]) -> None:
@@ -36,7 +36,7 @@ class BodyMemory:
         self._text_types = text_types
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app with a ``receive`` that counts; what is too much is raised there."""
+        """Run the app with a ``receive`` that counts bytes and raises TooMany beyond the budget."""
         if scope["type"] != "http" or _is_streamed(scope, self._text_types):
             await self.app(scope, receive, send)
             return
@@ -48,7 +48,7 @@ class BodyMemory:
             message = await receive()
             received += len(message.get("body", b""))
             if received > counted:
-                # all of it at once: of many bodies that grow together none would end
+                # reserve the whole length at once: bodies that grow together could all get stuck
                 counted = max(2 * received, _stated_length(scope))
                 await hold.body.grow_to(max(received, _stated_length(scope)))
             if received > FREE_BYTES and not message.get("more_body", False):
@@ -56,17 +56,17 @@ class BodyMemory:
             return message
 
         try:
-            # large answers that need no key are files, which all callers share
+            # large responses that need no key are files, which all callers share
             is_shared = "principal" not in scope
-            sending = send if is_shared else _counting_send(hold, scope, receive, send)
-            await self.app(scope, counting_receive, sending)
+            app_send = send if is_shared else _counting_send(hold, scope, receive, send)
+            await self.app(scope, counting_receive, app_send)
         finally:
             hold.release()
 
 
 def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -> Send:
-    """Return a ``send`` that counts a large answer before any of it leaves, or refuses it."""
-    begun: list[Message] = []
+    """Return a ``send`` that counts a large response before it is sent, or refuses it."""
+    pending_start: list[Message] = []
     is_refused = False
 
     async def counting_send(message: Message) -> None:
@@ -74,25 +74,25 @@ def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -
         if is_refused:
             return
         if message["type"] == "http.response.start" and _length(message["headers"]) > FREE_BYTES:
-            begun.append(message)
+            pending_start.append(message)
             return
         size = len(message.get("body", b""))
-        if begun and size > FREE_BYTES:
+        if pending_start and size > FREE_BYTES:
             try:
                 await hold.answer.grow_to(size)
             except TooMany as error:
                 is_refused = True
                 await refuse(scope, receive, send, error)
                 return
-        while begun:
-            await send(begun.pop())
+        while pending_start:
+            await send(pending_start.pop())
         await send(message)
 
     return counting_send
 
 
 def _is_streamed(scope: Scope, text_types: tuple[bytes, ...]) -> bool:
-    """Return whether a request's body goes to disk piece by piece."""
+    """Return whether a request's body is streamed to disk."""
     path = scope["path"]
     if path.startswith(UPLOADS):
         return True
@@ -122,17 +122,17 @@ async def hold_unpacked(scope: Scope, size: int) -> None:
 async def read_body(
     scope: Scope, read: Callable[[], Awaitable[T]], answer_size: Callable[[T], int]
 ) -> T:
-    """Read what a body holds, and count the answer to it before it is made.
+    """Read a body, and reserve memory for its response before that is built.
 
-    If memory for the answer has to be waited for, what was read is dropped, and read again then:
-    meanwhile the call holds its body alone. Raises TooMany if there is none.
+    If the memory is not free yet, the result is dropped while the call waits, and the body is
+    read again afterwards. Raises TooMany if there is not enough memory.
     """
-    found = await read()
-    size = answer_size(found)
+    result = await read()
+    size = answer_size(result)
     hold: CallHold | None = scope.get(HOLD)
     if hold is None or size <= FREE_BYTES or hold.answer.grow_now(size):
-        return found
-    del found
+        return result
+    del result
     work = hold.work.release()
     await hold.answer.grow_to(size)
     await hold.work.grow_to(work)
@@ -140,7 +140,7 @@ async def read_body(
 
 
 def end_work(scope: Scope) -> None:
-    """Give back what a call held to make its answer, which is sent now."""
+    """Release what a call held to build its response, which is sent now."""
     hold: CallHold | None = scope.get(HOLD)
     if hold is not None:
         hold.end_work()

@@ -1,7 +1,7 @@
-"""Where a browser's request comes from: only the service's own pages may use what a browser holds.
+"""Protection against cross-site requests: only the service's own pages may act for a browser.
 
-A program names its key in a header, which no browser sends by itself. A session's cookie, and the
-open door of a service without keys, are sent by any page that its reader opens.
+A program sends its key in a header, which no browser adds by itself. But any page can make its
+reader's browser send a session cookie, or reach a local service that needs no key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FORM_HEADER = b"x-csrf-token"
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The value of a request's header, the first if there are several."""
+    """Return the value of a request's header, the first if there are several."""
     return next((str(value, "latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is for people: not one of the API's.
+    """Return whether a path is a page, not a path of the API.
 
     >>> is_page("/jobs"), is_page("/v1/fits"), is_page("/v1"), is_page("/v1x")
     (True, False, False, True)
@@ -35,12 +35,12 @@ def is_page(path: str) -> bool:
 
 
 def wants_page(scope: Scope) -> bool:
-    """Whether a person's browser asks for a page."""
+    """Return whether a browser requests a page."""
     return is_page(scope["path"]) and "text/html" in (header(scope, b"accept") or "")
 
 
 def page_before(scope: Scope) -> str | None:
-    """The path of the service's own page that a request was sent from, if it says so."""
+    """Return the path of the service's own page that a request was sent from, if it is known."""
     sent = urlsplit(header(scope, b"referer") or "")
     if not sent.netloc or sent.netloc != header(scope, b"host") or not is_page(sent.path):
         return None
@@ -64,16 +64,16 @@ def check_form_token(scope: Scope, expected: str, sent: str | None) -> None:
     if sent is None or not hmac.compare_digest(sent.encode(), expected.encode()):
         raise Forbidden(
             "foreign_origin",
-            "with a session, what changes something must carry the token of its pages: "
+            "with a session, a request that changes something must carry the token of its page: "
             "reload the page and try again",
         )
 
 
 def check_keyless(scope: Scope) -> None:
-    """Raise unless a request to a service without keys comes from this machine, as far as seen."""
+    """Raise unless a request to a service without keys appears to come from this machine."""
     if any(name in (b"x-forwarded-for", b"forwarded") for name, _ in scope["headers"]):
         raise Forbidden(
-            "foreign_host", "behind a proxy keys are needed: python -m service keys create"
+            "foreign_host", "keys are required behind a proxy: python -m service keys create"
         )
     if not _is_local(header(scope, b"host") or "localhost"):
         raise Forbidden("foreign_host", "without keys, requests must name localhost as their host")
@@ -81,7 +81,7 @@ def check_keyless(scope: Scope) -> None:
 
 
 def _follows_link(scope: Scope) -> bool:
-    """Whether a tab is led to a page: its reader sees it, and the site it comes from does not."""
+    """Return whether a tab navigates to a page, which the linking site cannot read."""
     return (
         scope["method"] in ("GET", "HEAD")
         and is_page(scope["path"])
@@ -92,7 +92,7 @@ def _follows_link(scope: Scope) -> bool:
 
 @lru_cache(maxsize=64)
 def _is_local(host: str) -> bool:
-    """Whether a Host header, with or without a port, names this machine."""
+    """Return whether a Host header, with or without a port, names this machine."""
     name = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
     if name == "localhost":
         return True

@@ -1,4 +1,4 @@
-"""Fair turns on the event loop: requests of one caller begin one after the other."""
+"""Fair turns on the event loop: requests of one caller start one after the other."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections import deque
 from starlette.types import Scope
 
 TURN = "turn"
-# answered from memory in less time than a turn takes to give
+# answered from memory faster than a turn is granted
 UNTIMED = frozenset({"/healthz", "/v2/health/live"})
 
 
 class Turns:
-    """Let one request of each caller work in a turn of the event loop.
+    """Let one request per caller run in each pass of the event loop.
 
-    However many requests of a caller are ready at once, those of others, and what the loop has to
-    read and to write, come between them.
+    However many requests of one caller are ready at once, requests of others and the loop's own
+    reads and writes run in between.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turns:
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, owner: str) -> None:
-        """Wait until no other request of the owner works in this turn."""
+        """Wait until no other request of the owner runs in this turn."""
         queue = self._queues.get(owner)
         loop = asyncio.get_running_loop()
         if queue is None:
@@ -37,7 +37,7 @@ class Turns:
         await mine
 
     def _begin_next(self) -> None:
-        """Begin a turn: wake one request of each owner that has some waiting."""
+        """Begin a turn: wake one waiting request of each owner."""
         self.number += 1
         for owner, queue in list(self._queues.items()):
             while queue and queue[0].done():  # the client has left
@@ -68,14 +68,14 @@ class Turn:
 
 
 async def take_turn(scope: Scope) -> None:
-    """Wait for a turn before work that takes long on the event loop, such as reading a body."""
+    """Wait for a turn before long work on the event loop, such as parsing a body."""
     turn: Turn | None = scope.get(TURN)
     if turn is not None:
         await turn.take()
 
 
 def owner_of(scope: Scope) -> str:
-    """Return whose share of the service's resources a request counts against."""
+    """Return the owner whose share of the service's resources a request counts against."""
     principal = scope.get("principal")
     if principal is not None:
         return f"workspace {principal.workspace}"
@@ -83,5 +83,5 @@ def owner_of(scope: Scope) -> str:
 
 
 def is_untimed(scope: Scope) -> bool:
-    """Return whether a request waits for no turn: someone looks whether the process lives."""
+    """Return whether a request is a liveness check, which waits for no turn."""
     return scope["path"] in UNTIMED and scope["method"] in ("GET", "HEAD")

@@ -1,4 +1,4 @@
-"""Answers in pieces, each sent when the client has read the one before."""
+"""Responses in pieces, each sent when the client has read the previous one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ PIECE_BYTES = 1 << 18
 class PacedResponses:
     """Raw ASGI middleware that splits large bodies.
 
-    A body sent at once would lie in the connection's buffer until a slow client has read it, while
-    the request already counts as answered. In pieces, sending waits for the client: what counts
-    requests and memory counts it until the end, and the server's write time-out ends it.
+    A body sent at once would stay in the connection's buffer until a slow client has read it,
+    while the request already counts as answered. In pieces, sending waits for the client: the
+    limits on requests and memory apply until the end, and the server's write timeout applies.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app with a ``send`` that splits."""
+        """Run the app with a ``send`` that splits large bodies."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

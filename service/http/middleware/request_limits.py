@@ -1,4 +1,4 @@
-"""How much one caller may have under way at once: requests, threads, and long waits."""
+"""Limits on what one caller may have in flight: requests, threads and long waits."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of, take_turn
 
 # requests of one workspace that use the framework's 40 threads at the same time
-MOST_RUNNING = 4
-# they answer from memory, or take bodies for as long as these come, and have executors of their own
+MAX_RUNNING = 4
+# they respond from memory or receive long bodies, and have executors of their own
 OWN_EXECUTORS = re.compile(r".*/(predict|infer|datasets|fits|stats|parts/\d+)")
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 SLOT = "slot"
-# no name of ours comes near; patterns of routes take time with the square of a path's length
+# far longer than any valid path; matching routes takes time quadratic in the length
 LONGEST_PATH = 1024
 
 
 @dataclass
 class CallerLoad:
-    """What one caller has under way."""
+    """The requests and waits that one caller has in flight."""
 
     running: asyncio.Semaphore
     requests: int = 0
@@ -37,12 +37,12 @@ class CallerLoad:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether nothing is in flight."""
         return not self.requests and not self.waits
 
 
 class Slot:
-    """A request's place among those of its caller, given back once."""
+    """A request's place among those of its caller, released once."""
 
     def __init__(self, load: CallerLoad) -> None:
         self.load = load
@@ -50,7 +50,7 @@ class Slot:
         self._is_held = True
 
     async def run(self) -> None:
-        """Wait for the caller's turn to use a thread; do nothing once the place is given back."""
+        """Wait for a thread of the caller's share; do nothing once the slot is released."""
         if not self._is_held:
             return
         await self.load.running.acquire()
@@ -59,13 +59,13 @@ class Slot:
             self.end_run()
 
     def end_run(self) -> None:
-        """Let others of the caller use a thread."""
+        """Return the thread to the caller's share."""
         if self._is_running:
             self._is_running = False
             self.load.running.release()
 
     def release(self) -> None:
-        """Give the place back; a second call does nothing."""
+        """Release the slot; a second call does nothing."""
         if self._is_held:
             self._is_held = False
             self.load.requests -= 1
@@ -73,9 +73,9 @@ class Slot:
 
 
 class RequestLimits:
-    """Raw ASGI middleware: refuse with 429 what one caller has too much of.
+    """Raw ASGI middleware that refuses requests beyond a caller's limit with 429.
 
-    A caller is a key, or an address without one, and may have ``most_requests`` under way. The
+    A caller is a key, or an address without one, and may have ``most_requests`` in flight. The
     keys of a workspace share its threads.
     """
 
@@ -88,8 +88,8 @@ class RequestLimits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, or refuse it."""
         path: str = scope.get("path", "")
-        is_asked = path in ALWAYS_ANSWERED and scope["method"] in ("GET", "HEAD")
-        if scope["type"] != "http" or is_asked:
+        is_health_check = path in ALWAYS_ANSWERED and scope["method"] in ("GET", "HEAD")
+        if scope["type"] != "http" or is_health_check:
             await self.app(scope, receive, send)
             return
         if len(path) > LONGEST_PATH:
@@ -112,17 +112,17 @@ class RequestLimits:
                 del self._loads[owner]
 
     def _threads_of(self, workspace: str) -> asyncio.Semaphore:
-        """Return what counts the threads that a workspace uses."""
+        """Return the semaphore for the threads of a workspace."""
         found = self._threads.get(workspace)
         if found is None:
-            found = self._threads[workspace] = asyncio.Semaphore(MOST_RUNNING)
+            found = self._threads[workspace] = asyncio.Semaphore(MAX_RUNNING)
         return found
 
 
 class ThreadLimits:
-    """Raw ASGI middleware: let MOST_RUNNING requests of a workspace use threads, the others wait.
+    """Raw ASGI middleware: MAX_RUNNING requests of a workspace use threads, the others wait.
 
-    A request has no thread while its body comes: who sends one slowly keeps nobody waiting.
+    A request has no thread while its body arrives, so a slow sender blocks nobody.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -139,34 +139,34 @@ class ThreadLimits:
 
 
 def _until_answered(slot: Slot, send: Send) -> Send:
-    """Return a ``send`` that ends the turn with the first byte of the answer, however long it is.
+    """Return a ``send`` that frees the thread with the first byte of the response.
 
-    Whoever reads it slowly keeps nobody from a thread.
+    A slow reader therefore blocks nobody.
     """
 
-    async def sending(message: Message) -> None:
+    async def freeing_send(message: Message) -> None:
         slot.end_run()
         await send(message)
 
-    return sending
+    return freeing_send
 
 
 def _without_thread(slot: Slot, receive: Receive) -> Receive:
-    """Return a ``receive`` that lets others use the thread until the body has come."""
-    has_come = False
+    """Return a ``receive`` that lets others use the thread until the body has arrived."""
+    has_arrived = False
 
-    async def receiving() -> Message:
-        nonlocal has_come
-        if has_come:
+    async def freeing_receive() -> Message:
+        nonlocal has_arrived
+        if has_arrived:
             return await receive()
         slot.end_run()
         message = await receive()
-        has_come = not message.get("more_body", False)
-        if has_come:
+        has_arrived = not message.get("more_body", False)
+        if has_arrived:
             await slot.run()
         return message
 
-    return receiving
+    return freeing_receive
 
 
 def _caller_of(scope: Scope) -> str:
@@ -184,7 +184,7 @@ def _uses_threads(scope: Scope) -> bool:
 def waiting(scope: Scope, most: int) -> Iterator[None]:
     """Count a stream or long poll as a wait of its caller; raise TooMany beyond ``most``.
 
-    The request gives its slot back: it only waits from now on.
+    The request releases its slot: it only waits from now on.
     """
     slot: Slot = scope[SLOT]
     load = slot.load
@@ -192,7 +192,7 @@ def waiting(scope: Scope, most: int) -> Iterator[None]:
         raise TooMany(
             "too_many_waits",
             f"this key has {load.waits} event streams and waiting requests open, at most {most} "
-            "are taken: close some, or ask without waiting",
+            "are allowed: close some, or poll without waiting",
             limit=most,
         )
     load.waits += 1
@@ -225,7 +225,7 @@ def _too_long() -> ServiceError:
 def _too_many(most: int) -> TooMany:
     return TooMany(
         "too_many_requests",
-        f"this key has {most} requests under way, and more are not taken: wait for answers "
+        f"this key has {most} requests in flight, the maximum: wait for responses "
         "before sending more",
         limit=most,
     )

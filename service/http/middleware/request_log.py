@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, headers of every answer, counters and the access log."""
+"""The outermost layer: request ids, headers of every response, metrics and the access log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.http.metrics import Metrics, Record
 
 UNMATCHED = "unmatched"
-CLIENT_LEFT = 499  # counted when nobody was answered; never sent
+CLIENT_LEFT = 499  # recorded when the client left before the response; never sent
 QUIET_ENDINGS = ("/predict", "/infer", "/healthz", "/readyz", "/live", "/ready", "/metrics")
 PAGE_POLICY = (
     b"default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src data:;"
@@ -39,7 +39,7 @@ _stdlib_log = logging.getLogger("calibrd.access")
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is the same for all requests of one route, method and status."""
+    """The data shared by all requests of one route, method and status."""
 
     template: str
     is_quiet: bool
@@ -47,9 +47,9 @@ class _Kind:
 
 
 class RequestLog:
-    """Raw ASGI middleware that goes around everything else.
+    """Raw ASGI middleware around everything else.
 
-    It puts ``request_id`` into the scope, and into the answer as X-Request-Id. Headers that a
+    It puts ``request_id`` into the scope, and into the response as X-Request-Id. Headers that a
     route sets itself (Cache-Control, Content-Security-Policy) are left as they are.
     """
 
@@ -62,7 +62,7 @@ class RequestLog:
         self._plain_routes: dict[Any, tuple[Any, ...]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app, and note how it went."""
+        """Run the app, and record the result."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -70,19 +70,19 @@ class RequestLog:
         request_id = scope["request_id"] = self._request_id(scope)
         status = CLIENT_LEFT
 
-        async def marking_send(message: Message) -> None:
+        async def completing_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # the app may send the same dictionary again, so it is not changed
+                # the app may send the same dictionary again, so it is not modified
                 headers = _completed(message.get("headers", ()), request_id)
                 message = {**message, "headers": headers}
             await send(message)
 
         try:
-            await self.app(scope, receive, marking_send)
+            await self.app(scope, receive, completing_send)
         finally:
-            self._note(scope, status, perf_counter() - began)
+            self._record(scope, status, perf_counter() - began)
 
     def _request_id(self, scope: Scope) -> str:
         for name, value in scope["headers"]:
@@ -90,7 +90,7 @@ class RequestLog:
                 return str(value, "ascii")
         return f"{self._prefix}-{next(self._numbers):x}"
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]
         template = self._template(scope)
         kind = self._kinds.get((template, method, status))
@@ -103,8 +103,8 @@ class RequestLog:
             _log.debug("request", **_access_fields(scope, kind.template, status, seconds))
 
     def _template(self, scope: Scope) -> str:
-        """The path of the route as it was written, with its parameters' names."""
-        # FastAPI keeps the prefix of an included router apart from the route
+        """Return the path of the route as declared, with the names of its parameters."""
+        # FastAPI stores the prefix of an included router apart from the route
         context = scope.get("fastapi", _NOTHING).get("effective_route_context")
         if context is not None:
             route = context.starlette_route or context
@@ -113,14 +113,14 @@ class RequestLog:
         return str(getattr(route, "path_format", UNMATCHED))
 
     def _plain_route(self, scope: Scope) -> Any:
-        """The Starlette route that was taken: FastAPI names only its endpoint."""
+        """Return the Starlette route that matched: FastAPI names only its endpoint."""
         endpoint = scope.get("endpoint")
         if endpoint is None:
             return None
         routes = self._plain_routes.get(endpoint)
         if routes is None:
-            every = getattr(scope.get("app"), "routes", ())
-            routes = tuple(route for route in every if _endpoint_of(route) is endpoint)
+            all_routes = getattr(scope.get("app"), "routes", ())
+            routes = tuple(route for route in all_routes if _endpoint_of(route) is endpoint)
             self._plain_routes[endpoint] = routes
         if len(routes) == 1:
             return routes[0]
@@ -130,7 +130,7 @@ class RequestLog:
         label = method if method in _METHODS else "OTHER"
         record = self._metrics.recorder(template, label, status)
         kind = _Kind(template, status < 400 and template.endswith(QUIET_ENDINGS), record)
-        if label == method:  # methods that clients make up must not fill the memory
+        if label == method:  # methods that clients invent must not fill the memory
             self._kinds[template, method, status] = kind
         return kind
 

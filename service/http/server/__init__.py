@@ -1,1 +1,1 @@
-"""Connections as uvicorn serves them, with limits on heads, time and fairness."""
+"""Connections of uvicorn with limits on heads and time, and fair turns."""

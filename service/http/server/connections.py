@@ -1,4 +1,4 @@
-"""Open connections of a server: how many, of which addresses, and which may be closed."""
+"""Open connections of a server: their number per address, and which may be closed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Protocol
 MEGABYTE = 1 << 20
 # for the database, blobs, uploads and workers
 RESERVED_FILES = 192
-MOST_HEAD_BYTES = 64 * MEGABYTE
-MOST_HEAD_BYTES_OF_ONE = 16 * MEGABYTE
+MAX_HEAD_BYTES = 64 * MEGABYTE
+MAX_HEAD_BYTES_OF_ONE = 16 * MEGABYTE
 
 
 class Closable(Protocol):
-    """A connection as far as it is managed here."""
+    """A connection that can be closed."""
 
     def drop(self) -> None:
         """Close the connection at once."""
@@ -24,9 +24,9 @@ class Closable(Protocol):
 class Connections:
     """Count connections and unfinished heads by address; close idle connections for new ones.
 
-    A connection is idle while no request of it is under way. Beyond ``most_of_one`` connections of
-    an address its oldest idle one is closed, beyond ``most`` the oldest of the address that has
-    most of them. If there is none, the new connection is closed.
+    A connection is idle while it has no request in flight. Beyond ``most_of_one`` connections of
+    an address, its oldest idle one is closed; beyond ``most`` in total, the oldest idle one of the
+    address that has most of them. If none is idle, the new connection is closed.
     """
 
     def __init__(self, most_of_one: int, most: int | None = None) -> None:
@@ -40,7 +40,7 @@ class Connections:
         self._head_bytes = 0
 
     def add(self, one: Closable, address: str) -> None:
-        """Count a new connection, which is idle; make room for it."""
+        """Count a new, idle connection and make room for it."""
         if self._open[address] >= self._most_of_one:
             self._drop_oldest(address)
         elif self._total >= self._most and self._idle:
@@ -63,14 +63,14 @@ class Connections:
             del self._open[address]
 
     def set_idle(self, one: Closable, address: str) -> None:
-        """Note that no request of a connection is under way."""
+        """Mark a connection as idle: no request is in flight."""
         idle = self._idle.get(address)
         if idle is None:
             idle = self._idle[address] = {}
         idle[one] = None
 
     def set_busy(self, one: Closable, address: str) -> None:
-        """Note that a connection has a request under way."""
+        """Mark a connection as busy: a request is in flight."""
         idle = self._idle.get(address)
         if idle is not None:
             idle.pop(one, None)
@@ -83,9 +83,7 @@ class Connections:
         self._head_bytes += change
         if not self._heads[address]:
             del self._heads[address]
-        return (
-            self._heads[address] <= MOST_HEAD_BYTES_OF_ONE and self._head_bytes <= MOST_HEAD_BYTES
-        )
+        return self._heads[address] <= MAX_HEAD_BYTES_OF_ONE and self._head_bytes <= MAX_HEAD_BYTES
 
     def _drop_oldest(self, address: str) -> None:
         idle = self._idle.get(address)
@@ -93,14 +91,14 @@ class Connections:
             self._drop(next(iter(idle)), address)
 
     def _drop(self, one: Closable, address: str) -> None:
-        """Close a connection; its place is free before the event loop has closed its socket."""
+        """Close a connection; its place is free before the event loop closes its socket."""
         self.remove(one, address)
         self._dropped.add(one)
         one.drop()
 
 
 def files_left() -> int:
-    """Return how many connections this process may have open."""
+    """Return how many connections this process may keep open."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         return 1 << 20
@@ -108,5 +106,5 @@ def files_left() -> int:
         opened = len(list(Path("/proc/self/fd").iterdir()))
     except OSError:
         opened = 64
-    # an upload has a file beside its connection
+    # an upload needs a file in addition to its connection
     return max(64, (most - opened - RESERVED_FILES) // 2)

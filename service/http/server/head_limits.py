@@ -1,4 +1,4 @@
-"""Limits of a request's head, and the errors that answer what breaks them."""
+"""Limits on a request's head, and the errors for requests that break them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from service.errors import Malformed, ServiceError, TooSlow, Unavailable
 MAX_HEAD_BYTES = 1 << 16
 MAX_HEADERS = 100
 MAX_VALUE_BYTES = 1 << 13
-MAX_COOKIE_BYTES = 1 << 14  # browsers send those of all ports of a host
+MAX_COOKIE_BYTES = 1 << 14  # browsers send the cookies of all ports of a host
 MAX_TARGET_BYTES = 1 << 13
-MAX_PATH_BYTES = 1024  # no name of ours comes near
+MAX_PATH_BYTES = 1024  # far longer than any valid path
 MAX_PARAMETERS = 200
-MOST_PIPELINED = 2
+MAX_PIPELINED = 2
 
 
 def malformed() -> Malformed:
-    """Return the error for what is no HTTP."""
+    """Return the error for bytes that are not HTTP."""
     return Malformed(
         "malformed_request",
         "this is not an HTTP/1.1 request: its first line, a header or the framing of its body"
@@ -27,28 +27,28 @@ def no_websockets() -> Malformed:
     """Return the error for a WebSocket handshake."""
     return Malformed(
         "no_websockets",
-        "no route takes WebSockets: send the request without the Upgrade header; events of a fit"
+        "WebSockets are not supported: send the request without the Upgrade header; events of a fit"
         " are streamed by GET /v1/fits/{id}/events",
     )
 
 
 def too_many_pipelined() -> Malformed:
-    """Return the error for requests sent without reading the answers."""
+    """Return the error for requests sent without reading the responses."""
     return Malformed(
         "malformed_request",
-        f"at most {MOST_PIPELINED} requests may wait on a connection: read the answers first",
+        f"at most {MAX_PIPELINED} requests may wait on a connection: read the responses first",
     )
 
 
 def too_small_chunks() -> Malformed:
-    """Return the error for chunks that cost more than they bring."""
+    """Return the error for chunks that are too small to be worth their cost."""
     return Malformed(
-        "malformed_request", "the body comes in chunks of a few bytes: send larger ones"
+        "malformed_request", "the body arrives in chunks of a few bytes: send larger ones"
     )
 
 
 def truncated() -> Malformed:
-    """Return the error for a body that ends before its length."""
+    """Return the error for a body that is shorter than its stated length."""
     return Malformed("truncated_body", "the connection closed before the body ended: send it again")
 
 
@@ -61,7 +61,7 @@ def too_large() -> ServiceError:
 
 
 def too_long_value(name: bytes) -> ServiceError:
-    """Return the error for a header that is too long."""
+    """Return the error for a header value that is too long."""
     most = MAX_COOKIE_BYTES if name == b"cookie" else MAX_VALUE_BYTES
     shown = name[:40].decode("ascii", "replace")
     advice = "delete the cookies of this host" if name == b"cookie" else "send less"
@@ -81,14 +81,14 @@ def too_long_query() -> ServiceError:
     return ServiceError(
         "request_uri_too_long",
         f"a path with its query has at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS}"
-        " parameters here; GET predict takes longer ones with as few parameters",
+        " parameters here; GET predict accepts longer ones with as few parameters",
     )
 
 
 def unknown_coding() -> ServiceError:
     """Return the error for a Transfer-Encoding other than chunked."""
     return ServiceError(
-        "not_implemented", "the only Transfer-Encoding that is read is chunked: send no other"
+        "not_implemented", "the only supported Transfer-Encoding is chunked: send no other"
     )
 
 

@@ -1,7 +1,7 @@
-"""Accept connections of a listening socket, some in each pass of the event loop, and read them.
+"""Accept a bounded number of connections in each pass of the event loop, and read from them.
 
-Event loops accept one connection in a pass (uvloop), so that new callers wait behind all others
-for as many passes, or all that there are (asyncio), so that everybody waits for them.
+Event loops accept one connection per pass (uvloop), so that new callers wait behind all others,
+or all pending ones (asyncio), so that everybody else waits for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 if TYPE_CHECKING:
     from service.http.server.protocol import HttpProtocol
 
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 FULL_SECONDS = 0.5
 READ_BYTES = 1 << 18
 BUSY_READ_BYTES = 1 << 12
@@ -25,44 +25,44 @@ BUSY_READ_BYTES = 1 << 12
 _log = structlog.get_logger("calibrd.service")
 
 
-class Reading(asyncio.BufferedProtocol):
-    """Read for another protocol: little at a time while many connections wait to be parsed.
+class ReadAdapter(asyncio.BufferedProtocol):
+    """Read for another protocol, in small pieces while many connections wait to be parsed.
 
-    What was read for them is held in memory.
+    The bytes read for waiting connections are held in memory.
     """
 
-    _buffer = memoryview(bytearray(READ_BYTES))  # for all: it is copied before the next read
+    _buffer = memoryview(bytearray(READ_BYTES))  # shared by all: copied before the next read
 
     def __init__(self, protocol: HttpProtocol) -> None:
         self._protocol = protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Pass the connection on to the protocol."""
         self._protocol.connection_made(transport)  # type: ignore[arg-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Report the end of the connection."""
         self._protocol.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to read to."""
+        """Return the buffer for the next read, a small one while others wait."""
         return self._buffer[:BUSY_READ_BYTES] if self._protocol.is_crowded else self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand over what was read."""
+        """Pass the bytes that were read on to the protocol."""
         self._protocol.data_received(bytes(self._buffer[:nbytes]))
 
     def eof_received(self) -> bool | None:
-        """Tell that nothing more will come."""
+        """Report that the client will send nothing more."""
         self._protocol.eof_received()
         return None
 
     def pause_writing(self) -> None:
-        """Tell that the client reads slowly."""
+        """Report that the client reads slowly."""
         self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """Tell that it has read."""
+        """Report that the client has caught up."""
         self._protocol.resume_writing()
 
 
@@ -78,16 +78,16 @@ class ConnectionListener:
         self._loop.add_reader(listening, self._accept)
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Stop accepting connections."""
         self._loop.remove_reader(self._listening)
 
     def _accept(self) -> None:
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(MAX_AT_ONCE):
             try:
                 connection, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more files may be open
+            except OSError as error:  # too many open files
                 _log.warning("accept_failed", error=str(error))
                 self._pause()
                 return
@@ -99,7 +99,7 @@ class ConnectionListener:
     async def _serve(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                lambda: Reading(self._make_protocol()), connection
+                lambda: ReadAdapter(self._make_protocol()), connection
             )
         except OSError:  # it was closed already
             connection.close()

@@ -1,4 +1,4 @@
-"""HTTP as ``serve`` speaks it: uvicorn's, with limits on headers and errors as problem+json."""
+"""The HTTP protocol of ``serve``: uvicorn's, with limits on heads and errors as problem+json."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from service.http.server.head_limits import (
     MAX_HEADERS,
     MAX_PARAMETERS,
     MAX_PATH_BYTES,
+    MAX_PIPELINED,
     MAX_TARGET_BYTES,
     MAX_VALUE_BYTES,
-    MOST_PIPELINED,
 )
 from service.http.server.read_turns import REQUEST_SECONDS, ReadTurns, TurnReader
 
-MOST_PIECES = 1000  # of one read, which has at most 256 kB
-HEADER_OVERHEAD = 200  # bytes of memory that a header takes beside its text
+MAX_PIECES = 1000  # per read, which has at most 256 kB
+HEADER_OVERHEAD = 200  # bytes of memory that a header takes in addition to its text
 LONG_TARGETS = b"/predict"
 UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 LINGER_SECONDS = 1.0
@@ -36,8 +36,8 @@ LINGER_BYTES = 1 << 20
 class HttpProtocol(TurnReader):
     """One connection.
 
-    The parser keeps headers, and trailers of a chunked body, until they end, at a cost that grows
-    with the square of their length: so bytes that bring a request no further are counted.
+    The parser buffers headers, and trailers of a chunked body, until they end, at a cost that is
+    quadratic in their length. Bytes that bring no progress are therefore counted.
     """
 
     head_seconds = 10.0
@@ -46,7 +46,7 @@ class HttpProtocol(TurnReader):
     open_connections = Connections(1 << 20)
 
     _in_head = False
-    _got_further = False
+    _made_progress = False
     _has_head = False
     _running: RequestResponseCycle | None = None
     _is_downgraded = False
@@ -61,7 +61,7 @@ class HttpProtocol(TurnReader):
     _clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect the first request soon."""
+        """Register the connection, and start the deadline for its first request."""
         super().connection_made(transport)
         if self.client is not None:
             self._address = self.client[0]
@@ -70,26 +70,26 @@ class HttpProtocol(TurnReader):
 
     @property
     def owner(self) -> str:
-        """Return whose turn it takes: the workspace of the request before, or the address."""
+        """The owner of its turns: the workspace of the previous request, or the address."""
         scope: Any = {} if self.cycle is None else self.cycle.scope
         principal = scope.get("principal")
         return self._address if principal is None else f"workspace {principal.workspace}"
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the client."""
+        """Release what the connection holds, and notify its request."""
         self.open_connections.remove(self, self._address)
         self._hold_head(0)
         self._stop_clock()
         self.pipeline.clear()
-        if self._running is not None:  # uvicorn tells the last request of the connection alone
+        if self._running is not None:  # uvicorn only notifies the connection's last request
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Start a request at once, or in turn if it was sent before the last one was answered."""
+        """Start a request at once, or in turn if it was pipelined behind another."""
         self._running = cycle
-        if self._data:  # of the bytes that are being parsed, in a turn already
+        if self._data:  # part of the bytes that are being parsed, in a turn already
             super()._start_asgi_task(cycle, app)
         elif self.read_turns.has_time:
             self._start_next(cycle, app)
@@ -106,7 +106,7 @@ class HttpProtocol(TurnReader):
         self.transport.abort()
 
     def eof_received(self) -> None:
-        """Answer a client that ends its body too early: it may still read."""
+        """Refuse a body that ends too early: the client may still read."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.more_body:
             return
@@ -114,22 +114,22 @@ class HttpProtocol(TurnReader):
             self._refuse(refusals.truncated())
 
     def on_response_complete(self) -> None:
-        """Note that the connection is idle, unless more requests wait on it."""
+        """Mark the connection as idle, unless more requests wait on it."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.pipeline:
             self.open_connections.set_idle(self, self._address)
 
     def parse(self, data: bytes) -> None:
-        """Parse it; refuse what gets too long."""
+        """Parse received bytes; refuse a head that gets too long."""
         if self._is_refused:
             self._drop(data)
             return
-        self._got_further = self._has_head = False
+        self._made_progress = self._has_head = False
         self._pieces = 0
         self._data = data
         super().parse(data)
         self._data = b""
-        if self._got_further:
+        if self._made_progress:
             self._bytes_without_progress = 0
         else:
             self._bytes_without_progress += len(data)
@@ -140,20 +140,20 @@ class HttpProtocol(TurnReader):
             if cycle.response_complete:
                 self._read_leftover()
             elif self._has_head or cycle.body:
-                self.flow.pause_reading()  # until the app asks for it
+                self.flow.pause_reading()  # until the app reads the body
         if self._bytes_without_progress > MAX_HEAD_BYTES:
             self._refuse(refusals.too_large())
         elif self._in_head:
             self._wait_for_head()
 
     def _read_leftover(self) -> None:
-        """Read the rest of a body that was answered already, slowly and not for ever."""
+        """Read the rest of a body that was answered already, slowly and with a deadline."""
         self.slow_down()
         if self._clock is None:
             self._clock = self.loop.call_later(self.leftover_seconds, self.transport.close)
 
     def _wait_for_head(self) -> None:
-        """Count what an unfinished head takes, and for how long."""
+        """Count the memory of an unfinished head, and limit its time."""
         size = self._bytes_without_progress + self._header_bytes
         if not self._hold_head(size + HEADER_OVERHEAD * len(self.headers)):
             self._refuse(refusals.too_many_heads())
@@ -167,13 +167,13 @@ class HttpProtocol(TurnReader):
         return self.open_connections.hold_head(self._address, change)
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Begin the head of a request."""
         super().on_message_begin()
         self._in_head = True
         self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the request's target, refused before anything of it is decoded."""
+        """Add a piece of the request's target; refuse long targets before they are decoded."""
         self.url += url
         if len(self.url) > MAX_PATH_BYTES:
             self._check_target()
@@ -184,12 +184,12 @@ class HttpProtocol(TurnReader):
             self._stop(refusals.too_long_path())
         if len(self.url) <= MAX_TARGET_BYTES or not has_query:
             return
-        takes_long = self.parser.get_method() == b"GET" and path.endswith(LONG_TARGETS)
-        if not takes_long or len(self.url) > MAX_HEAD_BYTES:
+        may_be_long = self.parser.get_method() == b"GET" and path.endswith(LONG_TARGETS)
+        if not may_be_long or len(self.url) > MAX_HEAD_BYTES:
             self._stop(refusals.too_long_query())
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer behind a chunked body, which is dropped."""
+        """Check and add a header; drop trailers of a chunked body."""
         self._header_bytes += len(name) + len(value)
         if not self._in_head:
             return
@@ -203,7 +203,7 @@ class HttpProtocol(TurnReader):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Hand the request over, unless its head is too large, or too many requests wait."""
+        """Start the request, unless its head is too large or too many requests wait."""
         if len(self.url) + self._header_bytes > MAX_HEAD_BYTES:
             self._stop(refusals.too_large())
         if self.url.count(b"&") >= MAX_PARAMETERS:
@@ -213,22 +213,22 @@ class HttpProtocol(TurnReader):
                 self._stop(refusals.no_websockets())
             self._is_downgraded = True  # see _unsupported_upgrade_warning
             return
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(refusals.too_many_pipelined())
         super().on_headers_complete()
         self._in_head = False
-        self._got_further = self._has_head = True
+        self._made_progress = self._has_head = True
         self.read_turns.count(REQUEST_SECONDS)
         self.open_connections.set_busy(self, self._address)
         self._hold_head(0)
         self._stop_clock()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body; pieces of a few bytes cost more than they bring."""
+        """Add a piece of a body; refuse bodies in too many tiny pieces."""
         self._pieces += 1
-        if self._pieces > MOST_PIECES:
+        if self._pieces > MAX_PIECES:
             self._stop(refusals.too_small_chunks())
-        self._got_further = True
+        self._made_progress = True
         cycle = self.cycle
         if cycle.response_complete:
             return
@@ -236,16 +236,16 @@ class HttpProtocol(TurnReader):
         cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
+        """Mark the request as complete."""
         if self._is_downgraded:
             return
         super().on_message_complete()
-        self.cycle.more_body = False  # uvicorn leaves it if the answer was complete before
-        self._got_further = True
+        self.cycle.more_body = False  # uvicorn leaves it set if the response was complete before
+        self._made_progress = True
         self._stop_clock()
 
     def _stop(self, error: Exception) -> None:
-        """End the parser's work; ``send_400_response`` answers with the error."""
+        """Abort parsing; ``send_400_response`` responds with the error."""
         self._refusal = error
         raise error
 
@@ -256,8 +256,8 @@ class HttpProtocol(TurnReader):
     def _unsupported_upgrade_warning(self) -> None:
         """Ignore other upgrades, such as h2c: the request is answered with HTTP/1.1.
 
-        The parser takes what follows such a head for another protocol, so another parser reads the
-        head once more without its upgrade, and then the body.
+        The parser treats the bytes after such a head as another protocol, so a new parser reads
+        the head again without its upgrade, and then the body.
         """
         if not self._is_downgraded:
             return
@@ -273,18 +273,18 @@ class HttpProtocol(TurnReader):
         super().parse(b"\r\n".join([*lines, b"", self._data[parsed:]]))
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser did not take."""
+        """Refuse a request that the parser rejected."""
         self._refuse(self._refusal or refusals.malformed())
 
     def _refuse(self, error: Exception) -> None:
-        """Answer if it cannot be taken for the answer to an earlier request, and hang up."""
+        """Close; send the error first unless it could pass for the response to another request."""
         self._is_refused = True
         if self.transport.is_closing():
             return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if self._in_head and not self.pipeline:
-                cycle.keep_alive = False  # the request before this one is answered still
+                cycle.keep_alive = False  # the previous request still gets its response
                 return
             if self._in_head or self.pipeline or cycle.response_started:
                 self.pipeline.clear()
@@ -292,12 +292,12 @@ class HttpProtocol(TurnReader):
                     self._running.disconnected = True
                 self.transport.abort()
                 return
-            cycle.disconnected = True  # the app must not answer once more
+            cycle.disconnected = True  # the app must not respond as well
             cycle.message_event.set()
         self.flow.resume_reading()
-        self.transport.write(self._written(error))
+        self.transport.write(self._response_bytes(error))
         self.transport.write_eof()
-        # closed while bytes come in, the connection is reset and the answer may get lost
+        # closing while bytes arrive resets the connection, and the response may get lost
         self._stop_clock()
         self._clock = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
@@ -306,28 +306,28 @@ class HttpProtocol(TurnReader):
         if self._bytes_without_progress > LINGER_BYTES:
             self.transport.close()
 
-    def _written(self, error: Exception) -> bytes:
+    def _response_bytes(self, error: Exception) -> bytes:
         path = (self.url or b"").partition(b"?")[0][:MAX_PATH_BYTES]
-        answer = problem_response({"path": str(path, "latin-1")}, error)
+        response = problem_response({"path": str(path, "latin-1")}, error)
         headers = (
             *self.server_state.default_headers,
-            *answer.raw_headers,
+            *response.raw_headers,
             (b"connection", b"close"),
         )
         lines = [b"%b: %b\r\n" % header for header in headers]
-        return b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)])
+        return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
 
     def _start_clock(self) -> None:
-        self._clock = self.loop.call_later(self.head_seconds, self._time_is_up)
+        self._clock = self.loop.call_later(self.head_seconds, self._on_deadline)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
 
-    def _time_is_up(self) -> None:
+    def _on_deadline(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._start_clock()  # it is our answer to an earlier request that takes so long
+            self._start_clock()  # the delay is our own: an earlier request is still being answered
         elif self._in_head:
             self._refuse(refusals.too_slow(self.head_seconds))
         else:
@@ -335,10 +335,10 @@ class HttpProtocol(TurnReader):
 
 
 def protocol_with(write_seconds: float, most_of_one_address: int) -> type[HttpProtocol]:
-    """Return the protocol of a server.
+    """Return the protocol class of a server.
 
-    ``write_seconds`` is a time-out for clients that do not read their answers, and
-    ``most_of_one_address`` how many connections an address may have.
+    ``write_seconds`` is the timeout for clients that do not read their responses, and
+    ``most_of_one_address`` the maximum number of connections per address.
     """
     shared = {
         "write_seconds": write_seconds,

@@ -1,4 +1,4 @@
-"""Turns of connections whose requests take long to parse and to begin."""
+"""Fair turns for connections whose requests take long to parse and to start."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from time import perf_counter
 
 from service.http.server.write_deadline import WriteDeadline
 
-# parsing may take so long before the event loop looks at other things
+# time for parsing in one pass of the event loop
 TURN_SECONDS = 0.005
-# about what it takes to begin a request, which the parser only puts on the loop
+# estimated time to start a request, which the parser only schedules on the loop
 REQUEST_SECONDS = 0.0003
-# whoever looks whether the process lives does not wait behind what others send
+# liveness checks do not wait behind other requests
 URGENT = (b"GET /healthz ", b"GET /v2/health/live ")
 URGENT_BYTES = 512
-MOST_URGENT = 50  # in a pass
+MAX_URGENT = 50  # per pass
 LEFTOVER_PAUSE = 0.05
 
 
@@ -24,8 +24,8 @@ class ReadTurns:
     """Bound the time that parsing takes in one pass of the event loop.
 
     In a pass the loop serves all connections that have received something, however many they are.
-    When their parsing has taken TURN_SECONDS, the others wait for the next pass. Then their owners
-    (workspaces, or addresses of callers that are not known) take turns.
+    Once parsing has taken TURN_SECONDS, the rest wait for the next pass, in which their owners
+    (workspaces, or addresses of unknown callers) take turns.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class ReadTurns:
         if not is_urgent(data):
             return False
         self._urgent += 1
-        return self._urgent <= MOST_URGENT
+        return self._urgent <= MAX_URGENT
 
     def count(self, seconds: float) -> None:
-        """Count time that was spent, or will be, in this pass."""
+        """Count time that was or will be spent in this pass."""
         self._spent += seconds
         self._plan_pass()
 
@@ -79,17 +79,17 @@ class ReadTurns:
                 break
 
     def _next(self) -> Callable[[], None]:
-        """Return the action that has waited longest of the owner whose turn it is."""
+        """Return the longest-waiting action of the owner whose turn it is."""
         owner, actions = next(iter(self._waiting.items()))
         del self._waiting[owner]
-        found = actions.popleft()
+        action = actions.popleft()
         if actions:
             self._waiting[owner] = actions
-        return found
+        return action
 
 
 def is_urgent(data: bytes) -> bool:
-    """Return whether the data are a single liveness check, with nothing behind it."""
+    """Return whether the data is a single liveness check, with nothing after it."""
     if len(data) > URGENT_BYTES or not data.startswith(URGENT):
         return False
     return data.find(b"\r\n\r\n") == len(data) - 4
@@ -98,7 +98,7 @@ def is_urgent(data: bytes) -> bool:
 class TurnReader(WriteDeadline):
     """A connection that parses what it receives in turn with others.
 
-    Derived classes parse in ``parse``, name their ``owner`` and may ``slow_down``.
+    Subclasses override ``parse`` and ``owner``, and may ``slow_down``.
     """
 
     read_turns = ReadTurns()
@@ -108,7 +108,7 @@ class TurnReader(WriteDeadline):
 
     @property
     def owner(self) -> str:
-        """Return whose turn it takes."""
+        """The owner of its turns."""
         return "all"
 
     @property
@@ -117,7 +117,7 @@ class TurnReader(WriteDeadline):
         return self.read_turns.is_busy
 
     def data_received(self, data: bytes) -> None:
-        """Parse it now, or when it is this connection's turn."""
+        """Parse the data now, or when it is this connection's turn."""
         if self._unparsed:
             self._unparsed += data
             self.transport.pause_reading()
@@ -131,28 +131,28 @@ class TurnReader(WriteDeadline):
             self.read_turns.wait(self.parse_waiting, self.owner)
 
     def parse(self, data: bytes) -> None:
-        """Parse what was received."""
+        """Parse the received data."""
         super().data_received(data)
 
     def parse_waiting(self) -> None:
-        """Parse what has waited for its turn, and read on."""
+        """Parse the data that waited for its turn, and resume reading."""
         data, self._unparsed = self._unparsed, b""
         if not self.transport.is_closing():
             self.parse(data)
-            self._read_on()
+            self._resume_reading()
 
     def slow_down(self) -> None:
-        """Read in no hurry what nobody waits for."""
+        """Pause reading: nobody waits for the rest."""
         self._is_slowed_down = True
         self.transport.pause_reading()
         self.loop.call_later(LEFTOVER_PAUSE, self._speed_up)
 
     def _speed_up(self) -> None:
         self._is_slowed_down = False
-        self._read_on()
+        self._resume_reading()
 
-    def _read_on(self) -> None:
-        """Read, unless the connection is closing or something waits still."""
-        waits = self._unparsed or self._is_slowed_down or self.flow.read_paused
-        if not waits and not self.transport.is_closing():
+    def _resume_reading(self) -> None:
+        """Resume reading, unless the connection is closing or reading must pause."""
+        must_pause = self._unparsed or self._is_slowed_down or self.flow.read_paused
+        if not must_pause and not self.transport.is_closing():
             self.transport.resume_reading()

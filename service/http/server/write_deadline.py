@@ -1,4 +1,4 @@
-"""Deadlines for clients that do not read their answers."""
+"""Deadlines for clients that do not read their responses."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class WriteDeadline(HttpToolsProtocol):
-    """A connection that is cut off ``write_seconds`` after its client has stopped to read."""
+    """A connection that is aborted ``write_seconds`` after its client stopped reading."""
 
     write_seconds = 20.0
 
     _write_clock: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Cancel the deadline."""
         self._stop_write_clock()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Wait for a client that reads slowly, but not for ever."""
+        """Wait for a slow client, but only until the deadline."""
         super().pause_writing()
         self._start_write_clock()
 
     def resume_writing(self) -> None:
-        """Go on: the client has read most of what was waiting."""
+        """Cancel the deadline: the client has read most of what was pending."""
         self._stop_write_clock()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Do not let a client that never reads keep a connection that is being closed."""
+        """Start the deadline if the closing connection has unread bytes."""
         super().on_response_complete()
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._start_write_clock()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, with what its client has not read."""
+        """Close an idle connection; drop bytes that its client has not read."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:

@@ -12,19 +12,19 @@ from service.storage.records import Alias, AliasMove
 from service.storage.repository import Repository, now
 from service.storage.tables import alias_moves, aliases
 
-MOST_IDS = 500
+MAX_IDS = 500
 
 
 class Aliases(Repository):
     """Aliases of calibrators."""
 
     def get(self, calibrator: str, name: str) -> Alias | None:
-        """Where an alias points."""
+        """Return an alias by its name."""
         mine = (aliases.c.calibrator == calibrator) & (aliases.c.name == name)
         return self._one(Alias, select(aliases).where(mine))
 
     def all_of(self, calibrator: str) -> list[Alias]:
-        """The aliases of a calibrator by name."""
+        """Return the aliases of a calibrator, sorted by name."""
         chosen = select(aliases).where(aliases.c.calibrator == calibrator)
         return self._all(Alias, chosen.order_by(aliases.c.name))
 
@@ -40,10 +40,9 @@ class Aliases(Repository):
         forced: bool = False,
         rollback: bool = False,
     ) -> Alias | None:
-        """Point an alias at a version if it is still as ``expected``; None if it is not.
+        """Point an alias at a version if it is still as ``expected``; return None if it is not.
 
-        ``expected`` None means that there is no such alias yet. Two movers of one alias end with
-        one winner.
+        ``expected`` None means that there is no such alias yet. Of two concurrent moves, one wins.
         """
         revision = 1 if expected is None else expected.revision + 1
         values = {"version": version, "revision": revision, "moved_at": now()}
@@ -53,9 +52,9 @@ class Aliases(Repository):
         else:
             same = mine & (aliases.c.revision == expected.revision)
             statement = update(aliases).where(same).values(**values)
-        moved = self._unless_there(Alias, statement.returning(*aliases.c))
+        moved = self._one_if_unique(Alias, statement.returning(*aliases.c))
         if moved is not None:
-            self._changed(
+            self._execute(
                 insert(alias_moves).values(
                     calibrator=calibrator,
                     alias=name,
@@ -75,7 +74,7 @@ class Aliases(Repository):
     def history(
         self, calibrator: str, name: str, limit: int, before: int | None = None
     ) -> list[AliasMove]:
-        """A page of the moves of an alias, newest first."""
+        """Return a page of the moves of an alias, newest first."""
         mine = (alias_moves.c.calibrator == calibrator) & (alias_moves.c.alias == name)
         chosen = select(alias_moves).where(mine)
         if before is not None:
@@ -83,10 +82,10 @@ class Aliases(Repository):
         return self._all(AliasMove, chosen.order_by(alias_moves.c.revision.desc()).limit(limit))
 
     def version_before(self, there: Alias, limit: int) -> int | None:
-        """Return the version before the last standing move of an alias, of its last moves.
+        """Return the version before the last move of an alias that was not rolled back.
 
-        A rollback takes back a move: going back in time, the first move that comes when none is
-        taken back any more.
+        Each rollback cancels the newest earlier move that is not cancelled yet. Only the last
+        ``limit`` moves are searched.
         """
         mine = (alias_moves.c.calibrator == there.calibrator) & (alias_moves.c.alias == there.name)
         newest = alias_moves.c.revision.desc()
@@ -102,7 +101,7 @@ class Aliases(Repository):
         return self.session.scalar(standing.order_by(walked.c.revision.desc()).limit(1))
 
     def moves(self, calibrator: str, limit: int) -> dict[str, list[AliasMove]]:
-        """The last moves of the aliases of a calibrator, newest first, by alias."""
+        """Return the last moves of the aliases of a calibrator, newest first, by alias."""
         chosen = select(alias_moves).where(alias_moves.c.calibrator == calibrator)
         found: dict[str, list[AliasMove]] = {}
         for one in self._all(AliasMove, chosen.order_by(alias_moves.c.id.desc()).limit(limit)):
@@ -132,7 +131,7 @@ class Aliases(Repository):
         """Return aliases by the ids of their calibrators and their names."""
         found: list[Alias] = []
         key = tuple_(aliases.c.calibrator, aliases.c.name)
-        for start in range(0, len(places), MOST_IDS):
-            some = places[start : start + MOST_IDS]
+        for start in range(0, len(places), MAX_IDS):
+            some = places[start : start + MAX_IDS]
             found += self._all(Alias, select(aliases).where(key.in_(some)))
         return found

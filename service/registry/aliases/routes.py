@@ -25,14 +25,14 @@ router = APIRouter(
 REVISION = re.compile(r'"(\d{1,9})"')
 
 IfMatch = Annotated[
-    str | None, Header(max_length=100, description="the ETag last seen; 412 if it is another now")
+    str | None, Header(max_length=100, description="the ETag last seen; 412 if it has changed")
 ]
 IfNoneMatch = Annotated[
     str | None, Header(max_length=100, description="`*`: only if there is no such alias yet")
 ]
 
 
-@router.get("", summary="Where an alias points")
+@router.get("", summary="Get an alias")
 def get_alias(
     response: Response,
     joined: Joined,
@@ -40,7 +40,7 @@ def get_alias(
     name: openapi.Name,
     alias: openapi.Alias,
 ) -> AliasOut:
-    """The ETag is for `If-Match` when it is moved."""
+    """Return where an alias points; its ETag can be sent as `If-Match` to move it safely."""
     with joined.database.read() as store:
         found = aliases.find(store, caller, name, alias)
     response.headers["ETag"] = f'"{found.revision}"'
@@ -54,7 +54,7 @@ def get_alias(
     responses=openapi.errors(
         {
             409: "The version was judged worse, could not be judged, takes other input than the "
-            "one the alias points at, or measurably loses accuracy: needs_force",
+            "version the alias points at, or measurably loses accuracy: needs_force",
             412: "The alias has moved since: alias_has_moved",
         }
     ),
@@ -69,11 +69,11 @@ def move_alias(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> AliasOut:
-    """A version judged `worse` or `insufficient_data` needs `force` and a `reason`.
+    """Point an alias at a version; one that is `worse` or `insufficient_data` needs `force`.
 
-    So does one that measurably loses accuracy, against the model itself or against the version that
-    the alias points at, on the rows that judged both. A `trade_off` is moved to with a `warning` in
-    the answer.
+    So does a version that measurably loses accuracy, against the model itself or against the
+    version that the alias points at, on rows that both were judged on. `force` needs a `reason`.
+    For a `trade_off` the response has a `warning`.
     """
     moved = promote(
         joined.database,
@@ -87,12 +87,12 @@ def move_alias(
         expected=_expected(if_match, if_none_match),
         must_exist=if_match == "*",
     )
-    joined.refresh_if_possible()
+    joined.follow_if_possible(caller, name, moved.alias)
     response.headers["ETag"] = f'"{moved.alias.revision}"'
     return AliasOut.of(moved.alias, moved.warning)
 
 
-@router.get("/history", summary="The moves of an alias, newest first")
+@router.get("/history", summary="List the moves of an alias, newest first")
 def alias_history(
     joined: Joined,
     caller: Caller,
@@ -101,7 +101,7 @@ def alias_history(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[MoveOut]:
-    """Who moved it, when, from where, to where and why."""
+    """List who moved the alias, when, from which version to which, and why."""
     with joined.database.read() as store:
         there = aliases.find(store, caller, name, alias)
         before = number_place(cursor)
@@ -109,7 +109,7 @@ def alias_history(
     return paged(found, limit, MoveOut.of, lambda move: move.revision)
 
 
-@router.post("/rollback", summary="Take back the last move", dependencies=needs(Scope.PROMOTE))
+@router.post("/rollback", summary="Roll back an alias", dependencies=needs(Scope.PROMOTE))
 def roll_back_alias(
     response: Response,
     joined: Joined,
@@ -119,7 +119,7 @@ def roll_back_alias(
     body: RollbackIn | None = None,
     if_match: IfMatch = None,
 ) -> AliasOut:
-    """Points it at the version before; again, at the one before that. 409 if there is none."""
+    """Undo the last move; repeated, the one before that. 409 if there is no earlier version."""
     with joined.database.write() as store:
         moved = aliases.roll_back(
             store,
@@ -129,13 +129,13 @@ def roll_back_alias(
             reason="" if body is None else body.reason,
             expected=_expected(if_match, None),
         )
-    joined.refresh_if_possible()
+    joined.follow_if_possible(caller, name, moved)
     response.headers["ETag"] = f'"{moved.revision}"'
     return AliasOut.of(moved)
 
 
 def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
-    """The revision that the caller expects; 0 for none yet, None for any."""
+    """Return the revision that the caller expects; 0 for no alias yet, None for any."""
     if if_none_match is not None:
         if if_none_match.strip() != "*" or if_match is not None:
             raise Invalid("bad_condition", "send If-Match with an ETag, or If-None-Match: *")
@@ -144,5 +144,5 @@ def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
         return None
     found = REVISION.fullmatch(if_match.strip())
     if found is None:
-        raise Stale("alias_has_moved", "this If-Match is not an ETag that an alias ever had")
+        raise Stale("alias_has_moved", "this If-Match is not the ETag of an alias")
     return int(found[1])

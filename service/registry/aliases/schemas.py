@@ -1,4 +1,4 @@
-"""Requests and answers about aliases and their moves."""
+"""Request and response bodies of aliases and their moves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.registry.aliases.service import LONGEST_REASON
 from service.storage import records
 
 REASON = "lower ECE on last week's traffic"
-# PostgreSQL keeps no NUL in a text
+# PostgreSQL cannot store NUL in text
 Reason = Annotated[str, Field(max_length=LONGEST_REASON, pattern=r"^[^\x00]*$")]
 
 
@@ -27,7 +27,7 @@ class AliasOut(Body):
 
     @classmethod
     def of(cls, alias: records.Alias, warning: str | None = None) -> AliasOut:
-        """The answer for an alias."""
+        """Return the response body of an alias."""
         return cls(
             name=alias.name,
             version=alias.version,
@@ -38,7 +38,7 @@ class AliasOut(Body):
 
 
 class MoveOut(Body):
-    """A move of an alias: who, when, from, to and why."""
+    """A move of an alias: by whom, when, from, to and why."""
 
     revision: int = Field(examples=[2])
     from_version: int | None = Field(examples=[2])
@@ -51,7 +51,7 @@ class MoveOut(Body):
 
     @classmethod
     def of(cls, move: records.AliasMove) -> MoveOut:
-        """The answer for a move."""
+        """Return the response body of a move."""
         return cls(
             revision=move.revision,
             from_version=move.from_version,
@@ -65,7 +65,7 @@ class MoveOut(Body):
 
 
 class MoveIn(RequestBody):
-    """Where an alias shall point, and why."""
+    """The version to point an alias at, and why."""
 
     version: Annotated[int, Field(ge=1, examples=[3])]
     reason: Reason = Field(default="", examples=[REASON])
@@ -73,6 +73,6 @@ class MoveIn(RequestBody):
 
 
 class RollbackIn(RequestBody):
-    """Why an alias goes back."""
+    """Why an alias is rolled back."""
 
     reason: Reason = Field(default="", examples=["more complaints since noon"])

@@ -1,4 +1,4 @@
-"""Aliases: the only thing that moves, and every move is recorded."""
+"""Move aliases and roll them back; every move is recorded."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from service.storage.records import Alias, AliasMove, Version
 from service.storage.store import Store
 
 HISTORY = 1000
-MOST_ALIASES = 100  # of a calibrator
+MAX_ALIASES = 100  # of a calibrator
 LONGEST_REASON = 1000
 
 
 class AccuracyChange(NamedTuple):
-    """How the accuracy changes from the version ``against``, on rows that judged both."""
+    """The change of accuracy from the version ``against``, on rows that both were judged on."""
 
     against: int
     change: Interval
 
 
 class Moved(NamedTuple):
-    """An alias after a move, and what its mover should know."""
+    """An alias after a move, and a warning for the caller."""
 
     alias: Alias
     warning: str | None
 
 
 def find(store: Store, principal: Principal, name: str, alias: str) -> Alias:
-    """Where an alias points."""
+    """Return an alias of the caller's calibrator."""
     calibrator = calibrator_named(store, principal, name)
     found = store.aliases.get(calibrator.id, alias)
     if found is None:
@@ -45,7 +45,7 @@ def find(store: Store, principal: Principal, name: str, alias: str) -> Alias:
 
 
 def exists(store: Store, principal: Principal, name: str, alias: str) -> bool:
-    """Whether the calibrator has such an alias."""
+    """Return whether the calibrator has such an alias."""
     calibrator = calibrator_named(store, principal, name)
     return store.aliases.get(calibrator.id, alias) is not None
 
@@ -64,10 +64,10 @@ def move(
 ) -> Moved:
     """Point an alias at a version.
 
-    ``expected`` is the revision that the caller saw last: 0 for "there is none yet", None for
-    whatever it is now. A version that was judged worse, could not be judged, takes other input
-    than the one that the alias points at, or measurably loses accuracy needs ``force`` and a
-    reason; ``change`` is that of the accuracy on rows that judged both.
+    ``expected`` is the revision that the caller saw last: 0 for "no alias yet", None for any.
+    A version that was judged worse, could not be judged, takes other input than the one that the
+    alias points at, or measurably loses accuracy needs ``force`` and a reason; ``change`` is
+    that of the accuracy on rows that both were judged on.
     """
     check_alias(alias)
     calibrator = calibrator_named(store, principal, name)
@@ -79,20 +79,20 @@ def move(
     if refused is not None and not (force and reason.strip()):
         raise Conflict(
             "needs_force",
-            f"version {version} {refused}: to point {alias!r} at it all the same, "
+            f"version {version} {refused}: to point {alias!r} at it anyway, "
             "send force=true and a reason",
             verdict=chosen.verdict,
         )
     if there is not None and there.version == version:
-        moved = there  # a repeated call is no move: it must not hide the one before from a rollback
+        moved = there  # not a move: a rollback must undo the one before
     else:
         if there is None:
             _check_count(store, chosen, name)
         moved = _move(store, principal, chosen, there, alias, reason, forced=refused is not None)
     warning = None
     if chosen.verdict == Verdict.TRADE_OFF:
-        told = "" if report is None else report.verdict_sentence
-        warning = f"version {version} is a trade-off: {told or Verdict.TRADE_OFF.meaning}"
+        sentence = "" if report is None else report.verdict_sentence
+        warning = f"version {version} is a trade-off: {sentence or Verdict.TRADE_OFF.meaning}"
     return Moved(moved, warning)
 
 
@@ -105,7 +105,7 @@ def roll_back(
     reason: str = "",
     expected: int | None = None,
 ) -> Alias:
-    """Point an alias back at what it pointed at before its last move that still stands."""
+    """Undo the last move of an alias that was not rolled back."""
     there = find(store, principal, name, alias)
     _check_expected(there, expected, alias)
     chosen = rollback_target(store, principal, name, there)
@@ -113,8 +113,8 @@ def roll_back(
 
 
 def rollback_target(store: Store, principal: Principal, name: str, there: Alias) -> Version:
-    """The version that a rollback of an alias would point it at."""
-    # no move that somebody commits meanwhile
+    """Return the version that a rollback would point an alias at."""
+    # ignores moves that are committed meanwhile
     before = store.aliases.version_before(there, HISTORY)
     if before is None:
         raise Conflict("nothing_to_roll_back", f"{there.name!r} of {name} has no earlier version")
@@ -122,18 +122,18 @@ def rollback_target(store: Store, principal: Principal, name: str, there: Alias)
 
 
 def can_roll_back(newest_first: list[AliasMove]) -> bool:
-    """Whether there is a version to go back to, by the moves of an alias."""
+    """Return whether an alias with these moves can be rolled back."""
     return _before(newest_first) is not None
 
 
 def _before(newest_first: list[AliasMove]) -> int | None:
-    """The version before the last standing move: a rollback takes back a move."""
-    taken_back = 0
+    """Return the version before the last move that was not rolled back."""
+    rolled_back = 0
     for one in newest_first:
         if one.rollback:
-            taken_back += 1
-        elif taken_back:
-            taken_back -= 1
+            rolled_back += 1
+        elif rolled_back:
+            rolled_back -= 1
         else:
             return one.from_version
     return None
@@ -142,16 +142,16 @@ def _before(newest_first: list[AliasMove]) -> int | None:
 def objection(
     chosen: JudgedVersion, before: Version | None, alias: str, change: AccuracyChange | None = None
 ) -> str | None:
-    """Why it needs force to point an alias at a version, which was at ``before``; None if not."""
+    """Return why moving an alias from ``before`` to a version needs force; None if it does not."""
     found, version = [], chosen.version
     if before is not None and _input(version) != _input(before):
         found.append(
-            f"takes {_input(version)}, but callers of {alias!r} send {_input(before)} now, as "
+            f"takes {_input(version)}, but callers of {alias!r} now send {_input(before)}, as "
             f"version {before.number} takes them"
         )
     if before is not None and before.method == Segmented.name != version.method:
         found.append(
-            f"takes no segments, which callers of {alias!r} may send now, as version "
+            f"takes no segments, which callers of {alias!r} may send, as version "
             f"{before.number} takes them"
         )
     if version.verdict is None:
@@ -163,7 +163,7 @@ def objection(
 
 
 def _losses(report: Report | None, change: AccuracyChange | None) -> Iterator[str]:
-    """Yield what is measurably less accurate: than the model itself, than the version before."""
+    """Yield measurable losses of accuracy, against the model itself and the version before."""
     own = None if report is None else report.change.get("accuracy")
     if report is not None and own is not None and "accuracy" in report.lost:
         after = report.metrics["accuracy"] or 0.0
@@ -171,13 +171,13 @@ def _losses(report: Report | None, change: AccuracyChange | None) -> Iterator[st
         yield f"takes the model's accuracy from {figures} ({_points(own)})"
     if change is not None and change.change.high < 0:
         yield (
-            f"is less accurate than version {change.against} on the rows that judged both "
+            f"is less accurate than version {change.against} on rows that both were judged on "
             f"({_points(change.change)})"
         )
 
 
 def _points(change: Interval) -> str:
-    """Return a change of a share in percentage points, with its interval."""
+    """Return a change in percentage points, with its interval."""
     low, value, high = (f"{100 * one:+.1f}" for one in (change.low, change.value, change.high))
     return f"{value} points, {100 * change.level:g} % interval {low} to {high}"
 
@@ -187,25 +187,25 @@ def _input(version: Version) -> str:
 
 
 def check_reason(reason: str) -> str:
-    """Return the reason; Invalid if it is too long or holds control characters."""
+    """Return the reason; raise Invalid if it is too long or holds control characters."""
     if len(reason) > LONGEST_REASON or not is_readable(reason, lines=True):
         raise Invalid(
             "bad_reason",
-            f"a reason takes at most {LONGEST_REASON} characters, newlines and tabs among them, "
-            f"and no other control characters, got {len(reason)} characters",
+            f"a reason must have at most {LONGEST_REASON} characters, and no control characters "
+            f"but newlines and tabs, got {len(reason)} characters",
         )
     return reason
 
 
 def _check_count(store: Store, version: Version, name: str) -> None:
-    """Raise Conflict if a calibrator has as many aliases as it may."""
-    store.calibrators.lock(version.calibrator)  # else two could both be the last
-    if store.aliases.count(version.calibrator) >= MOST_ALIASES:
+    """Raise Conflict if a calibrator has the maximum number of aliases."""
+    store.calibrators.lock(version.calibrator)  # else concurrent calls could exceed the limit
+    if store.aliases.count(version.calibrator) >= MAX_ALIASES:
         raise Conflict(
             "too_many_aliases",
-            f"{name} has {MOST_ALIASES} aliases, and no more are taken: move one of them, or name "
-            "a version by its number",
-            limit=MOST_ALIASES,
+            f"{name} has {MAX_ALIASES} aliases, which is the limit: move one of them, or name a "
+            "version by its number",
+            limit=MAX_ALIASES,
         )
 
 
@@ -214,7 +214,7 @@ def _check_expected(there: Alias | None, expected: int | None, alias: str) -> No
     if expected is not None and expected != revision:
         now = "there is no such alias" if there is None else f"it is at version {there.version}"
         raise Stale(
-            "alias_has_moved", f"{alias!r} is not as you last saw it: {now}", revision=revision
+            "alias_has_moved", f"{alias!r} has changed since you read it: {now}", revision=revision
         )
 
 

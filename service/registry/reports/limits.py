@@ -1,4 +1,4 @@
-"""How large a report that was made elsewhere may be: it is stored, shown and drawn for others."""
+"""Size limits for reports that were made elsewhere, as they are stored and rendered."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import orjson
 
 from service.errors import Invalid
 
-MOST_BYTES = 1 << 20
-MOST_FIT_BYTES = 1 << 16
-MOST_BINS = 100
-MOST_ITEMS = {
-    "equal_width": MOST_BINS,
-    "equal_mass": MOST_BINS,
+MAX_BYTES = 1 << 20
+MAX_FIT_BYTES = 1 << 16
+MAX_BINS = 100
+MAX_ITEMS = {
+    "equal_width": MAX_BINS,
+    "equal_mass": MAX_BINS,
     "by_margin": 3,
     "by_class": 50,
     "by_segment": 100,
     "temperatures": 100,
     "band": 100,
 }
-MOST_FIELDS = 50
+MAX_FIELDS = 50
 LONGEST_TEXT = 2000
 
 
 def check_limits(report: dict[str, Any]) -> None:
     """Raise Invalid if a report is larger, or a part of it longer, than any of our own.
 
-    ``report`` is plain JSON. ``fit``, which says how the map was made, is free in form and has a
-    limit of its own.
+    ``report`` is plain JSON. ``fit``, which says how the map was made, is free-form and has its
+    own limit.
     """
     _check_parts("", {name: part for name, part in report.items() if name != "fit"})
-    _check_bytes("fit", report.get("fit", {}), MOST_FIT_BYTES)
-    _check_bytes("the report", report, MOST_BYTES)
+    _check_bytes("fit", report.get("fit", {}), MAX_FIT_BYTES)
+    _check_bytes("the report", report, MAX_BYTES)
 
 
 def _check_bytes(what: str, value: Any, most: int) -> None:
@@ -45,14 +45,14 @@ def _check_parts(path: str, value: Any) -> None:
     name = path.rpartition(".")[2]
     match value:
         case list():
-            most = MOST_ITEMS.get(name, 0)
+            most = MAX_ITEMS.get(name, 0)
             if len(value) > most:
                 raise _too_long(f"{path} has {len(value)} entries", most)
             for part in value:
                 _check_parts(path, part)
         case dict():
-            if len(value) > MOST_FIELDS:
-                raise _too_long(f"{path or 'the report'} has {len(value)} fields", MOST_FIELDS)
+            if len(value) > MAX_FIELDS:
+                raise _too_long(f"{path or 'the report'} has {len(value)} fields", MAX_FIELDS)
             for key, part in value.items():
                 _check_parts(f"{path}.{key[:40]}".lstrip("."), part)
         case str() if len(value) > LONGEST_TEXT:
@@ -60,4 +60,4 @@ def _check_parts(path: str, value: Any) -> None:
 
 
 def _too_long(what: str, most: int) -> Invalid:
-    return Invalid("bad_report", f"the report cannot be taken: {what}, at most {most} are")
+    return Invalid("bad_report", f"the report is too large: {what}, the limit is {most}")

@@ -1,4 +1,4 @@
-"""Reports as HTML, SVG and PNG: drawn in another process, once per version, and kept on disk."""
+"""Render reports as HTML, SVG and PNG in other processes, and cache them on disk."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from service.errors import ServiceError, TooMany, Unavailable
 Format = Literal["html", "svg", "png"]
 
 PROCESSES = 2
-KEPT_BYTES = 256 << 20
+CACHE_BYTES = 256 << 20
 FAILURE_SECONDS = 60.0
 
 _log = structlog.get_logger("calibrd.rendering")
 
 
 class Drawing(NamedTuple):
-    """What is to be drawn: a version's report, which never changes."""
+    """A rendering of a version's report, which never changes."""
 
     workspace: str
     version: str
@@ -37,15 +37,15 @@ class Drawing(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Return the name of its file, another one for another release."""
+        """The name of its file, which differs between releases."""
         return f"{self.version}-{metadata.version('calibrd')}.{self.format}"
 
 
 class Renderer:
-    """Draws reports in processes of its own, each with a time limit.
+    """Renders reports in separate processes, each with a time limit.
 
-    A drawing is kept in ``folder``; the oldest files are removed beyond KEPT_BYTES. A report that
-    could not be drawn is not tried again for a minute.
+    Results are cached in ``folder``; the oldest files are removed beyond CACHE_BYTES. A report
+    that could not be rendered is not retried for a minute.
     """
 
     def __init__(self, folder: Path, *, seconds: float) -> None:
@@ -61,10 +61,10 @@ class Renderer:
     async def render(
         self, drawing: Drawing, load: Callable[[], dict[str, Any]], title: str
     ) -> bytes:
-        """Return a drawing, from disk if it was made before; ``load`` reads the report."""
-        kept = await self._files.run(drawing.workspace, self._kept, drawing)
-        if kept is not None:
-            return kept
+        """Return a rendering, from the cache if it is there; ``load`` reads the report."""
+        cached = await self._files.run(drawing.workspace, self._cached, drawing)
+        if cached is not None:
+            return cached
         if self._failed.get(drawing, 0.0) > time.monotonic():
             raise _failed()
         task = self._drawing.get(drawing)
@@ -97,13 +97,13 @@ class Renderer:
             raise _failed() from error
 
     def _drawn(self, drawing: Drawing, request: dict[str, Any]) -> bytes:
-        """Draw in the process of this thread, and keep the result."""
+        """Render in the process of this thread, and cache the result."""
         process: TaskProcess | None = getattr(self._mine, "process", None)
         if process is None:
             process = self._mine.process = TaskProcess()
             self._processes.append(process)
         content = process.run("draw", request, self._seconds)
-        self._keep(drawing, content)
+        self._store(drawing, content)
         return content
 
     def _note_failure(self, drawing: Drawing) -> None:
@@ -111,16 +111,16 @@ class Renderer:
         self._failed = {one: until for one, until in self._failed.items() if until > now}
         self._failed[drawing] = now + FAILURE_SECONDS
 
-    def _kept(self, drawing: Drawing) -> bytes | None:
+    def _cached(self, drawing: Drawing) -> bytes | None:
         path = self._folder / drawing.file_name
         with suppress(OSError):
             content = path.read_bytes()
-            os.utime(path)  # the ones read last are removed last
+            os.utime(path)  # least recently used files are removed first
             return content
         return None
 
-    def _keep(self, drawing: Drawing, content: bytes) -> None:
-        """Write a file whole or not at all; a full disk costs time later, not the answer now."""
+    def _store(self, drawing: Drawing, content: bytes) -> None:
+        """Write a file atomically; a full disk must not fail the response."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
@@ -128,7 +128,7 @@ class Renderer:
             Path(file.name).replace(self._folder / drawing.file_name)
             self._remove_oldest()
         except OSError as error:
-            _log.warning("drawing_not_kept", error=type(error).__name__)
+            _log.warning("rendering_not_cached", error=type(error).__name__)
 
     def _remove_oldest(self) -> None:
         found = []
@@ -138,7 +138,7 @@ class Renderer:
                 found.append((state.st_mtime, state.st_size, path))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found, key=lambda one: one[0]):
-            if total <= KEPT_BYTES:
+            if total <= CACHE_BYTES:
                 return
             path.unlink(missing_ok=True)
             total -= size
@@ -147,6 +147,5 @@ class Renderer:
 def _failed() -> Unavailable:
     return Unavailable(
         "report_not_drawn",
-        "this report could not be drawn in the time allowed: try again in a minute, or ask for "
-        "report.json",
+        "this report could not be rendered in time: try again in a minute, or use report.json",
     )

@@ -1,4 +1,4 @@
-"""Routes of reports: json, html, svg and png."""
+"""Routes of reports: JSON, HTML, SVG and PNG."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ MEDIA_TYPES: dict[Format, str] = {"html": "text/html", "svg": "image/svg+xml", "
 
 @router.get(
     "/report",
-    summary="The report as JSON",
+    summary="Get the report as JSON",
     responses={
         200: {"content": {"application/json": {"example": {"verdict": "improved", "n": 2000}}}}
     },
 )
-@router.get("/report.json", summary="The report as JSON", include_in_schema=False)
+@router.get("/report.json", summary="Get the report as JSON", include_in_schema=False)
 def report_json(
     joined: Joined, caller: Caller, name: openapi.Name, number: openapi.Number
 ) -> dict[str, Any]:
-    """Metrics with intervals, noise floor, reliability tables and the verdict."""
+    """Return metrics with intervals, the noise floor, reliability tables and the verdict."""
     return _report(joined, caller, name, number).to_dict()
 
 
 @router.get(
     "/report.html",
-    summary="The report as a page that needs no network",
+    summary="Get the report as a self-contained HTML page",
     response_class=Response,
     responses=openapi.known_file(MEDIA_TYPES["html"], "The page"),
 )
@@ -54,13 +54,13 @@ async def report_html(
     number: openapi.Number,
     if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
-    """For people."""
+    """Return the report for people, with charts and tables."""
     return await _drawn(joined, caller, name, number, if_none_match, "html")
 
 
 @router.get(
     "/report.svg",
-    summary="The reliability diagram as SVG",
+    summary="Get the reliability diagram as SVG",
     response_class=Response,
     responses=openapi.known_file(MEDIA_TYPES["svg"], "The diagram"),
 )
@@ -71,13 +71,13 @@ async def report_svg(
     number: openapi.Number,
     if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
-    """Before and after."""
+    """Return the reliability diagram before and after calibration."""
     return await _drawn(joined, caller, name, number, if_none_match, "svg")
 
 
 @router.get(
     "/report.png",
-    summary="The reliability diagram as PNG",
+    summary="Get the reliability diagram as PNG",
     response_class=Response,
     responses=openapi.known_file(MEDIA_TYPES["png"], "The diagram"),
 )
@@ -88,7 +88,7 @@ async def report_png(
     number: openapi.Number,
     if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
-    """Before and after."""
+    """Return the reliability diagram before and after calibration."""
     return await _drawn(joined, caller, name, number, if_none_match, "png")
 
 
@@ -100,7 +100,7 @@ async def _drawn(
     if_none_match: str | None,
     format: Format,
 ) -> Response:
-    """Return a report as a drawing, unless the caller has it."""
+    """Return a rendered report, or 304 if the caller has it."""
     version = await joined.executors.query.run(
         caller.workspace, _version, joined, caller, name, number
     )
@@ -117,7 +117,7 @@ async def _drawn(
 
 
 def _version(joined: Parts, caller: Principal, name: str, number: int) -> Version:
-    """Return a version that has a report."""
+    """Return a version; raise NotFound if it has no report."""
     with joined.database.read() as store:
         version = versions.find(store, caller, name, number)
         versions.check_reported(store, version)

@@ -1,4 +1,4 @@
-"""Tasks that a process beside the API runs: ``python -m service.registry.reports.tasks``."""
+"""Tasks of the task process: ``python -m service.registry.reports.tasks``."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from service.concurrency.task_process import (
 from service.datasets import formats
 from service.errors import ServiceError
 
-MOST_VALUES = 4_000_000
-MOST_GROWTH = 1 << 30  # of addresses: the arenas and stacks of threads take many
-NICENESS = 10  # tasks can wait for those who are answered
+MAX_VALUES = 4_000_000
+MAX_GROWTH = 1 << 30  # of address space: arenas and thread stacks reserve much
+NICENESS = 10  # requests go first
 
 
 def draw(request: dict[str, Any]) -> bytes:
-    """Return a report as html, svg or png."""
+    """Return a report as HTML, SVG or PNG."""
     report = Report.from_dict(request["report"])
     match request["format"]:
         case "html":
@@ -50,10 +50,10 @@ def draw(request: dict[str, Any]) -> bytes:
 
 
 def compare(request: dict[str, Any]) -> bytes:
-    """Return the report of two maps on a dataset's rows, or on some of them if they are many."""
+    """Return the report of two maps on the rows of a dataset, or on a sample of them."""
     path, format = Path(request["path"]), formats.Format(request["format"])
     rows, data, digest = formats.sample(
-        path, format, request["kind"], request["most_rows"], MOST_VALUES
+        path, format, request["kind"], request["most_rows"], MAX_VALUES
     )
     first, second = (
         archive.load(Path(one).read_bytes()).apply_set(data) for one in request["maps"]
@@ -81,9 +81,9 @@ TASKS = {"draw": draw, "compare": compare, "compare_judged": compare_judged}
 
 @contextmanager
 def limited_memory(growth: int) -> Iterator[None]:
-    """Let allocations fail with MemoryError that map ``growth`` bytes more than now is mapped.
+    """Make allocations beyond ``growth`` bytes of new address space fail with MemoryError.
 
-    Without /proc nothing is limited.
+    Without /proc there is no limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
@@ -102,9 +102,9 @@ def limited_memory(growth: int) -> Iterator[None]:
 
 
 def _run(name: str, request: dict[str, Any]) -> bytes:
-    if name == "draw":  # a browser engine draws png files, and reserves gigabytes it never uses
+    if name == "draw":  # a browser engine draws PNG files, and reserves gigabytes it never uses
         return TASKS[name](request)
-    with limited_memory(MOST_GROWTH):
+    with limited_memory(MAX_GROWTH):
         return TASKS[name](request)
 
 
@@ -112,20 +112,23 @@ def _answer(request: dict[str, Any]) -> bytes:
     try:
         return OK + _run(request.pop("task"), request)
     except MemoryError:
-        code, message = OUT_OF_MEMORY, "it needs more memory than it may use: choose fewer rows"
+        code, message = (
+            OUT_OF_MEMORY,
+            "the task needs more memory than it may use: choose fewer rows",
+        )
     except (ServiceError, CalibrationError) as error:
         code, message = error.code, str(error)
-    except Exception as error:  # noqa: BLE001 - a report may hold anything; the next one is served
-        code, message = TASK_FAILED, f"it could not be done ({type(error).__name__})"
+    except Exception as error:  # noqa: BLE001 - reports are untrusted; keep serving
+        code, message = TASK_FAILED, f"the task failed ({type(error).__name__})"
     return FAILED + json.dumps({"code": code, "message": message}).encode()
 
 
 def main() -> None:
     """Run tasks until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C and ends us
     os.nice(NICENESS)
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # keep what libraries print out of the response
     while True:
         try:
             request = json.loads(read_message(source))

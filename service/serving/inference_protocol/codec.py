@@ -1,8 +1,8 @@
 """Bodies of the Open Inference Protocol to arrays and back.
 
 A body is JSON alone, or JSON followed by raw little-endian tensors; then the header
-``Inference-Header-Content-Length`` says where the JSON ends. No numbers are allocated before the
-shape, multiplied out in Python integers, is known to agree with the bytes that came.
+``Inference-Header-Content-Length`` is the length of the JSON. No numbers are allocated before the
+shape, multiplied in Python integers, is known to match the bytes received.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTPUT = "probabilities"
 
 @dataclass(frozen=True)
 class InferLimits:
-    """The most bytes of a request (as sent, unpacked, and answered), and of its JSON."""
+    """The maximum bytes of a request (as sent, unpacked, and answered), and of its JSON."""
 
     body: int
     json: int
@@ -40,7 +40,7 @@ class InferLimits:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """Values (n, columns), their segments and model, how the answer is wanted, and its bytes."""
+    """Values (n, columns), their segments and model, and format and size of the response."""
 
     id: str | None
     values: NDArray[Any]
@@ -52,7 +52,7 @@ class InferRequest:
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
-    """The body behind a ``Content-Encoding`` of gzip or deflate, of at most ``limit`` bytes."""
+    """Decompress a body with ``Content-Encoding`` gzip or deflate, to at most ``limit`` bytes."""
     if encoding not in ("gzip", "deflate"):
         raise Unsupported(
             "unsupported_encoding",
@@ -75,7 +75,7 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
 def decode(
     body: bytes, header_length: int | None, served: Served, limits: InferLimits
 ) -> InferRequest:
-    """Read an infer request for a map; ``header_length`` is where its JSON ends, None if alone."""
+    """Read an infer request for a map; ``header_length`` is that of its JSON, None if alone."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(
@@ -85,7 +85,7 @@ def decode(
     if length > limits.json:
         raise TooLarge(
             "body_too_large",
-            f"the JSON has {length} bytes, at most {limits.json} are read: send binary tensors",
+            f"the JSON has {length} bytes, at most {limits.json} are allowed: send binary tensors",
         )
     with parsing_turn(length):
         document = _parse(memoryview(body)[:length])
@@ -98,7 +98,7 @@ def decode(
 
     def check(values: NDArray[Any]) -> None:
         check_call_cost(served, values)
-        advice = "send fewer rows" if binary else "send fewer rows, or ask for binary_data_output"
+        advice = "send fewer rows" if binary else "send fewer rows, or set binary_data_output"
         check_answer(answer_size(values), limits.body if binary else limits.json, advice)
 
     values, segments = read_inputs(document, memoryview(body)[length:], served, check)
@@ -114,7 +114,7 @@ def decode(
 
 
 def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[bytes, int]:
-    """The answer's body, and how much of it is JSON."""
+    """Return the body of the response, and how many bytes of it are JSON."""
     probabilities = found.probabilities
     array = np.ascontiguousarray(probabilities, probabilities.dtype.newbyteorder("<"))
     output: dict[str, Any] = {
@@ -137,8 +137,8 @@ def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[by
     if request.binary:
         text = orjson.dumps({**document, "outputs": [output]})
         return b"".join((text, array.data)), len(text)
-    written = json_answer.write(output, data=json_answer.blocks(array.ravel()))
-    text = orjson.dumps({**document, "outputs": [orjson.Fragment(written)]})
+    output_json = json_answer.write(output, data=json_answer.blocks(array.ravel()))
+    text = orjson.dumps({**document, "outputs": [orjson.Fragment(output_json)]})
     return text, len(text)
 
 
@@ -151,7 +151,7 @@ def _parse(text: memoryview) -> dict[str, Any]:
         raise Malformed(
             "malformed_json",
             f"the request's JSON cannot be read, {error.msg} at character {error.pos} (NaN and "
-            "Infinity are not JSON: -inf can be sent in a binary tensor only)",
+            "Infinity are not JSON: send -inf in a binary tensor)",
         ) from error
     if type(document) is not dict:
         raise Malformed(
@@ -161,7 +161,7 @@ def _parse(text: memoryview) -> dict[str, Any]:
 
 
 def _only_warns(parameters: dict[str, Any]) -> bool:
-    """Whether another model than the map's is warned of, and not refused."""
+    """Return whether a model mismatch is only a warning, not an error."""
     choice = fields.optional(parameters, "parameters.fingerprint", str) or "refuse"
     if choice not in ("refuse", "warn"):
         raise Malformed(

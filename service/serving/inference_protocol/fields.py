@@ -1,4 +1,4 @@
-"""Fields of a request's JSON, each looked up by its path so that an error can name it."""
+"""Fields of a request's JSON, looked up by their path so that errors can name it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def optional(owner: dict[str, Any], path: str, kind: type[Value]) -> Value | None:
-    """The value at the end of a path, None if it is absent or null."""
+    """Return the value at the end of a path, None if it is absent or null."""
     value = owner.get(path.rpartition(".")[2])
     if value is not None and type(value) is not kind:
         raise Malformed("bad_field", f"{path} must be {NOUNS[kind]}, got {_shown(value)}")
@@ -27,7 +27,7 @@ def optional(owner: dict[str, Any], path: str, kind: type[Value]) -> Value | Non
 
 
 def required(owner: dict[str, Any], path: str, kind: type[Value]) -> Value:
-    """The value at the end of a path, which must be there."""
+    """Return the value at the end of a path; raise Malformed if it is missing."""
     value = optional(owner, path, kind)
     if value is None:
         raise Malformed("missing_field", f"{path} is missing: it must be {NOUNS[kind]}")
@@ -35,12 +35,12 @@ def required(owner: dict[str, Any], path: str, kind: type[Value]) -> Value:
 
 
 def parameters(owner: dict[str, Any], path: str) -> dict[str, Any]:
-    """The parameters of a tensor or request; unknown ones are ignored, as the protocol has it."""
+    """Return the parameters of a tensor or request; the protocol allows unknown ones."""
     found = optional(owner, path, dict) or {}
     for name in ("shared_memory_region", "classification"):
         if name in found:
             raise Malformed(
-                "not_offered", f"{path}.{name} belongs to an extension that is not offered here"
+                "not_offered", f"{path}.{name} belongs to an extension that is not offered"
             )
     return found
 

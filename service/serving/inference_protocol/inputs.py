@@ -27,7 +27,7 @@ from service.serving.inference_protocol.tensors import (
 )
 from service.serving.map_cache import Served
 
-NUMBER_BYTES = 8  # of a number in a list
+NUMBER_BYTES = 8  # per number in a list
 
 
 class Inputs(NamedTuple):
@@ -39,9 +39,9 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class InputTensor:
-    """An input: its place in the JSON, what was sent there, and its bytes behind the JSON.
+    """An input: its path in the JSON, its JSON object, and its bytes after the JSON.
 
-    ``size`` is how many bytes it says it has there, None if its values are in the JSON.
+    ``size`` is the stated number of these bytes, None if its values are in the JSON.
     """
 
     path: str
@@ -50,7 +50,7 @@ class InputTensor:
     raw: memoryview
 
     def datatype(self, known: Iterable[str]) -> str:
-        """Its datatype, one of those known."""
+        """Return its datatype, one of ``known``."""
         found = fields.required(self.sent, f"{self.path}.datatype", str)
         if found not in known:
             raise Malformed(
@@ -61,7 +61,7 @@ class InputTensor:
         return found
 
     def shape(self, form: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-        """Its shape, of one of these numbers of dimensions, none of them empty."""
+        """Return its shape, which must have one of these numbers of dimensions, none empty."""
         found = fields.required(self.sent, f"{self.path}.shape", list)
         if len(found) not in dimensions or any(type(one) is not int or one < 1 for one in found):
             raise Malformed(
@@ -71,7 +71,7 @@ class InputTensor:
         return tuple(found)
 
     def data(self, shape: tuple[int, ...]) -> list[Any]:
-        """Its values in the JSON, which may be one list for each row; flat."""
+        """Return its values in the JSON, flat; they may be sent as one list per row."""
         data = fields.required(self.sent, f"{self.path}.data", list)
         if data and type(data[0]) is list:
             columns = shape[-1] if len(shape) > 1 else 1
@@ -90,7 +90,7 @@ class InputTensor:
         return data
 
     def numbers(self, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Its numbers, flat."""
+        """Return its numbers, flat."""
         if self.size is None:
             with parsing_turn(NUMBER_BYTES * math.prod(shape)):
                 return from_json(self.data(shape), datatype, f"{self.path}.data")
@@ -105,7 +105,7 @@ class InputTensor:
         return from_bytes(self.raw, datatype)
 
     def names(self, shape: tuple[int, ...]) -> Iterator[list[str]]:
-        """Its texts, flat, in blocks."""
+        """Return its texts, flat, in blocks."""
         if self.size is None:
             return names_from_json(self.data(shape), f"{self.path}.data")
         return names_from_bytes(self.raw, math.prod(shape), self.path)
@@ -117,9 +117,9 @@ def read_inputs(
     served: Served,
     check: Callable[[NDArray[Any]], None] = lambda _: None,
 ) -> Inputs:
-    """The inputs for a map; ``tail`` are the bytes behind the JSON.
+    """Read the inputs for a map; ``tail`` are the bytes after the JSON.
 
-    ``check`` may refuse the values before names of segments are read, which takes longer.
+    ``check`` may refuse the values before the names of segments are read, which takes longer.
     """
     found = _tensors(document, tail, served)
     tensor = found[served.map.kind]
@@ -133,7 +133,7 @@ def read_inputs(
 
 
 def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, InputTensor]:
-    """The inputs by their names; the bytes behind the JSON are theirs in their order."""
+    """Return the inputs by name; the bytes after the JSON belong to them in their order."""
     kind = served.map.kind
     inputs = fields.required(document, "inputs", list)
     if not inputs or any(type(one) is not dict for one in inputs):
@@ -164,19 +164,19 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
     return found
 
 
-def _size(sent: dict[str, Any], path: str, there: int) -> int | None:
-    """How many of the bytes that are still there belong to an input, None if it has its own."""
+def _size(sent: dict[str, Any], path: str, left: int) -> int | None:
+    """Return how many of the bytes left belong to an input, None if its values are in the JSON."""
     parameters = fields.parameters(sent, f"{path}.parameters")
     size = fields.optional(parameters, f"{path}.parameters.binary_data_size", int)
     if size is None:
         return None
     if sent.get("data") is not None:
         raise Malformed("bad_field", f"{path} has either data or binary_data_size, not both")
-    if not 0 <= size <= there:
+    if not 0 <= size <= left:
         raise Malformed(
             "bad_tensor_length",
-            f"binary_data_size of {path} must be a number of bytes behind the JSON, where "
-            f"{there} are left, got {size}",
+            f"binary_data_size of {path} must be a number of bytes after the JSON, where "
+            f"{left} are left, got {size}",
         )
     return size
 
@@ -195,7 +195,7 @@ def _shape(tensor: InputTensor, served: Served) -> tuple[int, ...]:
 
 
 def _segments(tensor: InputTensor, rows: int) -> NDArray[Any] | Segments:
-    """The segment of each row, named by text or by whole numbers (n,)."""
+    """Return the segment of each row (n,), given as strings or integers."""
     datatype = tensor.datatype((TEXT, *WHOLE))
     shape = tensor.shape("[n] or [n, 1]", (1, 2))
     if shape[1:] not in ((), (1,)):

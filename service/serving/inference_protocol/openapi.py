@@ -1,4 +1,4 @@
-"""The OpenAPI paths of the protocol, written by hand as its routes are plain ones."""
+"""The OpenAPI paths of the protocol, written by hand because its routes are plain Starlette."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ERRORS = {
         "The request cannot be read: JSON, field, datatype, name or number of bytes",
         "inputs[0].data must hold 6 values for the shape [2, 3], got 3",
     ),
-    "401": ("No key, or one that is not valid", "send a valid key"),
+    "401": ("No key, or an invalid one", "send a valid key"),
     "403": ("The key has no predict scope", "this needs a key with the scope predict"),
     "404": ("No such calibrator, alias or version", "there is no calibrator 'resnet50-prod'"),
     "408": ("The body did not arrive in time", "the body did not arrive in time"),
     "409": (
         "The map was fitted for another model",
         "resnet50-prod@3 was fitted for 'resnet50:v1', but the caller's model is 'resnet50:v2': "
-        "send that model's values, or ask with fingerprint=warn",
+        "send that model's values, or use fingerprint=warn",
     ),
     "413": (
-        "The request is too large, or its answer would be",
+        "The request is too large, or its response would be",
         "the body is larger than the 33554432 bytes allowed here",
     ),
     "415": (
@@ -41,7 +41,7 @@ ERRORS = {
         "The values break a rule, or have another number of classes",
         "logits must not be NaN (1 row breaks this rule, first row 1)",
     ),
-    "503": ("A part of the service is down", "the database does not answer: try again"),
+    "503": ("A part of the service is down", "the database does not respond: try again"),
 }
 
 
@@ -166,18 +166,19 @@ BINARY: Plain = {
     '"parameters": {"binary_data_size": 12}}]}<12 bytes>',
 }
 INFER_DESCRIPTION = (
-    "One input, named as the calibrator was fitted: `logits` or `probabilities`, of shape [n, k] "
-    "([n, 1] too if k is 2). FP32, FP16 and BF16 are answered in FP32; FP64 and integers in FP64. "
-    "A tensor may follow the JSON as raw little-endian bytes, with its `binary_data_size` and the "
-    f"header `{LENGTH_HEADER}`; ask for such an answer with `binary_data_output`, or with "
-    "`binary_data` of an output. Content-Encoding may be gzip or deflate.\n\n"
-    "A map of the method `segmented` takes a second input, `segments`, BYTES or integers of shape "
-    "[n] or [n, 1]: the segment of each row. Without it all rows get what the map for all rows "
-    "gives; so do rows of segments that it does not know, which the header Calibrd-Warning and "
-    "the answer's parameter `warning` count.\n\n"
-    "The fingerprint of the model whose values are sent may be given as the header "
-    f"`{MODEL_HEADER}` or the request's parameter `model`. If the map was fitted for another model "
-    "the answer is 409; with the parameter `fingerprint` of `warn` it has the header "
+    "Send one input, named after what the calibrator was fitted on: `logits` or `probabilities`, "
+    "of shape [n, k] (or [n, 1] if k is 2). The output is FP32 for FP32, FP16 and BF16, and FP64 "
+    "for FP64 and integers. A tensor may follow the JSON as raw little-endian bytes, with its "
+    f"`binary_data_size` and the header `{LENGTH_HEADER}`; request such a response with "
+    "`binary_data_output`, or with `binary_data` of an output. Content-Encoding may be gzip or "
+    "deflate.\n\n"
+    "A map of the method `segmented` accepts a second input, `segments`, BYTES or integers of "
+    "shape [n] or [n, 1]: the segment of each row. Without it, all rows are calibrated by the map "
+    "for all rows; so are rows of unknown segments, which the header Calibrd-Warning and the "
+    "response's parameter `warning` count.\n\n"
+    "The fingerprint of the model whose values are sent may be sent as the header "
+    f"`{MODEL_HEADER}` or the request's parameter `model`. If the map was fitted for another "
+    "model, the response is 409; if the parameter `fingerprint` is `warn`, it has the header "
     "Calibrd-Warning instead."
 )
 
@@ -248,21 +249,21 @@ def _infer(suffix: str, which: str) -> Plain:
 
 
 def _model_paths(prefix: str, suffix: str, which: str, parameters: list[Plain]) -> Plain:
-    """The three paths of a model: its metadata, whether it is ready, and infer."""
+    """Return the three paths of a model: its metadata, whether it is ready, and infer."""
     refusals = ("401", "403", "404", "503")
     ready = _object("name", "ready", name=STRING, ready=BOOLEAN)
     operations = {
         prefix: {
             "get": _operation(
                 f"describe{suffix}",
-                f"Inputs and outputs of {which}",
+                f"Get the inputs and outputs of {which}",
                 _answers("Metadata", MODEL, MODEL_EXAMPLE, *refusals),
             )
         },
         f"{prefix}/ready": {
             "get": _operation(
                 f"is{suffix}Ready",
-                f"Whether {which} can be applied",
+                f"Check whether {which} can be applied",
                 _answers("It can", ready, {"name": NAME, "ready": True}, *refusals),
             )
         },
@@ -289,7 +290,7 @@ OPENAPI: Plain = {
     "/v2": {
         "get": _operation(
             "describeServer",
-            "Name, version and extensions of the server",
+            "Get the name, version and extensions of the server",
             _answers(
                 "Metadata",
                 _SERVER,
@@ -298,8 +299,8 @@ OPENAPI: Plain = {
             security=[],
         )
     },
-    "/v2/health/live": _health("isServerLive", "Whether the server runs", "live"),
-    "/v2/health/ready": _health("isServerReady", "Whether the server can answer", "ready"),
+    "/v2/health/live": _health("isServerLive", "Check whether the server is live", "live"),
+    "/v2/health/ready": _health("isServerReady", "Check whether the server is ready", "ready"),
     **_model_paths("/v2/models/{name}", "Production", "the version in production", [_NAME]),
     **_model_paths(
         "/v2/models/{name}/versions/{version}",

@@ -1,4 +1,4 @@
-"""The routes under /v2: plain Starlette, since every microsecond of infer is a client's."""
+"""The routes under /v2: plain Starlette, to keep the overhead of infer small."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def inference_routes(
     large: LargeCalls,
     limit_json_bytes: int = 16 * MEGABYTE,
 ) -> list[Route]:
-    """All routes of the protocol.
+    """Return all routes of the protocol.
 
-    ``find`` looks a map up in memory, ``load`` is asked when it has none. A caller is expected in
-    ``scope["principal"]``, except by /v2 and /v2/health, which anyone may ask; and a body of at
+    ``find`` looks a map up in memory; ``load`` is called if it is not there. The caller is expected
+    in ``scope["principal"]``, except for /v2 and /v2/health, which are public; and a body of at
     most ``limit_bytes``.
     """
     limits = InferLimits(limit_bytes, min(limit_bytes, limit_json_bytes))
@@ -152,14 +152,15 @@ class _Protocol:
             )
 
         models = _models(request)
-        asked = await read_body(request.scope, read, lambda found: found.answer_size)
-        is_plain = is_small and asked.segments is None
-        if is_plain and is_quick(served, asked.values, writes_json=not asked.binary):
-            answer = _answer(asked, served, models)
+        infer_request = await read_body(request.scope, read, lambda found: found.answer_size)
+        is_plain = is_small and infer_request.segments is None
+        writes_json = not infer_request.binary
+        if is_plain and is_quick(served, infer_request.values, writes_json=writes_json):
+            response = _response(infer_request, served, models)
         else:
-            answer = await self.large.run(principal, _answer, asked, served, models)
+            response = await self.large.run(principal, _response, infer_request, served, models)
         end_work(request.scope)
-        return answer
+        return response
 
     def _read(
         self, body: bytes, encoding: str, header_length: int | None, served: Served
@@ -176,20 +177,20 @@ class _Protocol:
         return self.find(principal, name, ref) or await self.load(principal, name, ref)
 
 
-def _answer(asked: InferRequest, served: Served, models: list[str]) -> Response:
-    stated = [*models, *([] if asked.model is None else [asked.model])]
-    mismatch = check_model(served, stated, only_warn=asked.only_warn)
-    found = predict(served.map, Arrays(asked.values, segments=asked.segments))
-    content, json_length = encode(asked, found, served)
-    if asked.binary:
-        answer = Response(content, media_type="application/octet-stream")
-        answer.headers[LENGTH_HEADER] = str(json_length)
+def _response(infer_request: InferRequest, served: Served, models: list[str]) -> Response:
+    stated = [*models, *([] if infer_request.model is None else [infer_request.model])]
+    mismatch = check_model(served, stated, only_warn=infer_request.only_warn)
+    found = predict(served.map, Arrays(infer_request.values, segments=infer_request.segments))
+    content, json_length = encode(infer_request, found, served)
+    if infer_request.binary:
+        response = Response(content, media_type="application/octet-stream")
+        response.headers[LENGTH_HEADER] = str(json_length)
     else:
-        answer = Response(content, media_type=JSON)
-    answer.raw_headers += map(warning_header, found.warnings)
+        response = Response(content, media_type=JSON)
+    response.raw_headers += map(warning_header, found.warnings)
     if mismatch is not None:
-        answer.raw_headers.append(warning_header(mismatch))
-    return answer
+        response.raw_headers.append(warning_header(mismatch))
+    return response
 
 
 def _models(request: Request) -> list[str]:

@@ -1,4 +1,4 @@
-"""The protocol's datatypes, and arrays from the two ways in which tensors are written."""
+"""The protocol's datatypes, and arrays from binary tensors and from JSON."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ LENGTH_BYTES = 4  # before each text of a binary tensor
 
 
 def from_bytes(data: memoryview, datatype: str) -> NDArray[Any]:
-    """Little-endian values, flat; BF16 comes as float32."""
+    """Read little-endian values, flat; BF16 becomes float32."""
     array = np.frombuffer(data, DATATYPES[datatype])
     if datatype == "BF16":
         return widened_bfloat16(array)
-    # the JSON before the tensor may end anywhere, and numpy is slow on values across machine words
+    # the JSON before the tensor may end anywhere, and numpy is slow on unaligned values
     return array if array.flags.aligned else array.copy()
 
 
 def names_from_bytes(data: memoryview, count: int, path: str) -> Iterator[list[str]]:
-    """Yield blocks of texts in UTF-8, each behind its length in bytes; equal ones are one object.
+    r"""Yield blocks of length-prefixed UTF-8 strings; equal strings share one object.
 
-    >>> list(names_from_bytes(memoryview(b"\\3\\0\\0\\0web\\0\\0\\0\\0"), 2, "inputs[1]"))
+    >>> list(names_from_bytes(memoryview(b"\3\0\0\0web\0\0\0\0"), 2, "inputs[1]"))
     [['web', '']]
     """
     known: dict[bytes, str] = {}
@@ -60,7 +60,7 @@ def names_from_bytes(data: memoryview, count: int, path: str) -> Iterator[list[s
     if done != count or end != len(data):
         raise Malformed(
             "bad_tensor_length",
-            f"the bytes of {path} must be {count} texts, each behind its length in "
+            f"the bytes of {path} must be {count} texts, each after its length in "
             f"{LENGTH_BYTES} bytes, and nothing else",
         )
     yield names
@@ -74,7 +74,7 @@ def _decoded(raw: bytes, path: str) -> str:
 
 
 def names_from_json(data: list[Any], path: str) -> Iterator[list[str]]:
-    """Yield the same written out."""
+    """Yield blocks of texts from JSON."""
     for start in range(0, len(data), BLOCK_NAMES):
         block = data[start : start + BLOCK_NAMES]
         if not {str}.issuperset(map(type, block)):
@@ -83,9 +83,9 @@ def names_from_json(data: list[Any], path: str) -> Iterator[list[str]]:
 
 
 def from_json(data: list[Any], datatype: str, path: str) -> NDArray[Any]:
-    """Numbers written out."""
+    """Convert numbers from JSON to an array."""
     if datatype == "BF16":
-        raise Malformed("bad_datatype", f"{path}: BF16 is read from binary tensors only: send FP32")
+        raise Malformed("bad_datatype", f"{path}: send BF16 as a binary tensor, or FP32")
     dtype = DATATYPES[datatype]
     allowed = {int, float} if dtype.kind == "f" else {int}
     if not allowed.issuperset(map(type, data)):

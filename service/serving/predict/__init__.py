@@ -1,4 +1,4 @@
-"""Logits or probabilities in, calibrated probabilities out; with labels, a report on them."""
+"""The predict route: calibrated probabilities and, with labels, a report on them."""
 
 from service.serving.predict.openapi import OPENAPI
 from service.serving.predict.route import predict_route

@@ -1,10 +1,10 @@
-"""The OpenAPI path of predict, written by hand as its route is a plain one."""
+"""The OpenAPI path of predict, written by hand because its route is raw ASGI."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from calibrators.metrics.estimates import MOST_LEVEL
+from calibrators.metrics.estimates import MAX_LEVEL
 from service.datasets.formats import Format, all_codecs
 from service.http.openapi import BINARY, Answers, errors
 from service.serving.apply_map import EVALUATED_ROWS, MODEL_HEADER
@@ -28,13 +28,13 @@ SEGMENTS: Plain = {
 
 ERRORS: dict[int | str, str] = {
     "400": "The body, a header or the query cannot be read",
-    "401": "No key, or one that is not valid",
+    "401": "No key, or an invalid one",
     "403": "The key has no predict scope",
     "404": "No such calibrator, version or alias",
-    "406": "The answer cannot have the format that is accepted",
+    "406": "The response is not available in an accepted format",
     "409": "The map was fitted for another model (`model_mismatch`)",
     "413": "Too many bytes as sent, unpacked or answered, or too many rows to evaluate",
-    "415": "The body's format is not read here",
+    "415": "The body's format is not supported",
     "422": "Values, parameters or names break a rule: NaN, another number of classes, another kind",
     "503": "A part of the service is down",
     "default": "An error",
@@ -61,27 +61,27 @@ OPTIONS = [
         "dtype",
         "query",
         {"type": "string", "enum": ["float32", "float64"]},
-        "Type of the probabilities; if absent float32 for float32 and float16. With float64 they "
-        "are also calculated in it",
+        "Type of the probabilities; by default float32 for float32 and float16. With float64 they "
+        "are also computed in it",
     ),
     _parameter(
         "top",
         "query",
         {"type": "integer", "minimum": 1, "maximum": 999_999_999},
-        "Answer only this many of the most probable classes, or all if there are fewer",
+        "Return only this many of the most probable classes, or all if there are fewer",
     ),
     _parameter(
         "interval",
         "query",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_LEVEL, "example": 0.9},
-        "Answer a credible band of this level for the confidence of each row as well, if the map "
+        {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LEVEL, "example": 0.9},
+        "Also return a credible band of this level for the confidence of each row, if the map "
         "is of the method additive, which auto fits",
     ),
     _parameter(
         "model",
         "query",
         {"type": "string", "minLength": 1},
-        f"Fingerprint of the model whose values are sent; as {MODEL_HEADER}, if both are given",
+        f"Fingerprint of the model whose values are sent; equal to {MODEL_HEADER} if both are sent",
     ),
     _parameter(
         "fingerprint",
@@ -131,7 +131,7 @@ ANSWER: Plain = {
     "headers": {
         "Calibrd-Version": {
             "schema": {"type": "string"},
-            "description": "The version that answered, e.g. resnet50-prod@3",
+            "description": "The version that was applied, e.g. resnet50-prod@3",
         },
         "Calibrd-Map": {
             "schema": {"type": "string"},
@@ -199,17 +199,17 @@ OPENAPI: Plain = {
                 "Send an array (n, k) as npy, npz, safetensors or JSON; npz, safetensors and JSON "
                 "objects name it `logits` or `probabilities`, whichever the map was fitted on, or "
                 "`values` if that need not be checked. A one-dimensional array of k numbers is one "
-                "row. A map of two classes refuses it (`ambiguous_row`): it takes (n, 2), or "
-                "(n, 1) with the logit or probability of class 1. The answer has the request's "
+                "row. A map of two classes refuses it (`ambiguous_row`): it accepts (n, 2), or "
+                "(n, 1) with the logit or probability of class 1. The response has the request's "
                 "format unless Accept names another.\n\n"
-                "With `labels` (n,) the answer is JSON and also has an `evaluation`: ECE with its "
+                "With `labels` (n,) the response is JSON and has an `evaluation`: ECE with its "
                 "noise floor, NLL, Brier score and reliability tables, of at most "
                 f"{EVALUATED_ROWS} rows.\n\n"
-                "With `segments` (n,), names or whole numbers, a map of the method `segmented` "
-                "treats each row as its segment; one that it does not know gets what all rows "
-                "together have, and a Calibrd-Warning counts them. Other maps refuse segments "
-                "(`no_segments`), unless there are labels, too: then the evaluation also tells of "
-                "each segment (`by_segment`)."
+                "With `segments` (n,), names or integers, a map of the method `segmented` "
+                "calibrates each row for its segment; rows of unknown segments are calibrated by "
+                "the map for all rows, and a Calibrd-Warning counts them. Other maps refuse "
+                "segments (`no_segments`) unless there are labels: then the evaluation also "
+                "reports each segment (`by_segment`)."
             ),
             "parameters": OPTIONS,
             "requestBody": BODY,
@@ -219,7 +219,8 @@ OPENAPI: Plain = {
             "operationId": "predict_one_row",
             "tags": ["predict"],
             "summary": "Calibrate one row",
-            "description": "For a quick look: one row in the query. Give one of the two.",
+            "description": "Calibrate one row in the query, for quick tests. Send one of "
+            "`logits` and `probabilities`.",
             "parameters": [
                 _parameter(
                     "logits",

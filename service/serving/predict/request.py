@@ -1,4 +1,4 @@
-"""What a predict call asks for: its query, its headers and the format of the answer."""
+"""The request of a predict call: its query, its headers and the format of the response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from calibrators.data import Kind
-from calibrators.metrics.estimates import MOST_LEVEL
+from calibrators.metrics.estimates import MAX_LEVEL
 from service.datasets.formats import Arrays, Format, media_types
 from service.errors import Invalid, Malformed, NotAcceptable
 from service.serving.apply_map import model_in_header
@@ -37,7 +37,7 @@ class PredictRequest:
 
 @dataclass(slots=True)
 class SentHeaders:
-    """The headers that matter here."""
+    """The headers of a predict call."""
 
     content_type: str | None = None
     accept: str = ""
@@ -45,7 +45,7 @@ class SentHeaders:
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> SentHeaders:
-    """The headers of an ASGI scope that matter here."""
+    """Return the headers of an ASGI scope that predict uses."""
     sent = SentHeaders()
     for name, value in headers:
         if name == b"content-type":
@@ -61,44 +61,44 @@ NOTHING = PredictRequest()
 
 
 def read_query(query: bytes, *, with_values: bool) -> PredictRequest:
-    """A query string, each parameter known and given once."""
+    """Parse a query string; each parameter must be known and occur once."""
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise Malformed("bad_query", "the query string cannot be read as UTF-8") from error
-    asked, seen = NOTHING, set()
+    request, seen = NOTHING, set()
     for name, value in pairs:
         if name in seen:
-            raise Invalid("bad_parameter", f"the parameter {name[:40]!r} is given twice")
+            raise Invalid("bad_parameter", f"the parameter {name[:40]!r} occurs twice")
         seen.add(name)
         match name:
             case "dtype":
-                asked = replace(asked, dtype=_choice(name, value, DTYPES))
+                request = replace(request, dtype=_choice(name, value, DTYPES))
             case "top":
-                asked = replace(asked, top=_count(name, value))
+                request = replace(request, top=_count(name, value))
             case "interval":
-                asked = replace(asked, interval=_level(name, value))
+                request = replace(request, interval=_level(name, value))
             case "model":
-                asked = replace(asked, model=value)
+                request = replace(request, model=value)
             case "fingerprint":
                 choices = {"refuse": False, "warn": True}
-                asked = replace(asked, only_warn=_choice(name, value, choices))
+                request = replace(request, only_warn=_choice(name, value, choices))
             case "logits" | "probabilities" if with_values:
-                if asked.values is not None:
+                if request.values is not None:
                     raise Invalid(
-                        "logits_or_probabilities", "give one of logits and probabilities, not both"
+                        "logits_or_probabilities", "send one of logits and probabilities, not both"
                     )
-                asked = replace(asked, values=_one_row(name, value))
+                request = replace(request, values=_one_row(name, value))
             case _:
                 raise _unknown(name, with_values=with_values)
-    if with_values and asked.values is None:
-        raise Invalid("missing_parameter", "give the row as logits=2.1,0.3,-1.0 or probabilities=")
-    return asked
+    if with_values and request.values is None:
+        raise Invalid("missing_parameter", "send the row as logits=2.1,0.3,-1.0 or probabilities=")
+    return request
 
 
 @lru_cache(maxsize=128)
 def answer_format(accept: str, default: Format) -> Format:
-    """The format that the Accept header likes best, and the default where it likes it as well.
+    """Return the format that the Accept header prefers; the default for wildcards.
 
     >>> answer_format("application/json;q=0.5, application/x-npy", Format.JSON).value
     'npy'
@@ -115,7 +115,7 @@ def answer_format(accept: str, default: Format) -> Format:
             best, chosen = quality, found
     if chosen is None:
         known = ", ".join(one.media_type for one in Format if one.codec.encode)
-        raise NotAcceptable("not_acceptable", f"answers are {known}; none of them is accepted")
+        raise NotAcceptable("not_acceptable", f"responses are {known}; none of them is accepted")
     return chosen
 
 
@@ -147,7 +147,7 @@ def _level(name: str, value: str) -> float:
         level = float(value[:40])
     except ValueError:
         level = math.nan
-    if not 0 < level <= MOST_LEVEL:
+    if not 0 < level <= MAX_LEVEL:
         raise Invalid(
             "bad_parameter",
             f"{name} must be a number between 0 and 1, at most 1 - 1e-9, got {value[:40]!r}",
@@ -172,6 +172,6 @@ def _unknown(name: str, *, with_values: bool) -> Invalid:
     known += ["logits", "probabilities"] if with_values else []
     return Invalid(
         "unknown_parameter",
-        f"the parameter {name[:40]!r} is not known here; known are {', '.join(sorted(known))}",
+        f"unknown parameter {name[:40]!r}; known are {', '.join(sorted(known))}",
         known=sorted(known),
     )

@@ -1,4 +1,4 @@
-"""The predict route: raw ASGI, since every microsecond of it is a client's."""
+"""The predict route: raw ASGI, to keep its overhead small."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from service.serving.predict.request import (
 
 PATH = "/v1/calibrators/{name}@{ref}/predict"
 HEAD_BYTES = 64
-# they are written in about a millisecond
+# serialised in about a millisecond
 TOP_ROWS_BLOCK = 1 << 10
 CLASS_BYTES = 8
 TOP_ROW_BYTES = len('{"classes":[],"probabilities":[]},')
@@ -70,17 +70,17 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def predict_route(find: Find, load: Load, limits: Limits, large: LargeCalls) -> Route:
-    """The route that applies maps.
+    """Return the route that applies maps.
 
-    ``find`` looks a map up in memory, ``load`` is asked when it has none. The caller is expected in
-    ``scope["principal"]``, and a body of at most ``limits.bytes``.
+    ``find`` looks a map up in memory; ``load`` is called if it is not there. The caller is expected
+    in ``scope["principal"]``, and a body of at most ``limits.bytes``.
     """
     return Route(PATH, Predict(find, load, limits, large), methods=["GET", "POST"], name="predict")
 
 
 @dataclass(frozen=True, eq=False)
 class Predict:
-    """An ASGI application that answers one predict call."""
+    """An ASGI application for predict calls."""
 
     find: Find
     load: Load
@@ -88,21 +88,25 @@ class Predict:
     large: LargeCalls
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Answer with calibrated probabilities; errors are left to the application."""
+        """Respond with calibrated probabilities; errors are left to the application."""
         served = await self._served(scope)
         is_post = scope["method"] == "POST"
         query = scope["query_string"]
         sent = read_headers(scope["headers"])
         if not is_post and len(query) > INLINE_QUERY_BYTES:
             principal: Principal = scope["principal"]
-            headers, body = await self.large.run(principal, self._asked_row, served, query, sent)
+            headers, body = await self.large.run(
+                principal, self._respond_to_long_query, served, query, sent
+            )
         else:
-            asked = NOTHING if is_post and not query else read_query(query, with_values=not is_post)
-            mismatch = _mismatch(served, asked, sent)
-            if asked.values is not None:
-                headers, body = await self._answered(scope, served, asked.values, asked, sent)
+            request = (
+                NOTHING if is_post and not query else read_query(query, with_values=not is_post)
+            )
+            mismatch = _mismatch(served, request, sent)
+            if request.values is not None:
+                headers, body = await self._respond(scope, served, request.values, request, sent)
             else:
-                headers, body = await self._posted(served, asked, sent, scope, receive)
+                headers, body = await self._respond_to_post(served, request, sent, scope, receive)
             if mismatch is not None:
                 headers.append(warning_header(mismatch))
         end_work(scope)
@@ -121,10 +125,10 @@ class Predict:
         check_name(ref, "a version or an alias")
         return await self.load(principal, name, ref)
 
-    async def _posted(
+    async def _respond_to_post(
         self,
         served: Served,
-        asked: PredictRequest,
+        request: PredictRequest,
         sent: SentHeaders,
         scope: AsgiScope,
         receive: Receive,
@@ -136,7 +140,7 @@ class Predict:
         if format.codec.encode is None:
             raise Unsupported(
                 "unsupported_media_type",
-                f"{format} is read for datasets only: send JSON, npy, npz or safetensors",
+                f"{format} is for datasets only: send JSON, npy, npz or safetensors",
             )
         limit = self.limits.of(format)
         if format.codec.unpacked_size is not None and body:
@@ -148,37 +152,39 @@ class Predict:
             return await self.large.run(principal, read_arrays, format, body, limit=limit)
 
         arrays = await read_body(
-            scope, read, lambda found: self._checked_size(served, found, asked, sent, format)
+            scope, read, lambda found: self._checked_size(served, found, request, sent, format)
         )
-        return await self._answered(scope, served, arrays, asked, sent, format)
+        return await self._respond(scope, served, arrays, request, sent, format)
 
-    async def _answered(
+    async def _respond(
         self,
         scope: AsgiScope,
         served: Served,
         arrays: Arrays,
-        asked: PredictRequest,
+        request: PredictRequest,
         sent: SentHeaders,
         format: Format = Format.JSON,
     ) -> tuple[Headers, bytes]:
-        """Answer on the event loop if that is quick."""
+        """Respond on the event loop if that is quick."""
         is_long = (
-            arrays.labels is not None or arrays.segments is not None or asked.interval is not None
+            arrays.labels is not None or arrays.segments is not None or request.interval is not None
         )
-        # what is accepted may ask for JSON: to look is dearer than to assume it
-        writes_json = format is Format.JSON or bool(sent.accept) or asked.top is not None
-        if is_long or not is_quick(served, arrays.values, writes_json=writes_json, top=asked.top):
+        # Accept may ask for JSON: assuming it is cheaper than parsing the header
+        writes_json = format is Format.JSON or bool(sent.accept) or request.top is not None
+        if is_long or not is_quick(served, arrays.values, writes_json=writes_json, top=request.top):
             return await self.large.run(
-                scope["principal"], self._answer, served, arrays, asked, sent, format
+                scope["principal"], self._response, served, arrays, request, sent, format
             )
-        return self._answer(served, arrays, asked, sent, format)
+        return self._response(served, arrays, request, sent, format)
 
-    def _asked_row(self, served: Served, query: bytes, sent: SentHeaders) -> tuple[Headers, bytes]:
-        """Answer a GET whose row is long."""
-        asked = read_query(query, with_values=True)
-        mismatch = _mismatch(served, asked, sent)
-        assert asked.values is not None  # noqa: S101 - read_query has raised otherwise
-        headers, body = self._answer(served, asked.values, asked, sent, Format.JSON)
+    def _respond_to_long_query(
+        self, served: Served, query: bytes, sent: SentHeaders
+    ) -> tuple[Headers, bytes]:
+        """Respond to a GET with a long row."""
+        request = read_query(query, with_values=True)
+        mismatch = _mismatch(served, request, sent)
+        assert request.values is not None  # noqa: S101 - read_query has raised otherwise
+        headers, body = self._response(served, request.values, request, sent, Format.JSON)
         if mismatch is not None:
             headers.append(warning_header(mismatch))
         return headers, body
@@ -187,60 +193,60 @@ class Predict:
         self,
         served: Served,
         arrays: Arrays,
-        asked: PredictRequest,
+        request: PredictRequest,
         sent: SentHeaders,
         format: Format,
     ) -> int:
-        """Return about how many bytes the answer will have; raise TooLarge if that is too much."""
+        """Return the approximate bytes of the response; raise TooLarge if they are too many."""
         k = served.map.k
         check_call_cost(served, arrays.values)
-        written = _written_format(arrays, asked, sent, format)
+        output_format = _output_format(arrays, request, sent, format)
         if arrays.labels is not None:
             check_evaluable(len(arrays.values) if arrays.values.ndim > 1 else 1, k)
-        is_choice = written is Format.JSON and arrays.labels is None
+        is_choice = output_format is Format.JSON and arrays.labels is None
         advice = "send fewer rows, or accept npy or npz" if is_choice else "send fewer rows"
-        size = answer_size(k, arrays, asked, written)
-        check_answer(size, self.limits.of(written), advice)
-        if asked.top is not None:  # all classes are calculated before most are left out
+        size = answer_size(k, arrays, request, output_format)
+        check_answer(size, self.limits.of(output_format), advice)
+        if request.top is not None:  # all classes are computed before most are left out
             check_calculation(
-                answer_size(k, arrays, replace(asked, top=None), Format.NPY), self.limits.bytes
+                answer_size(k, arrays, replace(request, top=None), Format.NPY), self.limits.bytes
             )
         return size
 
-    def _answer(
+    def _response(
         self,
         served: Served,
         arrays: Arrays,
-        asked: PredictRequest,
+        request: PredictRequest,
         sent: SentHeaders,
         format: Format,
     ) -> tuple[Headers, bytes]:
-        """The headers and the body of the answer to values sent in ``format``."""
-        written = _written_format(arrays, asked, sent, format)
-        found = predict(served.map, arrays, asked.dtype, asked.interval)
+        """Return the headers and the body of the response to values sent in ``format``."""
+        output_format = _output_format(arrays, request, sent, format)
+        found = predict(served.map, arrays, request.dtype, request.interval)
         probabilities = found.probabilities
-        if asked.dtype is not None:
-            probabilities = probabilities.astype(asked.dtype, copy=False)
+        if request.dtype is not None:
+            probabilities = probabilities.astype(request.dtype, copy=False)
         answer = {"probabilities": probabilities}
-        if asked.top is not None:
-            classes, probabilities = top_classes(probabilities, asked.top)
+        if request.top is not None:
+            classes, probabilities = top_classes(probabilities, request.top)
             answer = {"classes": classes, "probabilities": probabilities}
-        if found.band is not None and written is not Format.JSON:
+        if found.band is not None and output_format is not Format.JSON:
             answer |= dict(zip(("low", "high"), found.band, strict=True))
-        if written is not Format.JSON:
-            body = encode(written, answer)
+        if output_format is not Format.JSON:
+            body = encode(output_format, answer)
         else:
-            body = _document(served, answer, arrays, found, asked.interval)
-        return _headers(served, found, written, len(body)), body
+            body = _document(served, answer, arrays, found, request.interval)
+        return _headers(served, found, output_format, len(body)), body
 
 
-def _mismatch(served: Served, asked: PredictRequest, sent: SentHeaders) -> str | None:
-    models = sent.models if asked.model is None else (*sent.models, asked.model)
-    return check_model(served, models, only_warn=asked.only_warn)
+def _mismatch(served: Served, request: PredictRequest, sent: SentHeaders) -> str | None:
+    models = sent.models if request.model is None else (*sent.models, request.model)
+    return check_model(served, models, only_warn=request.only_warn)
 
 
 def _is_read_quickly(format: Format, body: bytes) -> bool:
-    """Return whether a body is decoded in less time than a change of threads is worth."""
+    """Return whether a body is faster to decode than to hand to another thread."""
     is_small = len(body) <= INLINE_BYTES and format.codec.unpacked_size is None
     return is_small and format.codec.parsed_size(body) <= INLINE_JSON_BYTES
 
@@ -257,42 +263,44 @@ async def _whole_body(receive: Receive) -> bytes:
         parts.append(part)
 
 
-def answer_size(classes: int, arrays: Arrays, asked: PredictRequest, written: Format) -> int:
-    """About how many bytes the answer will have, if the values are such as the map takes."""
+def answer_size(
+    classes: int, arrays: Arrays, request: PredictRequest, output_format: Format
+) -> int:
+    """Return the approximate bytes of the response, if the values are valid for the map."""
     values = arrays.values
-    # a map of two classes takes one number or two for a row
+    # rows of a map of two classes have one number or two
     rows = len(values) if classes == 2 else values.size // classes
-    if asked.dtype is not None:
-        number = 4 if asked.dtype is np.float32 else 8
+    if request.dtype is not None:
+        number = 4 if request.dtype is np.float32 else 8
     else:
         number = 4 if values.dtype.kind == "f" and values.itemsize < 8 else 8
-    in_json = written is Format.JSON
+    in_json = output_format is Format.JSON
     if in_json:
         number = JSON_BYTES[number]
-    band = 0 if asked.interval is None else 2 * rows * (JSON_BYTES[8] if in_json else 8)
-    if asked.top is None:
+    band = 0 if request.interval is None else 2 * rows * (JSON_BYTES[8] if in_json else 8)
+    if request.top is None:
         return rows * classes * number + band
-    row = min(asked.top, classes) * (CLASS_BYTES + number)
+    row = min(request.top, classes) * (CLASS_BYTES + number)
     return rows * (row + TOP_ROW_BYTES if in_json else row) + band
 
 
-def _written_format(
-    arrays: Arrays, asked: PredictRequest, sent: SentHeaders, format: Format
+def _output_format(
+    arrays: Arrays, request: PredictRequest, sent: SentHeaders, format: Format
 ) -> Format:
-    is_several = asked.top is not None or asked.interval is not None
+    is_several = request.top is not None or request.interval is not None
     in_json = arrays.labels is not None or (is_several and not format.codec.is_named)
-    written = answer_format(sent.accept, Format.JSON if in_json else format)
-    if arrays.labels is not None and written is not Format.JSON:
+    output_format = answer_format(sent.accept, Format.JSON if in_json else format)
+    if arrays.labels is not None and output_format is not Format.JSON:
         raise NotAcceptable(
-            "json_only", f"with labels the answer is a report: accept {Format.JSON.media_type}"
+            "json_only", f"with labels the response is a report: accept {Format.JSON.media_type}"
         )
-    if is_several and not written.codec.is_named:
+    if is_several and not output_format.codec.is_named:
         raise NotAcceptable(
             "one_array_only",
-            f"{written} holds one array, top and interval need several: accept npz, safetensors or "
-            "JSON",
+            f"{output_format} holds one array, top and interval need several: accept npz, "
+            "safetensors or JSON",
         )
-    return written
+    return output_format
 
 
 def _document(
@@ -321,7 +329,7 @@ def _document(
 def _top_rows(
     classes: NDArray[Any], probabilities: NDArray[Any]
 ) -> Iterator[list[dict[str, NDArray[Any]]]]:
-    """The rows of an answer with the most probable classes, in blocks."""
+    """Yield the rows of a response with the most probable classes, in blocks."""
     for start in range(0, len(classes), TOP_ROWS_BLOCK):
         block = slice(start, start + TOP_ROWS_BLOCK)
         rows = zip(classes[block], probabilities[block], strict=True)
@@ -340,7 +348,7 @@ def _headers(served: Served, found: Prediction, format: Format, length: int) -> 
 
 @lru_cache(maxsize=256)
 def _same_headers(calibrator: str, number: int, sha256: str, format: Format) -> Headers:
-    """The headers that are the same for all answers of a version in one format."""
+    """Return the headers that all responses of a version in one format share."""
     return [
         (b"content-type", format.media_type.encode()),
         (b"calibrd-version", f"{calibrator}@{number}".encode()),

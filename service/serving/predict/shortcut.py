@@ -1,4 +1,4 @@
-"""The way of a predict call past the framework's layers and its other routes."""
+"""A shortcut for predict calls past the framework's layers and its other routes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLACE = re.compile(r"/v1/calibrators/(?P<name>[^/@]+)@(?P<ref>[^/@]+)/predict")
 
 
 class Shortcut:
-    """Raw ASGI middleware that hands predict calls to their route, and all others to the app."""
+    """Raw ASGI middleware that sends predict calls to their route, and all others to the app."""
 
     def __init__(self, app: ASGIApp, route: Route) -> None:
         self.app = app
@@ -21,7 +21,7 @@ class Shortcut:
         self._methods = route.methods or set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a predict call, or pass it on."""
+        """Handle a predict call, or pass the request on."""
         if scope["type"] == "http" and scope["path"].endswith(ENDING):
             place = PLACE.fullmatch(scope["path"])
             if place is not None and scope["method"] in self._methods:

@@ -1,1 +1,1 @@
-"""Pieces that pages share: layout, templates, forms, charts, snippets."""
+"""Components that pages share: layout, templates, forms, charts, snippets."""

@@ -11,12 +11,12 @@ from service.web.queries import HasVerdict
 
 WIDTH, HEIGHT = 168, 26
 LEFT, RIGHT = 4, 164
-LEAST_SCALE = 0.02
+MIN_SCALE = 0.02
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point with its interval, in the chart's units; ``y`` is its line."""
+    """A point with its interval, in units of the chart; ``y`` is its line."""
 
     kind: str
     x: float
@@ -27,7 +27,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class EceChart:
-    """What the template draws; ``words`` say the same."""
+    """The data that the template draws; ``words`` is the text alternative."""
 
     marks: tuple[Mark, ...]
     floor: float | None
@@ -35,20 +35,20 @@ class EceChart:
 
 
 def chart_scale(listed: Iterable[HasVerdict]) -> float:
-    """The largest bound of all intervals, so that the charts of a page can be compared."""
+    """Return the largest bound of all intervals, the common scale of a page's charts."""
     sides = (side for one in listed for side in (one.before, one.after))
-    return max([LEAST_SCALE, *(float(side["high"]) for side in sides if side)])
+    return max([MIN_SCALE, *(float(side["high"]) for side in sides if side)])
 
 
 def ece_chart(one: HasVerdict, scale: float) -> EceChart | None:
-    """The chart of a version; None if it has no report."""
+    """Return the chart of a version; None if it has no report."""
     if one.after is None:
         return None
     marks = [_mark("after", one.after, scale, 19)]
-    words = f"ECE {_told(one.after)}"
+    words = f"ECE {_interval(one.after)}"
     if one.before is not None:
         marks.insert(0, _mark("before", one.before, scale, 7))
-        words = f"ECE before {_told(one.before)}, after {_told(one.after)}"
+        words = f"ECE before {_interval(one.before)}, after {_interval(one.after)}"
     if one.floor is None:
         return EceChart(tuple(marks), None, words)
     limit = float(one.floor["quantile95"])
@@ -61,7 +61,7 @@ def _mark(kind: str, side: Mapping[str, Any], scale: float, y: int) -> Mark:
     return Mark(kind, value, low, high, y)
 
 
-def _told(side: Mapping[str, Any]) -> str:
+def _interval(side: Mapping[str, Any]) -> str:
     return f"{percent(side['value'])} ({percent(side['low'])} to {percent(side['high'])})"
 
 

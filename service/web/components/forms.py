@@ -1,4 +1,4 @@
-"""What the forms of the pages send."""
+"""Parse the forms that pages send."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from service.http.callers import parse
 from service.http.middleware.fair_turns import take_turn
 
 FORM = "application/x-www-form-urlencoded"
-MOST_FIELDS = 100
+MAX_FIELDS = 100
 INLINE_BYTES = 1 << 13
 TOKEN = "csrf"  # noqa: S105 - the name of a field
 
 
 class Form:
-    """The fields of a form, each with all the values that were given."""
+    """The fields of a form, each with all its values."""
 
     def __init__(self, fields: dict[str, list[str]]) -> None:
         self._fields = fields
 
     def text(self, name: str) -> str:
-        """What was written into a field, without blanks around it; empty if nothing was.
+        """Return the text of a field without surrounding whitespace; empty if there is none.
 
-        Browsers send ends of lines as two characters, and count them as one.
+        Browsers send line ends as two characters, but count them as one.
         """
         return self._fields.get(name, [""])[0].replace("\r\n", "\n").strip()
 
     def chosen(self, name: str) -> list[str]:
-        """All that was chosen under a name."""
+        """Return all values of a field."""
         return self._fields.get(name, [])
 
     def number(self, name: str, what: str) -> float | None:
-        """A number, None if the field was left empty."""
+        """Return the number in a field, None if it is empty."""
         text = self.text(name)
         try:
             return float(text) if text else None
@@ -44,13 +44,13 @@ class Form:
 
 
 async def read_form(request: Request) -> Form:
-    """The form in a request's body; without a body, an empty one."""
+    """Return the form in a request's body; without a body, an empty one."""
     body = await request.body()
     if not body:
         return Form({})
     await take_turn(request.scope)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise Unsupported("unsupported_media_type", f"forms are sent as {FORM}")
+        raise Unsupported("unsupported_media_type", f"forms must be sent as {FORM}")
     is_small = len(body) <= INLINE_BYTES
     return Form(_fields(body) if is_small else await parse(request, _fields, body))
 
@@ -58,10 +58,10 @@ async def read_form(request: Request) -> Form:
 def _fields(body: bytes) -> dict[str, list[str]]:
     try:
         return parse_qs(
-            body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"
+            body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"
         )
     except ValueError as error:
-        raise Malformed("malformed_form", "this is no form of these pages") from error
+        raise Malformed("malformed_form", "this form cannot be parsed") from error
 
 
 def _sent(request: Request) -> Form:
@@ -70,4 +70,4 @@ def _sent(request: Request) -> Form:
 
 
 Sent = Annotated[Form, Depends(_sent)]
-"""A route's parameter: the form that was sent, read and checked by its PageRoute."""
+"""Parameter of a route: the form, parsed and checked by its PageRoute."""

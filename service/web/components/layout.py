@@ -1,8 +1,8 @@
-"""What all pages have in common: their headers, the navigation, and how they refuse.
+"""The layout of all pages: headers, navigation and error pages.
 
 A page is a module of ``service/web/pages/`` with a ``router`` made by ``pages()``, and templates
-that extend ``layout.html``. Its routes answer with ``page(...)``, take forms as ``Sent`` and say
-which scope they need as those of the API do.
+that extend ``layout.html``. Its routes return ``page(...)``, take forms as ``Sent`` and declare
+the scope they need as those of the API do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.errors import ServiceError
 from service.http.middleware.auth import root_of
 from service.http.middleware.csrf import SAFE_METHODS, check_form_token, page_before, wants_page
 from service.http.problems import problem_of, problem_response
-from service.storage.database import AWAY
+from service.storage.database import DATABASE_DOWN
 from service.web.components.forms import TOKEN, read_form
 from service.web.components.templating import environment
 
@@ -32,16 +32,18 @@ POLICY = (
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
-    # with no-referrer, browsers would send their own forms with an Origin of null
+    # with no-referrer, browsers would send forms with an Origin of null
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-TOLD = (ServiceError, CalibrationError, RequestValidationError, *AWAY)
+SHOWN_ERRORS = (ServiceError, CalibrationError, RequestValidationError, *DATABASE_DOWN)
 VERSION = metadata.version("calibrd")
+# the documentation site, which is there if it was built
+HELP = "/help/"
 
 
 class NavigationItem(NamedTuple):
-    """A line of the navigation, for those whose key has the scope."""
+    """A link of the navigation, shown if the key has the scope."""
 
     path: str
     label: str
@@ -51,36 +53,37 @@ class NavigationItem(NamedTuple):
 NAVIGATION = (
     NavigationItem("/", "Home"),
     NavigationItem("/new-fit", "New fit", Scope.FIT),
-    NavigationItem("/jobs", "Jobs", Scope.FIT),
+    NavigationItem("/jobs", "Fits", Scope.FIT),
     NavigationItem("/runs", "Runs"),
     NavigationItem("/keys", "Keys", Scope.ADMIN),
     NavigationItem("/about", "About"),
     NavigationItem("/docs", "API"),
+    NavigationItem(HELP, "Help"),
 )
 
 
 class PageRoute(APIRoute):
-    """A route of a page: forms must be the service's own, and refusals are pages, too."""
+    """A route of a page: checks the token of forms, and shows errors as pages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with the form read and checked before it."""
+        """Return the handler, which parses and checks the form first."""
         handle = super().get_route_handler()
 
         async def handle_as_page(request: Request) -> Response:
             try:
                 if request.method not in SAFE_METHODS:
-                    await _take_form(request)
+                    await _read_form(request)
                 return await handle(request)
-            except TOLD as error:
+            except SHOWN_ERRORS as error:
                 if not wants_page(request.scope):
                     raise
-                return refusal(request, error)
+                return error_page(request, error)
 
         return handle_as_page
 
 
 def pages() -> APIRouter:
-    """A router for a module of pages."""
+    """Return a router for a module of pages."""
     return APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
@@ -91,7 +94,7 @@ def page(
     *,
     status: int = 200,
 ) -> HTMLResponse:
-    """A template as an answer, with what the layout needs."""
+    """Render a template with the values that the layout needs."""
     caller: Principal | None = request.scope.get("principal")
     path = request.scope["path"]
     known = {
@@ -100,7 +103,7 @@ def page(
         "caller": caller,
         "is_signed_in": "form_token" in request.scope,
         "csrf": request.scope.get("form_token", ""),
-        "navigation": [one for one in NAVIGATION if _may_see(caller, one)],
+        "navigation": [one for one in NAVIGATION if _is_shown(request, caller, one)],
         "version": VERSION,
         **{f"may_{one.value}": caller is not None and caller.may(one) for one in Scope},
     }
@@ -108,8 +111,8 @@ def page(
     return HTMLResponse(text, status, HEADERS)
 
 
-def refusal(request: Request, error: Exception) -> HTMLResponse:
-    """An error as a page."""
+def error_page(request: Request, error: Exception) -> HTMLResponse:
+    """Return an error as a page."""
     problem = problem_of(request.scope, error)
     values = {"problem": problem, "back": page_before(request.scope)}
     answer = page(request, "problem.html", values, status=problem.status)
@@ -118,27 +121,29 @@ def refusal(request: Request, error: Exception) -> HTMLResponse:
 
 
 async def refuse_as_page(request: Request, error: Exception) -> Response:
-    """For what no route has raised: paths that there are not."""
+    """Handle errors that no route raised, such as unknown paths."""
     if wants_page(request.scope):
-        return refusal(request, error)
+        return error_page(request, error)
     return problem_response(request.scope, error)
 
 
 def lead_to(request: Request, path: str, *, status: int = 303) -> RedirectResponse:
-    """Redirect to a page of the service, by default after a form was taken.
+    """Redirect to a page of the service, by default after a form was processed.
 
-    The address is relative: no header of the request, such as Host, has a part in it.
+    The address is relative, so it does not depend on headers such as Host.
     """
     return RedirectResponse(f"{root_of(request.scope['path'])}{path}", status)
 
 
-async def _take_form(request: Request) -> None:
+async def _read_form(request: Request) -> None:
     request.state.form = form = await read_form(request)
     expected = request.scope.get("form_token")
-    # without a session there is a key in a header, or the guard has seen where it comes from
+    # without a session there is a key in a header, or the guard has checked the origin
     if expected is not None and "x-csrf-token" not in request.headers:
         check_form_token(request.scope, expected, form.text(TOKEN))
 
 
-def _may_see(caller: Principal | None, entry: NavigationItem) -> bool:
-    return caller is not None and (entry.scope is None or caller.may(entry.scope))
+def _is_shown(request: Request, caller: Principal | None, entry: NavigationItem) -> bool:
+    if caller is None or not (entry.scope is None or caller.may(entry.scope)):
+        return False
+    return entry.path != HELP or (request.app.state.parts.settings.help_dir / "index.html").exists()

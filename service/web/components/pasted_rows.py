@@ -1,4 +1,4 @@
-"""Rows that a person wrote or pasted: numbers in whatever form they were at hand."""
+"""Parse rows that a person typed or pasted, in any common notation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.datasets.formats.npy import Array
 from service.errors import Invalid, Malformed, TooLarge
 from service.http import json_body
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 SHOWN = 40
 
 _BETWEEN = re.compile(r"[\s,;]+")
@@ -19,33 +19,33 @@ _EMPTY = re.compile(r"[,;]\s*[,;]|^[,;]")
 
 
 def rows_of(text: str, classes: int) -> Array:
-    """The rows of a text (n, k): JSON, what numpy prints, or numbers with anything between them.
+    r"""Parse rows (n, k) from JSON, printed numpy arrays, or numbers with separators.
 
-    A line is a row; numbers over several lines are one row if they are as many as classes. A map of
-    two classes takes rows of one number too, as predict does.
+    A line is a row; numbers on several lines are one row if there are as many as classes. A map of
+    two classes also takes rows of one number, as predict does.
 
-    >>> rows_of("1 2 3\\n4, 5, 6", 3).tolist()
+    >>> rows_of("1 2 3\n4, 5, 6", 3).tolist()
     [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-    >>> rows_of("[[1 2]\\n [3 4]]", 2).tolist() == rows_of("[[1, 2], [3, 4]]", 2).tolist()
+    >>> rows_of("[[1 2]\n [3 4]]", 2).tolist() == rows_of("[[1, 2], [3, 4]]", 2).tolist()
     True
     """
     text = text.strip()
     if not text:
-        raise Invalid("no_rows", "write a row of numbers, or fill in the example")
+        raise Invalid("no_rows", "enter a row of numbers, or use the example")
     rows = _json(text)
     if rows is None:
         rows = _lines(text, classes)
-    if len(rows) > MOST_ROWS:
+    if len(rows) > MAX_ROWS:
         raise TooLarge(
             "too_many_rows",
-            f"at most {MOST_ROWS} rows are shown here, got {len(rows)}: "
-            "the API's predict takes as many as there are",
+            f"this page shows at most {MAX_ROWS} rows, got {len(rows)}: "
+            "use predict of the API for more",
         )
     return rows
 
 
 def _json(text: str) -> Array | None:
-    """The rows of a JSON list; None if it is none."""
+    """Parse the rows of a JSON list; return None if it is not one."""
     if not text.startswith("["):
         return None
     try:
@@ -61,15 +61,15 @@ def _lines(text: str, classes: int) -> Array:
     pieces = text.replace("[", " ").split("]") if is_printed else text.splitlines()
     rows = [_numbers(one, number) for number, one in enumerate(filter(_has_words, pieces), 1)]
     widths = {len(row) for row in rows}
-    taken = {classes} | ({1} if classes == 2 else set())
-    if len(widths) == 1 and widths <= taken:
+    allowed = {classes} | ({1} if classes == 2 else set())
+    if len(widths) == 1 and widths <= allowed:
         return np.array(rows)
     if sum(map(len, rows)) == classes:
         return np.array([[one for row in rows for one in row]])
     place, row = next((one for one in enumerate(rows, 1) if len(one[1]) != classes), (1, []))
     raise Invalid(
         "wrong_classes",
-        f"a row has {classes} numbers here, one for each class; row {place} has {len(row)}",
+        f"a row must have {classes} numbers, one per class; row {place} has {len(row)}",
         expected=classes,
         got=len(row),
     )
@@ -94,7 +94,7 @@ def _numbers(text: str, row: int) -> list[float]:
 
 
 def example_row(classes: int, kind: str) -> str:
-    """A row as a model could give it, always the same: sure of one class, but not very.
+    """Return an example row, always the same, in which one class is likely but not certain.
 
     >>> example_row(3, "logits"), example_row(2, "probabilities")
     ('0.13, 3.60, 0.64', '0.0444715, 0.955529')

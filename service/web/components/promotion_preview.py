@@ -1,4 +1,4 @@
-"""What it means for callers when an alias moves from one version to another."""
+"""Preview of a promotion: what changes for callers when an alias moves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.web.components.templating import MISSING, percent
 
 
 class Change(NamedTuple):
-    """One thing, as it is and as it will be; ``note`` is what a caller should know."""
+    """A property before and after the move; ``note`` says what it means for callers."""
 
     what: str
     before: str
@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
 
 def changes(before: JudgedVersion | None, after: JudgedVersion) -> tuple[Change, ...]:
-    """All that is known to change, or not to; ``before`` is None for a new alias."""
+    """Return the properties of both versions; ``before`` is None for a new alias."""
     old, new = None if before is None else before.version, after.version
     found = (
         Change("map", _map(old), _map(new)),
@@ -56,18 +56,18 @@ def _classes(version: Version | None) -> str:
 
 
 def _keeps_class(version: Version) -> bool:
-    """Whether a map never changes the predicted class; that of auto's winner, of segments' base."""
-    kept = keeps_class(version.method)
-    if kept is None:  # what a map that was registered says of itself may be anything
+    """Return whether a map keeps the predicted class, by its method, winner or base."""
+    keeps = keeps_class(version.method)
+    if keeps is None:  # str: fit_info of registered maps is untrusted
         named = (version.fit_info.get(name) for name in ("winner", "base"))
-        kept = next((one for one in map(keeps_class, map(str, named)) if one is not None), None)
-    return kept is True
+        keeps = next((one for one in map(keeps_class, map(str, named)) if one is not None), None)
+    return keeps is True
 
 
 def _input_note(old: Version | None, new: Version) -> str:
     if old is None or _input(old) == _input(new):
         return ""
-    return "whoever goes on sending what they send now is refused"
+    return "callers that keep sending the present input will be refused"
 
 
 def _classes_note(old: Version | None, new: Version) -> str:
@@ -78,7 +78,7 @@ def _classes_note(old: Version | None, new: Version) -> str:
 def _model_note(old: Version | None, new: Version) -> str:
     if old is None or old.model == new.model:
         return ""
-    return "callers that name another model than the new one are refused (model_mismatch)"
+    return "callers that name another model will be refused (model_mismatch)"
 
 
 def _measured(old: Report | None, new: Report | None) -> tuple[Change, ...]:
@@ -88,18 +88,18 @@ def _measured(old: Report | None, new: Report | None) -> tuple[Change, ...]:
     was, will_be = _confidence(old), _confidence(new)
     note = ""
     if was is not None and will_be is not None and percent(was) != percent(will_be) and not rows:
-        note = f"on the whole, a threshold lets {'more' if will_be > was else 'fewer'} rows pass"
+        note = f"overall, {'more' if will_be > was else 'fewer'} rows pass a threshold"
     return (Change("mean confidence", percent(was), percent(will_be), note or rows),)
 
 
 def _confidence(report: Report | None) -> float | None:
-    """The mean over all bins, each weighted by its rows."""
+    """Return the mean confidence over all bins, weighted by their rows."""
     held = [] if report is None else [one for one in report.equal_width if one.count]
     rows = sum(one.count for one in held)
     return sum(one.count * (one.confidence or 0.0) for one in held) / rows if rows else None
 
 
 def _same_rows(old: Report, new: Report) -> bool:
-    """Whether both were judged on rows that are described alike and had the same figures before."""
+    """Return whether both reports are on rows with equal descriptions and metrics before."""
     then, now = (one.before and one.before.metrics for one in (old, new))
     return (old.n, old.k, old.judged_on, then) == (new.n, new.k, new.judged_on, now)

@@ -1,4 +1,4 @@
-"""Lines to paste that call a calibrator: curl, Python, and clients of KServe and Triton."""
+"""Code snippets that call a calibrator: curl, Python, and the API of KServe and Triton."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = '-H "Authorization: Bearer $CALIBRD_API_KEY"'
 
 
 class Snippet(NamedTuple):
-    """What it is for, and the lines."""
+    """A label and the code."""
 
     label: str
     text: str
@@ -25,16 +25,16 @@ class Snippet(NamedTuple):
 def snippets(
     request: Request, name: str, ref: str, version: Version, *, needs_key: bool
 ) -> tuple[Snippet, ...]:
-    """How to call a calibrator at an alias or version."""
+    """Return snippets that call a calibrator at an alias or version."""
     url = address(request)
-    called = f"{name}@{ref}"
-    predict = f"{url}/v1/calibrators/{called}/predict"
+    reference = f"{name}@{ref}"
+    predict = f"{url}/v1/calibrators/{reference}/predict"
     model = f"{url}/v2/models/{name}" + ("" if ref == PRODUCTION else f"/versions/{ref}")
     segments = _segments(version)
     named = {"segments": segments} if segments else {}
     return (
         Snippet("curl", _curl(predict, {version.kind: _row(version), **named}, needs_key)),
-        Snippet("Python", _python(url, called, version, segments)),
+        Snippet("Python", _python(url, reference, version, segments)),
         Snippet(
             "KServe, Triton", _curl(f"{model}/infer", _inference(version, segments), needs_key)
         ),
@@ -42,7 +42,7 @@ def snippets(
 
 
 def address(request: Request) -> str:
-    """Where the reader's browser found the service."""
+    """Return the URL of the service as the browser sees it."""
     scheme = request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip()
     prefix = request.headers.get("x-forwarded-prefix", "").rstrip("/")
     is_path = re.fullmatch(r"(/[\w.~-]+)*", prefix)
@@ -51,7 +51,7 @@ def address(request: Request) -> str:
 
 
 def _row(version: Version) -> list[list[float]]:
-    """One row of the width that the map takes."""
+    """Return an example row of the right width."""
     others = version.classes - 1
     if version.kind == "logits":
         return [[3.0, 1.0, *[0.0] * (others - 1)]]
@@ -60,7 +60,7 @@ def _row(version: Version) -> list[list[float]]:
 
 
 def _segments(version: Version) -> list[str]:
-    """The segment of that row, for a map that has segments."""
+    """Return the segment of that row, for a map that has segments."""
     found = version.fit_info.get("segments")
     if version.method != "segmented" or not isinstance(found, list):
         return []
@@ -69,7 +69,7 @@ def _segments(version: Version) -> list[str]:
 
 def _curl(url: str, body: dict[str, Any], needs_key: bool) -> str:
     content = shlex.quote(json.dumps(body))
-    if len(content) > LONGEST_BODY:  # a shell makes it
+    if len(content) > LONGEST_BODY:  # let Python generate it in the shell
         made = f"import json; print(json.dumps({_short(body)}))"
         content = f'"$(python3 -c {shlex.quote(made)})"'
     pieces = [f"curl -s {url}", KEY, "-H 'Content-Type: application/json'", f"-d {content}"]
@@ -77,7 +77,7 @@ def _curl(url: str, body: dict[str, Any], needs_key: bool) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value as Python writes it, with runs of the same number as a product."""
+    """Return a value as Python code, with repeated numbers as a product."""
     match value:
         case dict():
             return "{" + ", ".join(f'"{key}": {_short(one)}' for key, one in value.items()) + "}"
@@ -89,10 +89,10 @@ def _short(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _python(url: str, called: str, version: Version, segments: list[str]) -> str:
+def _python(url: str, reference: str, version: Version, segments: list[str]) -> str:
     kind, follows = (
         version.kind,
-        "" if called.rpartition("@")[2].isdigit() else "follows the alias, ",
+        "" if reference.rpartition("@")[2].isdigit() else "follows the alias, ",
     )
     argument = ", segments=segments" if segments else ""
     return (
@@ -101,9 +101,9 @@ def _python(url: str, called: str, version: Version, segments: list[str]) -> str
         + (f"segments = {_short(segments)}  # the segment of each row\n" if segments else "")
         + "# the key is read from CALIBRD_API_KEY\n"
         f'client = calibrd.Client("{url}")\n'
-        f'p = client.predict("{called}", {kind}{argument})\n\n'
-        f"# in this process: {follows}goes on while the service is away\n"
-        f'calibrator = client.load("{called}")\n'
+        f'p = client.predict("{reference}", {kind}{argument})\n\n'
+        f"# in this process: {follows}works while the service is down\n"
+        f'calibrator = client.load("{reference}")\n'
         f"p = calibrator.apply({kind}{argument})"
     )
 

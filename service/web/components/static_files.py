@@ -32,11 +32,11 @@ class Static:
 
     @cached_property
     def tag(self) -> str:
-        """Another for other content."""
+        """The ETag of the content."""
         return hashlib.sha256(self.content).hexdigest()[:32]
 
     def answer(self, if_none_match: str | None) -> Response:
-        """The file, unless the browser has it."""
+        """Return the file, or 304 if the browser has it."""
         headers = {"ETag": f'"{self.tag}"', "Cache-Control": CACHED}
         if is_known(if_none_match, self.tag):
             return Response(status_code=304, headers=headers)
@@ -45,7 +45,7 @@ class Static:
 
 @router.api_route("/static/{file}", methods=["GET", "HEAD"])
 async def static_file(file: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    """A file of the pages, by its name."""
+    """Return a static file by its name."""
     return (await _found(file)).answer(if_none_match)
 
 
@@ -74,7 +74,7 @@ def _own(file: str) -> Static:
 
 @cache
 def _charts() -> Static:
-    """The charts of a run, without steps."""
+    """Return the specifications of a run's charts, without data."""
     return Static(json.dumps(run_charts([])).encode(), "application/json")
 
 

@@ -1,4 +1,4 @@
-"""How templates become pages: one environment, in which every string is escaped."""
+"""The Jinja environment of the pages, which escapes every string, and its filters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JUST_NOW_SECONDS = 10
 
 @cache
 def environment() -> Environment:
-    """Renders the pages; every string is escaped."""
+    """Return the Jinja environment; it escapes every string."""
     made = Environment(
         loader=PackageLoader("service.web"),
         autoescape=True,
@@ -40,7 +40,7 @@ def environment() -> Environment:
 
 
 def words(text: str) -> Markup:
-    """Text in which backticks make code."""
+    """Render text, with backticks as code."""
     parts = re.split(r"``?([^`]+)``?", str(text).strip())
     code = Markup("<code>{}</code>")
     return Markup("").join(
@@ -49,7 +49,7 @@ def words(text: str) -> Markup:
 
 
 def sentence(text: str) -> str:
-    """Text that begins with a capital letter.
+    """Capitalize the first letter of a text.
 
     >>> sentence("ECE is lower"), sentence("smart is simpler")
     ('ECE is lower', 'Smart is simpler')
@@ -58,7 +58,7 @@ def sentence(text: str) -> str:
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """A share for people.
+    """Format a share as a percentage.
 
     >>> percent(0.0123), percent(None)
     ('1.23 %', '–')
@@ -67,7 +67,7 @@ def percent(share: float | None, digits: int = 2) -> str:
 
 
 def number(value: float | None, digits: int = 4, scale: float = 1.0) -> str:
-    """A number for people, with so many digits after the point.
+    """Format a number with ``digits`` decimals.
 
     >>> number(0.0123, 2, scale=100), number(-1.5, 1), number(None)
     ('1.23', '−1.5', '–')
@@ -78,7 +78,7 @@ def number(value: float | None, digits: int = 4, scale: float = 1.0) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """A time as how long ago it was; the time itself is shown by pointing at it."""
+    """Render a time as how long ago it was; the tooltip shows the time itself."""
     if seconds is None:
         return MISSING
     at = datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)
@@ -88,7 +88,7 @@ def moment(seconds: float | None) -> str:
 
 
 def day(seconds: float) -> str:
-    """The day of a time, where there is no room for more.
+    """Format a time as a date.
 
     >>> day(0.0)
     '1970-01-01'
@@ -97,7 +97,7 @@ def day(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """A while in words.
+    """Format a time difference in words.
 
     >>> ago(3), ago(75), ago(7300), ago(-90000)
     ('just now', '1 min ago', '2 h ago', 'in 1 d')

@@ -1,4 +1,4 @@
-"""What draws charts in browsers: Vega, Vega-Lite and Vega-Embed in one file, made once."""
+"""The chart library for browsers: Vega, Vega-Lite and Vega-Embed in one file, bundled once."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from functools import cache
 from calibrators.charts.theme import VERSION
 
 BUNDLE_SECONDS = 120
-# a process of its own: in this one, bundling would keep all other requests waiting for seconds
+# in another process: in this one, bundling would block all requests for seconds
 BUNDLING = (
     "import sys, vl_convert; "
     "sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).encode())"
 )
-# Vega-Lite names a Vega that is older than the one bundled with it, and consoles would be told so
+# Vega-Lite names an older Vega than the bundled one, which would log warnings in the console
 NAMED, BUNDLED = b"/schema/vega/v5.json", b"/schema/vega/v6.json"
 NOT_INSTALLED = b"window.calibrdNoCharts = true;\n"
 
 
 async def library() -> bytes:
-    """The script, or one that says that it is not installed."""
+    """Return the script, or one that sets a flag if the library is not installed."""
     if not _is_installed():
         return NOT_INSTALLED
     try:
         return await asyncio.shield(asyncio.wrap_future(_bundle()))
     except (OSError, subprocess.SubprocessError):
-        _bundle.cache_clear()  # the next who asks tries again
+        _bundle.cache_clear()  # retry on the next request
         raise
 
 
@@ -40,7 +40,7 @@ def _is_installed() -> bool:
 
 @cache
 def _bundle() -> Future[bytes]:
-    """On a thread of its own, so that those who wait for it hold none."""
+    """Start bundling on a dedicated thread, so that waiting requests hold none."""
     return ThreadPoolExecutor(1, thread_name_prefix="bundle").submit(_bundled)
 
 

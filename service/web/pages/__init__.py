@@ -1,4 +1,4 @@
-"""One module for each page of the dashboard, found by scanning this folder."""
+"""The pages of the dashboard, one module each, discovered in this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on the service itself: its health, workers, versions and settings."""
+"""The page about the service: health, workers, versions and settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADDRESSES = ("database_url", "blobs_url", "sign_endpoint")
 
 @router.api_route("/about", methods=["GET", "HEAD"])
 def about_page(request: Request, joined: Joined, caller: Caller) -> Response:
-    """Settings are shown to administrators alone."""
+    """Show health, workers and versions, and the settings to administrators."""
     health = joined.probe.read()
     workers = []
     if health.database == OK:
@@ -52,7 +52,7 @@ def _versions() -> dict[str, str]:
 
 
 def _settings(joined: Parts) -> list[tuple[str, Any, str]]:
-    """Each with its value and what it means; of addresses only where they lead."""
+    """Return name, value and description of each setting; URLs without secrets."""
     settings = joined.settings
     return [
         (name, _shown(settings, name), field.description or "")
@@ -66,7 +66,7 @@ def _shown(settings: Settings, name: str) -> Any:
 
 
 def without_secrets(url: str) -> str:
-    """An address without user, password and query.
+    """Return a URL without user, password and query.
 
     >>> without_secrets("postgresql://me:secret@db.example:5432/calibrd?password=secret")
     'postgresql://db.example:5432/calibrd'

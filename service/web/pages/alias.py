@@ -1,4 +1,4 @@
-"""The pages of an alias: its history, and how it is moved and rolled back."""
+"""Alias pages: history, promotion and rollback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Number = Annotated[int | None, Query(ge=1, lt=2**31)]
 
 @dataclass(frozen=True)
 class PromotionPlan:
-    """Where an alias would go, and what that changes for those who call it."""
+    """A planned move of an alias, and what it changes for callers."""
 
     name: str
     alias: str
@@ -58,7 +58,7 @@ class PromotionPlan:
         there: Alias | None,
         number: int,
     ) -> PromotionPlan:
-        """The plan to point an alias at a version."""
+        """Plan to point an alias at a version."""
         after = versions.judged(store, caller, name, number)
         before = None
         if there is not None:
@@ -66,14 +66,14 @@ class PromotionPlan:
         return cls(name, alias, there, before, after)
 
     def measured(self, joined: Parts, caller: Principal) -> PromotionPlan:
-        """The same plan with the change of accuracy from the version before, if that is known."""
+        """Return the plan with the change of accuracy from the version before, if known."""
         before = None if self.before is None else self.before.version
         found = measured_change(joined.blobs, caller, self.name, before, self.after.version)
         return replace(self, accuracy=found)
 
     @property
     def chosen(self) -> Version:
-        """Where the alias would point."""
+        """The version that the alias would point at."""
         return self.after.version
 
     @property
@@ -85,7 +85,7 @@ class PromotionPlan:
 
     @property
     def objection(self) -> str | None:
-        """Why it needs force; None if it does not."""
+        """Why the move needs force; None if it does not."""
         before = None if self.before is None else self.before.version
         return aliases.objection(self.after, before, self.alias, self.accuracy)
 
@@ -102,7 +102,7 @@ class PromotionPlan:
 
     @property
     def revision(self) -> int:
-        """What the alias must still be when the plan is carried out."""
+        """The revision that the alias must still have when the plan is carried out."""
         return 0 if self.there is None else self.there.revision
 
 
@@ -110,7 +110,7 @@ class PromotionPlan:
 def alias_page(
     request: Request, joined: Joined, caller: Caller, name: str, alias: str, cursor: Cursor = None
 ) -> Response:
-    """The moves of an alias, newest first."""
+    """Show the moves of an alias, newest first."""
     before = number_place(cursor or None)
     with joined.database.read() as store:
         there = aliases.find(store, caller, name, alias)
@@ -139,7 +139,7 @@ def promote_page(
     version: Number = None,
     alias: AliasName = PRODUCTION,
 ) -> Response:
-    """Which alias at which version; and once both are said, what it changes."""
+    """Show the form for alias and version, and what the move changes once both are given."""
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         known = store.aliases.all_of(calibrator.id)
@@ -164,8 +164,8 @@ def promote_page(
 def promote(request: Request, joined: Joined, caller: Caller, name: str, form: Sent) -> Response:
     """Point the alias at the version, if it is still where the page showed it."""
     with joined.database.read() as store:
-        versions.calibrator_named(store, caller, name)  # before anything is said of the form
-    promote_version(
+        versions.calibrator_named(store, caller, name)  # 404 before errors of the form
+    moved = promote_version(
         joined.database,
         joined.blobs,
         caller,
@@ -176,7 +176,7 @@ def promote(request: Request, joined: Joined, caller: Caller, name: str, form: S
         force=form.text("force") == "yes",
         expected=_whole(form, "expected"),
     )
-    joined.refresh_if_possible()
+    joined.follow_if_possible(caller, name, moved.alias)
     return lead_to(request, f"/calibrators/{name}")
 
 
@@ -188,7 +188,7 @@ def promote(request: Request, joined: Joined, caller: Caller, name: str, form: S
 def rollback_page(
     request: Request, joined: Joined, caller: Caller, name: str, alias: str
 ) -> Response:
-    """What it changes to take back the last move."""
+    """Show what a rollback changes."""
     with joined.database.read() as store:
         plan = _rollback(store, caller, name, alias)
     values = {
@@ -206,10 +206,10 @@ def rollback_page(
 def roll_back(
     request: Request, joined: Joined, caller: Caller, name: str, alias: str, form: Sent
 ) -> Response:
-    """Take back the last move, if the alias is still where the page showed it."""
+    """Undo the last move, if the alias is still where the page showed it."""
     with joined.database.write() as store:
-        aliases.find(store, caller, name, alias)  # before anything is said of the form
-        aliases.roll_back(
+        aliases.find(store, caller, name, alias)  # 404 before errors of the form
+        moved = aliases.roll_back(
             store,
             caller,
             name,
@@ -217,12 +217,12 @@ def roll_back(
             reason=form.text("reason"),
             expected=_whole(form, "expected"),
         )
-    joined.refresh_if_possible()
+    joined.follow_if_possible(caller, name, moved)
     return lead_to(request, f"/calibrators/{name}")
 
 
 def _against(joined: Parts, caller: Principal, plan: PromotionPlan | None) -> Measured | None:
-    """How far the comparison of both versions is; None if they have no judged rows in common."""
+    """Return the comparison of both versions so far; None without common judged rows."""
     pair = None if plan is None else plan.pair
     return measure(joined, caller, pair) if pair is not None and pair.has_judged_rows else None
 

@@ -15,13 +15,13 @@ router = pages()
 
 @router.api_route("/docs", methods=["GET", "HEAD"])
 async def reference_page(request: Request) -> Response:
-    """The page, whose script reads the document; also for readers without a key."""
+    """Show the API reference, also to readers without a key."""
     return page(request, "reference.html")
 
 
 @router.api_route("/openapi.json", methods=["GET", "HEAD"])
 async def openapi(request: Request) -> Response:
-    """The OpenAPI document, made once and off the event loop: it takes tenths of a second."""
+    """Return the OpenAPI document, built once and off the event loop, as it takes a while."""
     state = request.app.state
     made = getattr(state, "document", None)
     if made is None or (made.done() and (made.cancelled() or made.exception() is not None)):

@@ -1,4 +1,4 @@
-"""The page of a calibrator: its versions and aliases, and how to call it."""
+"""The page of a calibrator: versions, aliases and snippets."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ VERSIONS = 25
 MOVES = 500
 
 
-class Placed(NamedTuple):
-    """An alias, the move that put it where it is, and whether that can be taken back."""
+class AliasRow(NamedTuple):
+    """An alias, its last move, and whether that can be rolled back."""
 
     alias: Alias
     move: AliasMove | None
     can_roll_back: bool
 
     @classmethod
-    def of(cls, alias: Alias, newest_first: list[AliasMove]) -> Placed:
-        """An alias with its last moves; those of long ago may be missing."""
+    def of(cls, alias: Alias, newest_first: list[AliasMove]) -> AliasRow:
+        """Make the row of an alias from its last moves; old ones may be missing."""
         move = newest_first[0] if newest_first else None
         return cls(alias, move, can_roll_back(newest_first))
 
@@ -41,7 +41,7 @@ class Placed(NamedTuple):
 def calibrator_page(
     request: Request, joined: Joined, caller: Caller, name: str, cursor: Cursor = None
 ) -> Response:
-    """Versions, newest first, and where the aliases point."""
+    """Show the versions, newest first, and where the aliases point."""
     before = number_place(cursor or None)
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
@@ -54,7 +54,7 @@ def calibrator_page(
     scale = chart_scale(listed.items)
     values = {
         "name": name,
-        "aliases": [Placed.of(one, moves.get(one.name, [])) for one in aliases],
+        "aliases": [AliasRow.of(one, moves.get(one.name, [])) for one in aliases],
         "pointing": _pointing(aliases),
         "lines": [(one, ece_chart(one, scale)) for one in listed.items],
         "compared": _compared(listed.items, aliases),
@@ -68,7 +68,7 @@ def calibrator_page(
 
 
 def _called(aliases: list[Alias], last_version: int) -> tuple[str, int] | None:
-    """How callers name what they want, and the version they get; None while there is none."""
+    """Return the reference for the snippets and its version; None without versions."""
     for one in aliases:
         if one.name == PRODUCTION:
             return PRODUCTION, one.version
@@ -76,7 +76,7 @@ def _called(aliases: list[Alias], last_version: int) -> tuple[str, int] | None:
 
 
 def _pointing(aliases: list[Alias]) -> dict[int, list[str]]:
-    """The names of the aliases at each version."""
+    """Return the names of the aliases at each version."""
     found: dict[int, list[str]] = {}
     for one in aliases:
         found.setdefault(one.version, []).append(one.name)
@@ -84,7 +84,7 @@ def _pointing(aliases: list[Alias]) -> dict[int, list[str]]:
 
 
 def _compared(lines: list[VersionLine], aliases: list[Alias]) -> tuple[int | None, int | None]:
-    """The two versions that one will want to compare: that in production, and the newest other."""
+    """Return the default versions to compare: production, and the newest other."""
     numbers = [one.number for one in lines]
     in_production = [one.version for one in aliases if one.name == PRODUCTION]
     others = [one for one in numbers if one not in in_production]

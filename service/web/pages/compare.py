@@ -1,12 +1,12 @@
-"""The page that compares two versions of a calibrator: as judged, and on the same rows."""
+"""The page that compares two versions, as judged and on the same rows."""
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import structlog
 from fastapi import Query, Request, Response
 from markupsafe import Markup
 
@@ -26,7 +26,7 @@ from service.storage.store import Store
 from service.web.components.layout import page, pages
 
 router = pages()
-logger = logging.getLogger(__name__)
+_log = structlog.get_logger("calibrd.web")
 
 DATASETS = 50
 
@@ -43,33 +43,33 @@ Number = Annotated[int | None, Query(ge=1, lt=2**31)]
 
 @dataclass(frozen=True)
 class Measured:
-    """How far a comparison is: what it found, why it failed, or neither while it goes on."""
+    """The state of a comparison: its result, why it failed, or neither while it runs."""
 
     comparison: Comparison | None = None
-    trouble: str = ""
+    error: str = ""
 
     @classmethod
-    def of(cls, asked: Future[Comparison]) -> Measured:
-        """As far as it is now."""
-        if not asked.done() or asked.cancelled():
+    def of(cls, future: Future[Comparison]) -> Measured:
+        """Return the present state of a comparison."""
+        if not future.done() or future.cancelled():
             return cls()
-        error = asked.exception()
+        error = future.exception()
         if error is None:
-            return cls(asked.result())
+            return cls(future.result())
         if isinstance(error, ServiceError):
-            return cls(trouble=error.message)
-        logger.error("a comparison failed", exc_info=error)
-        return cls(trouble="the comparison failed by a fault of the service; its log has more")
+            return cls(error=error.message)
+        _log.error("comparison_failed", exc_info=error)
+        return cls(error="the comparison failed because of a fault in the service; see its log")
 
     @property
     def figures(self) -> list[Figure]:
-        """The figures that a decision rests on."""
+        """The figures that decide which version is better."""
         return [] if self.comparison is None else deciding_figures(self.comparison.report)
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is worth to look again."""
-        return self.comparison is None and not self.trouble
+        """Whether the comparison still runs."""
+        return self.comparison is None and not self.error
 
 
 @router.api_route("/calibrators/{name}/compare", methods=["GET", "HEAD"])
@@ -82,7 +82,7 @@ def compare_page(
     b: Number = None,
     dataset: Annotated[str, Query(max_length=80)] = "",
 ) -> Response:
-    """Version ``a`` beside version ``b``; on the rows of a dataset for those who may fit."""
+    """Show version ``a`` beside version ``b``; on a dataset if the caller may fit."""
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         first, second = (
@@ -91,7 +91,7 @@ def compare_page(
         )
         pair = Pair(name, first.version, second.version)
         stored, data = _datasets(store, caller, pair, dataset)
-    measured = Measured(trouble="nothing was chosen")
+    measured = Measured(error="no dataset was chosen")
     if (data is not None or pair.has_judged_rows) and request.method == "GET":
         measured = measure(joined, caller, pair, data)
     values = {
@@ -112,25 +112,25 @@ def compare_page(
 def _chosen(
     store: Store, calibrator: CalibratorRow, a: int | None, b: int | None
 ) -> tuple[int, int]:
-    """The numbers asked for; else the newest, and what is in production or one beside it."""
+    """Return the requested numbers; by default the newest, and production or a neighbour."""
     production = store.aliases.get(calibrator.id, PRODUCTION)
     second = b or calibrator.last_version
     likely = [production.version if production else 0, second - 1, second + 1]
     numbers = range(1, calibrator.last_version + 1)
     first = a or next((one for one in likely if one in numbers and one != second), None)
     if first is None:
-        raise Conflict("no_two_versions", f"{calibrator.name} has no two versions to compare yet")
+        raise Conflict("no_two_versions", f"{calibrator.name} needs two versions to compare")
     if first == second:
-        raise Invalid("same_version", f"choose two versions: both are {first}")
+        raise Invalid("same_version", f"choose two different versions: both are {first}")
     return first, second
 
 
 def _datasets(
-    store: Store, caller: Principal, pair: Pair, asked: str
+    store: Store, caller: Principal, pair: Pair, id: str
 ) -> tuple[list[Dataset], Dataset | None]:
-    """Those to choose from, and the one to measure on; None for common judged rows, or nothing."""
-    if asked:
-        data: Dataset | None = chosen_dataset(store, caller, pair, asked)
+    """Return the datasets to choose from, and the one to measure on, None for judged rows."""
+    if id:
+        data: Dataset | None = chosen_dataset(store, caller, pair, id)
     elif not caller.may(Scope.FIT):
         return [], None
     else:
@@ -143,24 +143,24 @@ def _datasets(
 
 
 def measure(joined: Parts, caller: Principal, pair: Pair, data: Dataset | None = None) -> Measured:
-    """Begin a comparison, on common judged rows or a dataset, and return how far it is."""
+    """Start a comparison, on common judged rows or a dataset, and return its state."""
     try:
-        return Measured.of(joined.comparisons.ask(caller, pair, data))
+        return Measured.of(joined.comparisons.start(caller, pair, data))
     except ServiceError as error:
-        return Measured(trouble=error.message)
+        return Measured(error=error.message)
 
 
 def _summary(comparison: Comparison | None, first: JudgedVersion, second: JudgedVersion) -> str:
     """Return which of the two is better, by the verdict."""
     verdict = None if comparison is None else comparison.report.verdict
-    said = "" if verdict is None else SUMMARIES[verdict]
-    return said.format(first=f"version {first.version.number}", second=second.version.number)
+    summary = "" if verdict is None else SUMMARIES[verdict]
+    return summary.format(first=f"version {first.version.number}", second=second.version.number)
 
 
 def _chart(
     comparison: Comparison | None, first: JudgedVersion, second: JudgedVersion
 ) -> dict[str, Any] | None:
-    """The reliability diagrams of both on the same rows."""
+    """Return the reliability diagrams of both on the same rows."""
     if comparison is None:
         return None
     titles = {"before": first.title, "after": second.title}
@@ -168,6 +168,6 @@ def _chart(
 
 
 def _segments(comparison: Comparison | None) -> Markup:
-    """The table of the segments, which escapes their names."""
+    """Return the table of segments, whose names are escaped."""
     found = "" if comparison is None else html_tables.segments(comparison.report)
     return Markup(found)  # noqa: S704

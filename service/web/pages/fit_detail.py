@@ -1,4 +1,4 @@
-"""The page of one fit: how it goes on, and what came of it."""
+"""The page of one fit: progress and result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = pages()
 
 @router.api_route("/jobs/{id}", methods=["GET", "HEAD"], dependencies=needs(Scope.FIT))
 def fit_page(request: Request, joined: Joined, caller: Caller, id: str) -> Response:
-    """One fit; while it goes on, its script follows it to what it makes."""
+    """Show a fit; the page follows it to its result."""
     with joined.database.read() as store:
         fit = fits.find(store, caller, id)
         data = store.datasets.get(caller.workspace, fit.dataset)
@@ -31,8 +31,8 @@ def fit_page(request: Request, joined: Joined, caller: Caller, id: str) -> Respo
         waits = fit.status is FitStatus.QUEUED
         has_worker = not waits or bool(store.workers.alive(WORKER_IS_ALIVE))
     values = {
-        "job": FitRow.of(fit),
-        "methods": [_told(one) for one in fit.order["methods"]],
+        "row": FitRow.of(fit),
+        "methods": [_with_params(one) for one in fit.order["methods"]],
         "data": data,
         "evaluation": other,
         "has_worker": has_worker,
@@ -47,14 +47,14 @@ def _advice(code: str) -> str:
 
 
 def result_path(fit: Fit) -> str:
-    """Where to go on to what a fit has made; empty while there is nothing, or if it advises."""
+    """Return the path of the result; empty without one, or if the fit has a recommendation."""
     if not fit.versions or fit.recommendation:
         return ""
     calibrator = f"/calibrators/{fit.calibrator_name}"
     return calibrator if len(fit.versions) > 1 else f"{calibrator}/versions/{fit.versions[0]}"
 
 
-def _told(ordered: Mapping[str, Any]) -> str:
-    """A method with the parameters that were given."""
-    given = ", ".join(f"{name}={json.dumps(value)}" for name, value in ordered["params"].items())
-    return f"{ordered['method']} ({given})" if given else str(ordered["method"])
+def _with_params(spec: Mapping[str, Any]) -> str:
+    """Return a method with its parameters."""
+    params = ", ".join(f"{name}={json.dumps(value)}" for name, value in spec["params"].items())
+    return f"{spec['method']} ({params})" if params else str(spec["method"])

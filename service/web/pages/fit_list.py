@@ -1,4 +1,4 @@
-"""The page of fits: how they go on, why they failed, and a way to stop them."""
+"""The page of fits: progress, results and errors, and a button to cancel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = 50
 
 @dataclass(frozen=True)
 class FitRow:
-    """A fit as people see it; ``share`` of it is done."""
+    """A fit as shown on pages; ``share`` is its progress from 0 to 1."""
 
     fit: Fit
     methods: str
@@ -31,18 +31,18 @@ class FitRow:
 
     @classmethod
     def of(cls, fit: Fit) -> FitRow:
-        """A fit in words."""
+        """Make the row of a fit."""
         methods = ", ".join(one["method"] for one in fit.order["methods"])
         return cls(fit, methods, _share(fit), _doing(fit))
 
     @property
     def may_stop(self) -> bool:
-        """Whether a cancel would change anything."""
+        """Whether the fit can be cancelled."""
         return not (self.fit.status.is_final or self.fit.cancel_requested)
 
     @property
     def seconds(self) -> float | None:
-        """How long it took."""
+        """How long the fit took."""
         if self.fit.started_at is None or self.fit.finished_at is None:
             return None
         return self.fit.finished_at - self.fit.started_at
@@ -50,19 +50,19 @@ class FitRow:
 
 @router.api_route("/jobs", methods=["GET", "HEAD"], dependencies=needs(Scope.FIT))
 def fits_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor = None) -> Response:
-    """Fits, newest first."""
+    """Show the fits, newest first."""
     after = time_place(cursor or None)
     with joined.database.read() as store:
         shown = store.fits.affordable(caller.workspace, PAGE, after)
         found = store.fits.page(caller.workspace, shown + 1, after)
     listed = paged(found, shown, FitRow.of, lambda fit: (fit.created_at, fit.id))
-    values = {"jobs": listed.items, "next": listed.next, "is_first_page": after is None}
+    values = {"fit_rows": listed.items, "next": listed.next, "is_first_page": after is None}
     return page(request, "fits.html", values)
 
 
 @router.post("/jobs/{id}/cancel", dependencies=needs(Scope.FIT))
-def cancel_job(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
-    """Stop a fit; who was on its page comes back to it."""
+def cancel_fit(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
+    """Cancel a fit, and return to its page or to the list."""
     with joined.database.write() as store:
         fits.cancel(store, caller, id)
     return lead_to(request, f"/jobs/{id}" if form.text("stay") else "/jobs")
@@ -71,19 +71,20 @@ def cancel_job(request: Request, joined: Joined, caller: Caller, id: str, form: 
 def _share(fit: Fit) -> float:
     if fit.status is FitStatus.SUCCEEDED:
         return 1.0
-    told = fit.progress or {}
-    within = float(told.get("step", 0)) / max(1.0, float(told.get("total", 1)))
-    done = float(told.get("methods_done", 0)) + within
-    return min(1.0, done / max(1.0, float(told.get("methods", 1))))
+    progress = fit.progress or {}
+    within = float(progress.get("step", 0)) / max(1.0, float(progress.get("total", 1)))
+    done = float(progress.get("methods_done", 0)) + within
+    return min(1.0, done / max(1.0, float(progress.get("methods", 1))))
 
 
 def _doing(fit: Fit) -> str:
     if fit.cancel_requested and not fit.status.is_final:
-        return "is being cancelled"
+        return "being cancelled"
     if fit.status is FitStatus.QUEUED:
-        return "waits for a worker"
-    told = fit.progress or {}
-    if fit.status is not FitStatus.RUNNING or "method" not in told:
+        return "waiting for a worker"
+    progress = fit.progress or {}
+    if fit.status is not FitStatus.RUNNING or "method" not in progress:
         return ""
-    steps = f", step {told['step']} of {told['total']}" if told.get("total", 1) > 1 else ""
-    return f"{told['method']}{steps}"
+    is_stepwise = progress.get("total", 1) > 1
+    steps = f", step {progress['step']} of {progress['total']}" if is_stepwise else ""
+    return f"{progress['method']}{steps}"

@@ -1,4 +1,4 @@
-"""The home page: calibrators, what they do for their models, and what is being fitted."""
+"""The home page: calibrators, their effect, and running fits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from service.access.permissions import Principal, Scope
 from service.datasets.service import Retention
 from service.dependencies import Joined
-from service.fits.sample import order_sample
+from service.fits.sample import fit_sample
 from service.http.callers import Caller, needs, principal_of
 from service.http.middleware.csrf import wants_page
 from service.http.paging import Cursor, name_place, paged
@@ -22,7 +22,7 @@ from service.web.pages.fit_list import FitRow
 router = pages()
 
 CALIBRATORS = 50
-JOBS = 5
+FITS = 5
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
@@ -32,21 +32,21 @@ def home(
     cursor: Cursor = None,
     prefix: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
-    """Calibrators by name, with the version that is in production; programs go to the API's."""
+    """Show calibrators by name with their production version; redirect programs to /docs."""
     if not wants_page(request.scope):
         return lead_to(request, "/docs", status=307)
     caller, prefix = principal_of(request.scope), prefix.strip().lower()
     after = name_place(cursor or None)
     with joined.database.read() as store:
         found = store.overview.calibrators(caller.workspace, CALIBRATORS + 1, after, prefix=prefix)
-        jobs = _jobs(store, caller)
+        fit_rows = _open_fits(store, caller)
     listed = paged(found, CALIBRATORS, lambda one: one, lambda one: one.name)
     scale = chart_scale(listed.items)
     values = {
         "rows": [(one, ece_chart(one, scale)) for one in listed.items],
         "next": listed.next,
         "prefix": prefix,
-        "jobs": jobs,
+        "fit_rows": fit_rows,
         "is_first_page": after is None,
     }
     return page(request, "home.html", values)
@@ -54,8 +54,8 @@ def home(
 
 @router.post("/sample", dependencies=needs(Scope.FIT))
 def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
-    """Fit the bundled sample, and go where that can be watched."""
-    fit = order_sample(
+    """Submit a fit on the bundled sample, and redirect to its page."""
+    fit = fit_sample(
         joined.database,
         joined.datasets,
         caller,
@@ -63,16 +63,16 @@ def load_sample(request: Request, joined: Joined, caller: Caller) -> Response:
         keeping=Retention(days=joined.settings.dataset_days or None),
         most_open=joined.settings.max_open_fits,
     )
-    return lead_to(request, f"/jobs/{fit.id}#ordered")
+    return lead_to(request, f"/jobs/{fit.id}#submitted")
 
 
-def _jobs(store: Store, caller: Principal) -> list[FitRow]:
-    """Fits that run, and those that will next."""
+def _open_fits(store: Store, caller: Principal) -> list[FitRow]:
+    """Return running fits, then queued ones."""
     if not caller.may(Scope.FIT):
         return []
-    # each status by itself: then one index finds and orders them
+    # one query per status, so that an index finds and sorts the rows
     running, queued = (
-        store.fits.page(caller.workspace, JOBS, None, status=status)
+        store.fits.page(caller.workspace, FITS, None, status=status)
         for status in (FitStatus.RUNNING, FitStatus.QUEUED)
     )
-    return [FitRow.of(fit) for fit in (running + queued)[:JOBS]]
+    return [FitRow.of(fit) for fit in (running + queued)[:FITS]]

@@ -1,4 +1,4 @@
-"""The page of keys: made, replaced, ended."""
+"""Keys page: create, rotate and revoke."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fastapi import Request, Response
 from service.access import keys
 from service.access.keys import (
     LONGEST_NAME,
-    MOST_DAYS,
-    MOST_GRACE_HOURS,
+    MAX_DAYS,
+    MAX_GRACE_HOURS,
     NewKey,
     actor_of,
     is_valid,
@@ -36,7 +36,7 @@ GRACE_HOURS = 24.0
 LONGEST_ONCE = 64
 MEANINGS = {
     Scope.PREDICT: "apply maps over HTTP",
-    Scope.FIT: "upload datasets, start and cancel fits, register versions, run trainings",
+    Scope.FIT: "upload datasets, start and cancel fits, register versions, write training runs",
     Scope.PROMOTE: "move aliases, edit tags and descriptions",
     Scope.ADMIN: "all of these, and keys and metrics",
 }
@@ -44,7 +44,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Listed:
-    """A key as people see it."""
+    """A key as shown on the page."""
 
     key: Key
     state: str
@@ -53,7 +53,7 @@ class Listed:
 
     @classmethod
     def of(cls, key: Key, caller: Principal) -> Listed:
-        """A key, as it is now."""
+        """Make the row of a key, with its present state."""
         works = is_valid(key, time.time())
         ended = "revoked" if key.revoked_at is not None else "expired"
         return cls(key, "valid" if works else ended, works, actor_of(key) == caller.actor)
@@ -61,13 +61,13 @@ class Listed:
 
 @router.api_route("/keys", methods=["GET", "HEAD"], dependencies=needs(Scope.ADMIN))
 def keys_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor = None) -> Response:
-    """The keys of the caller's workspace."""
+    """Show the keys of the caller's workspace."""
     return _page(request, joined, caller, after=time_place(cursor or None))
 
 
 @router.post("/keys", dependencies=needs(Scope.ADMIN))
 def create_key(request: Request, joined: Joined, caller: Caller, form: Sent) -> Response:
-    """Make a key; its token is on this answer and nowhere else."""
+    """Create a key; only this response contains its token."""
     is_first = joined.keys.is_empty
     scopes = form.chosen("scope")
     if unknown := set(scopes) - set(Scope):
@@ -81,40 +81,40 @@ def create_key(request: Request, joined: Joined, caller: Caller, form: Sent) -> 
             scopes=[Scope(one) for one in scopes],
             days=form.number("days", "days"),
         )
-    joined.refresh_if_possible()
+    joined.refresh_keys_if_possible()
     return _page(request, joined, caller, made, is_first=is_first)
 
 
 @router.post("/keys/{id}/revoke", dependencies=needs(Scope.ADMIN))
 def revoke_key(request: Request, joined: Joined, caller: Caller, id: str) -> Response:
-    """End a key now."""
+    """Revoke a key."""
     with joined.database.write() as store:
         keys.revoke(store, caller.workspace, id)
-    joined.refresh_if_possible()
+    joined.refresh_keys_if_possible()
     return lead_to(request, "/keys")
 
 
 @router.post("/keys/{id}/rotate", dependencies=needs(Scope.ADMIN))
 def rotate_key(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
-    """A new key like an old one, which goes on for some hours."""
+    """Create a key like an old one, which stays valid for some hours."""
     hours = form.number("grace_hours", "hours")
     with joined.database.write() as store:
         _check_first(store, caller, form)
         grace = GRACE_HOURS if hours is None else hours
         made = keys.rotate(store, caller.workspace, id, grace_hours=grace)
-    joined.refresh_if_possible()
+    joined.refresh_keys_if_possible()
     return _page(request, joined, caller, made)
 
 
 def _check_first(store: Store, caller: Principal, form: Form) -> None:
-    """Raise if this very form was taken before: a page that is reloaded must make no other key."""
+    """Raise Conflict if this form was sent before: a reload must not create another key."""
     once = form.text("once")[:LONGEST_ONCE]
     digest = hashlib.sha256(once.encode()).hexdigest()
     if once and not store.idempotency.keep(caller.workspace, f"form {once}", digest, {}):
         raise Conflict(
             "sent_before",
-            "this form was sent before, and the key that it made was shown then: if that is lost, "
-            "revoke it and make another",
+            "this form was sent before, and its key was shown then: if you lost it, "
+            "revoke it and create another",
         )
 
 
@@ -141,8 +141,8 @@ def _page(
         "is_first": is_first,
         "scopes": MEANINGS,
         "longest_name": LONGEST_NAME,
-        "most_days": MOST_DAYS,
+        "most_days": MAX_DAYS,
         "grace_hours": GRACE_HOURS,
-        "most_grace_hours": MOST_GRACE_HOURS,
+        "most_grace_hours": MAX_GRACE_HOURS,
     }
     return page(request, "keys.html", values, status=200 if made is None else 201)

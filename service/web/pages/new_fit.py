@@ -1,7 +1,7 @@
-"""The page that begins a fit: files are checked for their form and sent to the API by its script.
+"""The page that starts a fit: its script checks the files and sends them to the API.
 
-``npy.js`` joins a pair of npy files into one body, ``uploading.js`` sends bodies and understands
-refusals, ``new-fit.js`` is the form.
+``npy.js`` joins a pair of npy files into one body, ``uploading.js`` sends bodies and parses
+problems, ``new-fit.js`` is the form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.web.components.layout import page, pages
 router = pages()
 
 CALIBRATORS = 200
-# browsers read patterns so that a hyphen in brackets must be escaped
+# in patterns of browsers, a hyphen in brackets must be escaped
 PATTERN = r"[a-z0-9][a-z0-9._\-]{0,63}"
 FILES = [one for one in all_codecs().values() if one.is_file]
 ENDINGS = [f".{one.format}" for one in FILES]
@@ -35,7 +35,7 @@ ENDINGS = [f".{one.format}" for one in FILES]
 
 @dataclass(frozen=True)
 class Choice:
-    """A method to choose; ``keeps_class`` is None if that depends on what it finds.
+    """A method to choose; ``keeps_class`` is None if that depends on the fit.
 
     ``parameters`` are its defaults as JSON, empty if it has none.
     """
@@ -57,7 +57,7 @@ def new_fit_page(
     caller: Caller,
     calibrator: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
-    """The form, for a calibrator that there is or for a new one."""
+    """Show the form, for an existing or a new calibrator."""
     with joined.database.read() as store:
         known = store.calibrators.page(caller.workspace, CALIBRATORS, None)
     settings = joined.settings
@@ -81,7 +81,7 @@ def new_fit_page(
 
 
 def choices() -> list[Choice]:
-    """All methods, the one first that is chosen if nobody says otherwise."""
+    """Return all methods, the default first."""
     found = [
         Choice(
             name,
@@ -100,12 +100,12 @@ def choices() -> list[Choice]:
 
 def _defaults(recipe: type[Calibrator]) -> str:
     found = asdict(recipe())
-    found.pop("seed", None)  # which is the fit's own
+    found.pop("seed", None)  # the seed belongs to the fit
     return json.dumps(found) if found else ""
 
 
 def _lines(name: str) -> list[str]:
-    """What the form does, for a shell."""
+    """Return shell commands that do the same as the form."""
     url = f"$API/v1/calibrators/{name}/fits?method={DEFAULT_METHOD}"
     return [
         f'curl -s "{url}" -H "$AUTH" \\\n'

@@ -1,4 +1,4 @@
-"""The pages of training runs: their script asks the API and draws.
+"""The pages of training runs, drawn by a script with data from the API.
 
 The charts are those of ``calibrators.charts``, drawn in the browser by the libraries that
 vl-convert carries.
@@ -15,11 +15,11 @@ router = pages()
 
 @router.api_route("/runs", methods=["GET", "HEAD"])
 def runs_page(request: Request) -> Response:
-    """The list of runs."""
+    """Show the list of runs."""
     return page(request, "runs.html")
 
 
 @router.api_route("/runs/{name}", methods=["GET", "HEAD"])
 def run_page(request: Request, name: str) -> Response:
-    """The page of one run, whether or not there is one of this name: that is for the API to say."""
+    """Show the page of a run; its script reports if there is none of this name."""
     return page(request, "run.html", {"name": name})

@@ -1,4 +1,4 @@
-"""Signing in with an API key, and out."""
+"""Sign in with an API key, and sign out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.web.components.layout import lead_to, page, pages
 
 router = pages()
 
-# a path of this service, and nothing that browsers take for another's address
+# a local path, and nothing that browsers would interpret as another host
 LOCAL = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 LONGEST_NEXT = 2000
 TEMPLATE = "sign_in.html"
@@ -32,28 +32,28 @@ Next = Annotated[str, Query(max_length=LONGEST_NEXT)]
 def sign_in_page(
     request: Request, joined: Joined, next: Next = "/", ended: bool = False
 ) -> Response:
-    """The form; where no key is needed, there is nothing to do."""
+    """Show the sign-in form; redirect if no key is needed."""
     if joined.settings.is_loopback and joined.keys.is_empty:
         return lead_to(request, local(next))
-    trouble = "Your session has ended, and nothing was changed." if ended else ""
-    return page(request, TEMPLATE, {"next": local(next), "trouble": trouble})
+    error = "Your session has ended; nothing was changed." if ended else ""
+    return page(request, TEMPLATE, {"next": local(next), "error": error})
 
 
 @router.post(SIGN_IN)
 def sign_in(request: Request, joined: Joined, form: Sent) -> Response:
-    """Begin a session of the key in the form, and go on to where the reader wanted to go."""
+    """Start a session for the key in the form, and redirect to the page requested before."""
     check_origin(request.scope)
     next = local(form.text("next"))
     token = form.text("key")
     if not token:
-        raise Invalid("no_key", "give an API key: cal_...")
+        raise Invalid("no_key", "enter an API key: cal_...")
     try:
         key = joined.keys.key_of(token)
         joined.keys.admit(key)
     except Unauthenticated as error:
-        told = {"next": next, "trouble": f"The service refused this key: {error.message}."}
-        return page(request, TEMPLATE, told, status=HTTPStatus.UNAUTHORIZED)
-    _end_session(request, joined)  # the one that this browser had
+        values = {"next": next, "error": f"The service refused this key: {error.message}."}
+        return page(request, TEMPLATE, values, status=HTTPStatus.UNAUTHORIZED)
+    _end_session(request, joined)  # the previous one of this browser
     answer = lead_to(request, next)
     _set_cookie(request, answer, joined.sessions.begin(key), round(SESSION_HOURS * HOUR))
     return answer
@@ -69,9 +69,9 @@ def sign_out(request: Request, joined: Joined) -> Response:
 
 
 def local(path: str) -> str:
-    """A path to go on to, the home page if it would lead elsewhere.
+    r"""Return a path if it is local, else that of the home page.
 
-    >>> local("/jobs?page=2"), local("//elsewhere.example"), local("/\\\\elsewhere"), local("jobs")
+    >>> local("/jobs?page=2"), local("//elsewhere.example"), local("/\\elsewhere"), local("jobs")
     ('/jobs?page=2', '/', '/', '/')
     """
     return path if len(path) <= LONGEST_NEXT and LOCAL.fullmatch(path) else "/"
@@ -84,7 +84,7 @@ def _end_session(request: Request, joined: Parts) -> None:
 
 
 def _set_cookie(request: Request, answer: RedirectResponse, value: str, seconds: int) -> None:
-    """One that scripts cannot read, and that goes by https alone if the request came by it."""
+    """Set the session cookie: not readable by scripts, and secure if the request was HTTPS."""
     forwarded = request.headers.get("x-forwarded-proto", "")
     answer.set_cookie(
         COOKIE,

@@ -1,4 +1,4 @@
-"""The page that tries a calibrator: a few rows, and their probabilities before and after."""
+"""The page to try a calibrator on a few rows: probabilities before and after."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from service.storage.records import PRODUCTION
 from service.storage.store import Store
 from service.web.components.forms import Form, Sent
 from service.web.components.layout import page, pages
-from service.web.components.pasted_rows import MOST_ROWS, example_row, rows_of
+from service.web.components.pasted_rows import MAX_ROWS, example_row, rows_of
 
 router = pages()
 
 PATH = "/calibrators/{name}/try"
-MOST_CLASSES = 10
+MAX_CLASSES = 10
 VERSIONS = 50
 
 Ref = Annotated[str, Query(max_length=64)]
@@ -47,7 +47,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Tried:
-    """A row: its likeliest classes after, and what all others have together."""
+    """A row: its likeliest classes after calibration, and the sum of all others."""
 
     bars: Sequence[Bar]
     rest: Bar | None
@@ -61,7 +61,7 @@ class Tried:
 
 
 class MapReference(NamedTuple):
-    """How a version can be named, and which it is."""
+    """An alias or number, and the version it refers to."""
 
     name: str
     number: int
@@ -71,7 +71,7 @@ class MapReference(NamedTuple):
 def try_page(
     request: Request, joined: Joined, caller: Caller, name: str, ref: Ref = ""
 ) -> Response:
-    """The form for an alias or a version, by default the one in production."""
+    """Show the form for an alias or a version, by default production."""
     return _page(request, joined, caller, name, Form({"ref": [ref]}))
 
 
@@ -79,8 +79,8 @@ def try_page(
 async def try_rows(
     request: Request, joined: Joined, caller: Caller, name: str, form: Sent
 ) -> Response:
-    """The same with probabilities of the rows that were written, or of an example."""
-    return await parse(request, _page, request, joined, caller, name, form, is_asked=True)
+    """Show the probabilities of the entered rows, or of an example."""
+    return await parse(request, _page, request, joined, caller, name, form, is_sent=True)
 
 
 def _page(
@@ -90,7 +90,7 @@ def _page(
     name: str,
     form: Form,
     *,
-    is_asked: bool = False,
+    is_sent: bool = False,
 ) -> Response:
     with joined.database.read() as store:
         references = _references(store, caller, name)
@@ -106,29 +106,29 @@ def _page(
         "written": form.text("rows"),
         "tried": (),
         "warnings": (),
-        "trouble": "",
-        "most_rows": MOST_ROWS,
+        "error": "",
+        "most_rows": MAX_ROWS,
     }
-    if is_asked and served is not None:
-        values |= _answered(served, form)
-    status = HTTPStatus.UNPROCESSABLE_ENTITY if values["trouble"] else HTTPStatus.OK
+    if is_sent and served is not None:
+        values |= _results(served, form)
+    status = HTTPStatus.UNPROCESSABLE_ENTITY if values["error"] else HTTPStatus.OK
     return page(request, "try_map.html", values, status=status)
 
 
-def _answered(served: Served, form: Form) -> dict[str, Any]:
-    """What there is to show of the rows in a form, or what is wrong with them."""
+def _results(served: Served, form: Form) -> dict[str, Any]:
+    """Return the template values for the rows in a form, or the error in them."""
     written = form.text("rows")
     if form.text("example"):
         written = example_row(served.map.k, served.map.kind)
     try:
         rows, warnings = tried(served, written, form.text("segment"))
     except (ServiceError, CalibrationError) as error:
-        return {"written": written, "trouble": str(error)}
+        return {"written": written, "error": str(error)}
     return {"written": written, "tried": rows, "warnings": warnings}
 
 
 def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tuple[str, ...]]:
-    """The rows of a text before and after, and what is to be known of them."""
+    """Return the rows of a text before and after calibration, and warnings."""
     fitted = served.map
     arrays = Arrays(rows_of(text, fitted.k), declared=fitted.kind)
     before = predict(
@@ -143,10 +143,10 @@ def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tu
 
 
 def _tried(before: Array, after: Array) -> Tried:
-    """All classes in their order if they are few, else the likeliest after."""
+    """Return all classes in order if there are few, else the likeliest after calibration."""
     shown = np.arange(len(after))
-    if len(after) > MOST_CLASSES:
-        shown = top_classes(after[np.newaxis], MOST_CLASSES)[0][0]
+    if len(after) > MAX_CLASSES:
+        shown = top_classes(after[np.newaxis], MAX_CLASSES)[0][0]
     bars = [_bar(one, before, after) for one in shown]
     others = len(after) - len(shown)
     left = (1 - float(one[shown].sum(dtype=np.float64)) for one in (before, after))
@@ -159,7 +159,7 @@ def _tried(before: Array, after: Array) -> Tried:
 
 
 def _segments(served: Served | None) -> tuple[str, ...]:
-    """The segments that a map tells apart."""
+    """Return the segments that a map knows."""
     if served is None or not isinstance(served.map, SegmentedMap):
         return ()
     return served.map.segments
@@ -170,7 +170,7 @@ def _bar(number: np.intp, before: Array, after: Array) -> Bar:
 
 
 def _references(store: Store, caller: Principal, name: str) -> list[MapReference]:
-    """Aliases, that of production first, then versions, newest first."""
+    """Return aliases, production first, then versions, newest first."""
     calibrator = versions.calibrator_named(store, caller, name)
     aliases = sorted(store.aliases.all_of(calibrator.id), key=lambda one: one.name != PRODUCTION)
     numbers = store.calibrators.numbers(calibrator.id, VERSIONS)

@@ -1,4 +1,4 @@
-"""The page of a version: how it was judged, what it is made of, and what to do with it."""
+"""The page of a version: judgement, origin, downloads and notes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOWN_ELSEWHERE = ("warnings", "rows", "candidates")
 
 @dataclass(frozen=True)
 class Judgement:
-    """A report as the page shows it: specifications of charts, and tables."""
+    """A report as the page shows it: chart specifications and tables."""
 
     reliability: dict[str, Any]
     margins: dict[str, Any] | None
@@ -47,7 +47,7 @@ class Judgement:
 
     @classmethod
     def of(cls, report: Report) -> Judgement:
-        """What a report shows."""
+        """Build the charts and tables of a report."""
         return cls(
             reliability=charts.reliability(report),
             margins=charts.margin_panels(report) if report.by_margin else None,
@@ -66,7 +66,7 @@ class Judgement:
 def version_page(
     request: Request, joined: Joined, caller: Caller, name: str, number: int
 ) -> Response:
-    """All that is known of a version."""
+    """Show a version with its report."""
     with joined.database.read() as store:
         version, report = versions.judged(store, caller, name, number)
         pointing = store.aliases.all_of(version.calibrator)
@@ -102,66 +102,70 @@ def annotate_version(
         there = versions.find(store, caller, name, number)
         if form.text("seen") != notes_digest(there):
             raise Stale(
-                "notes_have_changed", "somebody changed these notes since you opened the page"
+                "notes_have_changed", "somebody has changed these notes since you opened the page"
             )
         versions.annotate(store, caller, name, number, tags=tags, description=description)
     return lead_to(request, f"/calibrators/{name}/versions/{number}")
 
 
 def notes_digest(version: Version) -> str:
-    """Another for other notes."""
+    """Return a digest of the notes, to detect concurrent changes."""
     written = json.dumps([version.tags, version.description], sort_keys=True)
     return hashlib.sha256(written.encode()).hexdigest()[:32]
 
 
 def read_tags(text: str) -> dict[str, str]:
-    """Tags from lines of ``name: value``.
+    r"""Parse tags from lines of ``name: value``.
 
-    >>> read_tags("team: vision\\n\\n stage : trial")
+    >>> read_tags("team: vision\n\n stage : trial")
     {'team': 'vision', 'stage': 'trial'}
     """
     found: dict[str, str] = {}
     for line in filter(str.strip, text.splitlines()):
         name, colon, value = (part.strip() for part in line.partition(":"))
         if not colon or name in found:
-            rule = "must have a name each" if colon else "must be written as name: value"
+            rule = "must have unique names" if colon else "must be written as name: value"
             raise Invalid("bad_tag", f"tags {rule}, got {line.strip()[:80]!r}")
         found[name] = value
     return found
 
 
 def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
-    """Messages and codes of what was warned of; maps made elsewhere may say anything."""
+    """Return messages and codes of warnings; those of registered maps are untrusted."""
     judging = {} if report is None else report.fit
-    kept = [
+    sources = [
         (version.fit_info.get("warnings"), ""),
         (judging.get("warnings_while_judging"), "while judging"),
     ]
-    said = fallback_sentence(version.fit_info)  # which the page says above
-    told = [
+    shown_above = fallback_sentence(version.fit_info)
+    messages = [
         (str(one.get("message", one)), " ".join(filter(None, (str(one.get("code", "")), when))))
         if isinstance(one, Mapping)
         else (str(one), when)
-        for found, when in kept
+        for found, when in sources
         for one in (found if isinstance(found, list) else [found] if found else [])
     ]
-    return [(message, code) for message, code in told if message != said or code != "fell_back"]
+    return [
+        (message, code)
+        for message, code in messages
+        if message != shown_above or code != "fell_back"
+    ]
 
 
 def _candidates(found: Any, report: Report | None) -> Markup:
-    """What ``auto`` tried, with the seconds of each one's cross-validation."""
+    """Return the table of candidates of ``auto``, with the seconds of cross-validation."""
     if not found:
         return Markup("")
     seconds = None if report is None else report.fit.get("seconds")
-    rows = found if isinstance(found, list) else []  # a map made elsewhere may say anything
+    rows = found if isinstance(found, list) else []  # registered maps are untrusted
     if isinstance(seconds, dict) and all(isinstance(one, dict) for one in rows):
         found = [{**one, "seconds": seconds.get(str(one.get("method")))} for one in rows]
     return _trusted(html_tables.plain(found))
 
 
 def _fit_info(info: dict[str, Any]) -> Markup:
-    kept = {name: one for name, one in info.items() if name not in SHOWN_ELSEWHERE}
-    return _trusted(html_tables.facts(kept)) if kept else Markup("")
+    shown = {name: one for name, one in info.items() if name not in SHOWN_ELSEWHERE}
+    return _trusted(html_tables.facts(shown)) if shown else Markup("")
 
 
 def _trusted(html: str) -> Markup:

@@ -33,4 +33,4 @@ async function show() {
 
 followScheme();
 dark.addEventListener("change", followScheme);
-show().catch(() => { document.getElementById("trouble").hidden = false; });
+show().catch(() => { document.getElementById("error").hidden = false; });

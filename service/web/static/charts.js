@@ -1,16 +1,16 @@
-// Draws the charts of a page: every element with data-chart, which is a Vega-Lite specification. Elements that come later (live.js brings some) are drawn as they come.
+// Draws every element with data-chart, which holds a Vega-Lite specification, also those that live.js adds later.
 
-import { draw, whyNot } from "./drawing.js";
+import { draw, chartError } from "./drawing.js";
 
 const BESIDE = 68;  // pixels that the axis of a view takes
-const begun = new WeakSet();
+const drawn = new WeakSet();
 
 function widthOf({ hconcat, vconcat, width = 0, spacing = 20 }) {
   if (hconcat) return hconcat.reduce((sum, one) => sum + widthOf(one) + spacing, -spacing);
   return vconcat ? Math.max(...vconcat.map(widthOf)) : width + BESIDE;
 }
 
-// views that have no room beside each other go below each other, and none is wider than its place
+// stacks views that do not fit side by side, and shrinks those that are too wide
 function fitted(view, room) {
   const { hconcat, vconcat, width } = view;
   if (hconcat && widthOf(view) > room) return fitted({ ...view, hconcat: undefined, vconcat: hconcat }, room);
@@ -20,19 +20,19 @@ function fitted(view, room) {
 }
 
 async function show(place) {
-  begun.add(place);
+  drawn.add(place);
   try {
-    const trouble = whyNot();
-    if (trouble) throw new Error(trouble);
+    const error = chartError();
+    if (error) throw new Error(error);
     const spec = JSON.parse(place.dataset.chart);
     await draw(place, fitted(spec, place.clientWidth));
   } catch (error) {
-    place.textContent = `There is no chart here. ${error.message}`;
+    place.textContent = `The chart cannot be shown. ${error.message}`;
   }
 }
 
 function showAll() {
-  for (const place of document.querySelectorAll("[data-chart]")) if (!begun.has(place)) show(place);
+  for (const place of document.querySelectorAll("[data-chart]")) if (!drawn.has(place)) show(place);
 }
 
 showAll();

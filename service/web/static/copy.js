@@ -1,4 +1,4 @@
-// A button on each <pre> that copies its text.
+// Adds a button to each <pre> that copies its text.
 
 for (const block of document.querySelectorAll("pre")) {
   const button = document.createElement("button");
@@ -11,7 +11,7 @@ for (const block of document.querySelectorAll("pre")) {
       await navigator.clipboard.writeText(block.querySelector("code").textContent);
       button.textContent = "Copied";
     } catch {
-      getSelection().selectAllChildren(block);  // without https, browsers leave the copying to people
+      getSelection().selectAllChildren(block);  // without HTTPS, browsers have no clipboard access
       button.textContent = "Selected";
     }
     setTimeout(() => { button.textContent = "Copy"; }, 2000);

@@ -1,16 +1,16 @@
-// How the charts of all pages are drawn, and why they cannot be.
+// Draws charts with Vega, and says why they cannot be drawn.
 
-// ast: expressions are interpreted, because the pages' policy forbids to compile them
+// ast: interpret expressions, because the content security policy forbids compiling them
 const OPTIONS = {
   actions: false, renderer: "svg", ast: true, defaultStyle: false, logLevel: 1,
   tooltip: { theme: "custom", disableDefaultStyle: true },
 };
 
-export function whyNot() {
+export function chartError() {
   if (window.vegaEmbed) return "";
   return window.calibrdNoCharts
-    ? "The service cannot draw charts: it needs pip install 'calibrd[charts]'."
-    : "The charts' library could not be loaded from the service; reload to try again.";
+    ? "The service has no chart library: pip install 'calibrd[charts]'."
+    : "The chart library could not be loaded. Reload the page.";
 }
 
 export async function draw(place, spec) {
@@ -20,7 +20,7 @@ export async function draw(place, spec) {
   return view;
 }
 
-// layers without marks have no name: screen readers would meet a picture of nothing
+// layers without marks have no label: hide them from screen readers
 export function hideEmpty(place) {
   for (const layer of place.querySelectorAll(".mark-symbol, .mark-rule, .mark-text")) {
     if (layer.childElementCount) layer.removeAttribute("aria-hidden");

@@ -1,17 +1,17 @@
-// Keeps the parts of a page that are marked data-live as the service would render them now, as long
-// as one of them is marked data-busy. What is fetched was escaped by the service, and never runs.
+// Refreshes the parts of a page that are marked data-live, as long as one of them is marked
+// data-busy. The fetched HTML was escaped by the service, and its scripts never run.
 
 const SECONDS = 1;
 const LONGEST_PAUSE_SECONDS = 15;
 
 const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
 const isBusy = () => document.querySelector("[data-busy]") !== null;
-// who is about to decide something must not have it taken away
+// do not replace a part whose details the user has opened
 const isInUse = (part) => part.querySelector("details[open]") !== null;
 
-// for those who listen to the page
-function tell(before, now) {
-  const status = document.getElementById("said");
+// for screen readers
+function announce(before, now) {
+  const status = document.getElementById("announcement");
   if (status && now && now !== before) status.textContent = now;
 }
 
@@ -19,11 +19,11 @@ function replace(part, fresh) {
   if (part.outerHTML === fresh.outerHTML || isInUse(part)) return;
   const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
   part.replaceWith(document.adoptNode(fresh));
-  tell(part.dataset.said, fresh.dataset.said);
+  announce(part.dataset.announce, fresh.dataset.announce);
   if (focused) document.getElementById(focused)?.focus();
 }
 
-async function look() {
+async function refresh() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
   if (answer.redirected) return location.reload();  // the session has ended
   if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
@@ -38,7 +38,7 @@ let seconds = SECONDS;
 while (isBusy()) {
   await pause(document.hidden ? LONGEST_PAUSE_SECONDS : seconds);
   try {
-    await look();
+    await refresh();
     seconds = SECONDS;
   } catch {
     seconds = Math.min(2 * seconds, LONGEST_PAUSE_SECONDS);

@@ -1,5 +1,5 @@
-// The form of a new fit: looks at the files that were chosen, sends them, orders the fit and goes on
-// to its page. Whatever is shown is put in as text.
+// The form of a new fit: checks the chosen files, uploads them, submits the fit and goes to its
+// page. Everything is shown as text, never as markup.
 
 import { joined, labelsFirst, readHeader, Unreadable } from "./npy.js";
 import { post, Refusal, Stopped } from "./uploading.js";
@@ -7,12 +7,12 @@ import { post, Refusal, Stopped } from "./uploading.js";
 const HEADER_BYTES = 1 << 16;
 const NUMBERED = /^(logit|p|probability)_\d+$/;
 const ALONE = /^(logit|p|probability)$/;
-const WHOLE = ["data", "evaluation"];
+const FILE_FIELDS = ["data", "evaluation"];
 
 const root = document.body.dataset.root;
 const form = document.getElementById("fit");
 const part = (id) => document.getElementById(id);
-const sent = new Map(); // what was uploaded before: files and kind to the dataset's id
+const sent = new Map(); // earlier uploads: files and kind to the id of the dataset
 let stopping = null;
 
 const size = (bytes) => {
@@ -22,80 +22,80 @@ const size = (bytes) => {
 const ending = (file) => /\.([^.]+)$/.exec(file.name)?.[1].toLowerCase() ?? "";
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
-class Wrong extends Error {
+class InputError extends Error {
   constructor(title, sentence, advice = "") {
     super(sentence);
     Object.assign(this, { title, advice });
   }
 }
 
-// What was chosen in a field, ready to be sent: { names, type, says, body(kind) }; null if nothing.
+// The files chosen in a field, ready to send: { names, type, hasKind, body(kind) }; null if none.
 async function chosen(id) {
   const files = [...part(id).files];
   if (!files.length) return null;
   const names = files.map((one) => one.name).join(" and ");
   if (files.every((one) => ending(one) === "npy")) return pair(files, names);
   if (files.length > 1) {
-    throw new Wrong(`${names} cannot be taken together`, "Only two .npy files belong together.", "Choose one file.");
+    throw new InputError(`${names} cannot be combined`, "Only two .npy files can be combined.", "Choose one file.");
   }
   const type = form.dataset[`type${ending(files[0])[0]?.toUpperCase()}${ending(files[0]).slice(1)}`];
   if (!type) {
-    throw new Wrong(`${names} is of no kind that is read here`, `Files end with .npy, ${form.dataset.endings}.`,
-      "Save it such as by np.savez('data.npz', logits=logits, labels=labels).");
+    throw new InputError(`${names} has an unsupported format`, `Supported are .npy, ${form.dataset.endings}.`,
+      "Save it with np.savez('data.npz', logits=logits, labels=labels), for example.");
   }
   const isText = form.dataset.textTypes.split(" ").includes(type);
   const limit = Number(isText ? form.dataset.textLimit : form.dataset.limit);
   if (files[0].size > limit) {
-    throw new Wrong(`${names} is too large`, `It has ${size(files[0].size)}; at most ${size(limit)} are taken.`,
+    throw new InputError(`${names} is too large`, `It has ${size(files[0].size)}; the limit is ${size(limit)}.`,
       isText ? "Save it as .npz, which is far smaller." : "Send fewer rows, or float16.");
   }
-  const says = type !== "text/csv" || (await csvSaysKind(files[0]));
-  return { names, files, type, says, asked: type === "text/csv", body: () => files[0] };
+  const hasKind = type !== "text/csv" || (await csvHasKind(files[0]));
+  return { names, files, type, hasKind, sendsKind: type === "text/csv", body: () => files[0] };
 }
 
 async function pair(files, names) {
   if (files.length !== 2) {
-    throw new Wrong(files.length === 1 ? `${names} is one array alone` : "These are more than two arrays",
+    throw new InputError(files.length === 1 ? `${names} is only one array` : "These are more than two arrays",
       "A fit needs logits and labels.", "Choose logits.npy and labels.npy together.");
   }
   const [labels, values] = labelsFirst(await Promise.all(files.map(readHeader)));
   const total = labels.size + values.size;
   if (total > Number(form.dataset.limit)) {
-    throw new Wrong(`${names} are too large`, `They have ${size(total)}; at most ${size(Number(form.dataset.limit))} are taken.`);
+    throw new InputError(`${names} are too large`, `They have ${size(total)}; the limit is ${size(Number(form.dataset.limit))}.`);
   }
   const named = /prob/i.test(values.file.name) ? "probabilities" : /logit/i.test(values.file.name) ? "logits" : null;
   const type = form.dataset.typeSafetensors;
-  return { names, files, type, says: named !== null, asked: false, body: (kind) => joined(named ?? kind, values, labels) };
+  return { names, files, type, hasKind: named !== null, sendsKind: false, body: (kind) => joined(named ?? kind, values, labels) };
 }
 
-async function csvSaysKind(file) {
+async function csvHasKind(file) {
   const [header] = (await file.slice(0, HEADER_BYTES).text()).replace(/^\s+/, "").split(/\r|\n/, 1);
   const names = header.split(",").map((one) => one.trim().replace(/^"|"$/g, "").trim().toLowerCase());
-  if (!names.some((one) => /^labels?$/.test(one))) return true; // it is no set at all: the service says so
+  if (!names.some((one) => /^labels?$/.test(one))) return true; // not a dataset at all: the service reports it
   const others = names.filter((one) => !/^(label|segment)s?$/.test(one));
   return others.some((one) => NUMBERED.test(one)) || (others.length === 1 && ALONE.test(others[0]));
 }
 
-let looks = 0; // of which the newest counts
+let checks = 0; // only the newest one counts
 
-async function look(id) {
-  const number = ++looks;
+async function check(id) {
+  const number = ++checks;
   const files = [...part(id).files];
-  part(`${id}-said`).textContent = files.map((one) => `${one.name}, ${size(one.size)}`).join("; ");
+  part(`${id}-status`).textContent = files.map((one) => `${one.name}, ${size(one.size)}`).join("; ");
   try {
-    const found = await Promise.all(WHOLE.map(chosen));
-    if (number !== looks) return;
-    part("kind").hidden = found.every((one) => one === null || one.says);
+    const found = await Promise.all(FILE_FIELDS.map(chosen));
+    if (number !== checks) return;
+    part("kind").hidden = found.every((one) => one === null || one.hasKind);
     hide();
   } catch (error) {
-    if (number === looks) show(error);
+    if (number === checks) show(error);
   }
 }
 
 function kindOf(one) {
-  if (one.says) return null;
+  if (one.hasKind) return null;
   const kind = form.querySelector("input[name=kind]:checked")?.value;
-  if (!kind) throw new Wrong(`${one.names} does not say what its values are`, "Choose logits or probabilities.");
+  if (!kind) throw new InputError(`${one.names} does not say what its values are`, "Choose logits or probabilities.");
   return kind;
 }
 
@@ -103,7 +103,7 @@ async function upload(one) {
   const kind = kindOf(one);
   const known = JSON.stringify([kind, ...one.files.map((file) => [file.name, file.size, file.lastModified])]);
   if (!sent.has(known)) {
-    const url = `${root}/v1/datasets${kind && one.asked ? `?kind=${kind}` : ""}`;
+    const url = `${root}/v1/datasets${kind && one.sendsKind ? `?kind=${kind}` : ""}`;
     const answer = await call(url, one.body(kind), one.type, one.names).catch((error) => {
       if (error instanceof Refusal) Object.assign(error, { names: one.names, isCsv: one.type === "text/csv" });
       throw error;
@@ -117,12 +117,12 @@ function call(url, body, type, names) {
   say(`Sending ${names}.`);
   const onProgress = (loaded, total) => {
     part("progress").value = loaded / total;
-    part("sent").textContent = loaded < total ? `${names}: ${size(loaded)} of ${size(total)}` : `${names}: the service checks it`;
+    part("sent").textContent = loaded < total ? `${names}: ${size(loaded)} of ${size(total)}` : `${names}: being checked by the service`;
   };
   return post(url, body, { type, token: form.dataset.csrf, onProgress, signal: stopping.signal });
 }
 
-// The parameters of a method, if somebody has changed its defaults.
+// The parameters of a method, if they differ from its defaults.
 function paramsOf(method) {
   const field = part(`params-${method}`);
   const text = field?.value.trim() ?? "";
@@ -131,26 +131,26 @@ function paramsOf(method) {
     const params = JSON.parse(text);
     if (params !== null && typeof params === "object" && !Array.isArray(params)) return { params };
   } catch {
-    // told below
+    // reported below
   }
-  throw new Wrong(`The parameters of ${method} are no JSON object`, 'They are written as {"name": value, "other": value}.',
-    "Names and text stand in double quotes; true and false have small letters.");
+  throw new InputError(`The parameters of ${method} are not a JSON object`, 'Write them as {"name": value, "other": value}.',
+    "Names and text need double quotes; true and false are lower case.");
 }
 
-async function order() {
+async function submit() {
   const chosenMethods = [...form.querySelectorAll("input[name=method]:checked")].map((one) => one.value);
   const methods = chosenMethods.map((method) => ({ method, ...paramsOf(method) }));
-  if (!methods.length) throw new Wrong("No method is chosen", "A fit takes at least one.");
-  const [data, evaluation] = await Promise.all(WHOLE.map(chosen));
-  if (data === null) throw new Wrong("No file is chosen", "A fit needs logits and labels.");
-  [data, evaluation].filter(Boolean).forEach(kindOf); // asked before anything is sent
-  const asked = { methods, dataset: await upload(data) };
-  if (evaluation) asked.evaluation = await upload(evaluation);
+  if (!methods.length) throw new InputError("No method is chosen", "A fit needs at least one.");
+  const [data, evaluation] = await Promise.all(FILE_FIELDS.map(chosen));
+  if (data === null) throw new InputError("No file is chosen", "A fit needs logits and labels.");
+  [data, evaluation].filter(Boolean).forEach(kindOf); // raises before anything is sent
+  const body = { methods, dataset: await upload(data) };
+  if (evaluation) body.evaluation = await upload(evaluation);
   for (const name of ["model", "description"]) {
-    if (form.elements[name].value.trim()) asked[name] = form.elements[name].value.trim();
+    if (form.elements[name].value.trim()) body[name] = form.elements[name].value.trim();
   }
   const url = `${root}/v1/calibrators/${encodeURIComponent(form.elements.calibrator.value.trim())}/fits`;
-  return call(url, JSON.stringify(asked), "application/json", "the order");
+  return call(url, JSON.stringify(body), "application/json", "the fit");
 }
 
 async function begin(event) {
@@ -159,12 +159,12 @@ async function begin(event) {
   stopping = new AbortController();
   busy(true);
   try {
-    const fit = await order();
-    location.assign(`${root}/jobs/${encodeURIComponent(fit.id)}#ordered`);
+    const fit = await submit();
+    location.assign(`${root}/jobs/${encodeURIComponent(fit.id)}#submitted`);
   } catch (error) {
     busy(false);
-    if (error.problem?.code === "no_such_dataset") sent.clear(); // it was deleted since
-    if (error instanceof Stopped) say("Stopped; nothing was ordered.");
+    if (error.problem?.code === "no_such_dataset") sent.clear(); // it was deleted meanwhile
+    if (error instanceof Stopped) say("Stopped; no fit was submitted.");
     else show(error);
   }
 }
@@ -176,14 +176,14 @@ function busy(is) {
   part("sent").textContent = "";
 }
 
-// Errors as people want them: which file, what rule, how many rows, what to do.
-function told(error) {
+// An error for people: which file, what rule, how many rows, what to do.
+function describe(error) {
   if (error instanceof Unreadable) return { title: `${error.file} cannot be read`, lines: [error.message, error.advice] };
   if (!(error instanceof Refusal)) {
-    return { title: error.title ?? "This did not work", lines: [error.message, error.advice] };
+    return { title: error.title ?? "Something went wrong", lines: [error.message, error.advice] };
   }
   const { code, detail = "", rows, first } = error.problem;
-  const title = error.names ? `${error.names} was not taken` : "The fit was not ordered";
+  const title = error.names ? `${error.names} was not accepted` : "The fit was not submitted";
   const advice = [...part("advice").children].find((one) => one.dataset.code === code)?.textContent;
   if (rows === undefined) return { title, lines: [sentence(detail), advice], code };
   const place = error.isCsv ? `row ${first + 1} below the header` : `row ${first}, counted from 0`;
@@ -202,8 +202,8 @@ function element(tag, text) {
 }
 
 function show(error) {
-  const box = part("trouble");
-  const { title, lines, code } = told(error);
+  const box = part("error");
+  const { title, lines, code } = describe(error);
   box.replaceChildren(element("h2", title), ...lines.filter(Boolean).map((text) => element("p", text)));
   if (code) box.append(element("small", code));
   box.hidden = false;
@@ -211,8 +211,8 @@ function show(error) {
 }
 
 function hide() {
-  part("trouble").hidden = true;
-  part("trouble").replaceChildren();
+  part("error").hidden = true;
+  part("error").replaceChildren();
 }
 
 const say = (text) => {
@@ -235,9 +235,9 @@ for (const area of document.querySelectorAll("[data-drop]")) {
     if (event.dataTransfer.files.length) take(area, event.dataTransfer.files);
   });
 }
-// a file that misses its field must not replace the page
+// a file dropped outside of the fields must not replace the page
 for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => event.preventDefault());
-for (const id of WHOLE) part(id).addEventListener("change", () => look(id));
+for (const id of FILE_FIELDS) part(id).addEventListener("change", () => check(id));
 form.addEventListener("submit", begin);
 part("stop").addEventListener("click", () => stopping.abort());
 busy(false);

@@ -1,5 +1,5 @@
-// A pair of npy files as one safetensors body. The numbers stay where they are on disk: a header is
-// made, and the browser sends the slices of the files after it.
+// Joins a pair of npy files into one safetensors body without reading the numbers: the body is a
+// new header, followed by slices of the files.
 
 const MAGIC = "\x93NUMPY";
 const LONGEST_HEADER = 4096;
@@ -16,16 +16,16 @@ export class Unreadable extends Error {
   }
 }
 
-// What the header of an npy file says: { file, dtype, shape, start, size }.
+// Parses the header of an npy file: { file, dtype, shape, start, size }.
 export async function readHeader(file) {
   const head = new Uint8Array(await file.slice(0, LONGEST_HEADER).arrayBuffer());
   const text = String.fromCharCode(...head);
   if (!text.startsWith(MAGIC) || head.length < 12) {
-    throw new Unreadable(file, "It is not an npy file.", "Save it by np.save.");
+    throw new Unreadable(file, "It is not an npy file.", "Save it with np.save.");
   }
   const words = new DataView(head.buffer);
   const start = head[6] === 1 ? 10 + words.getUint16(8, true) : 12 + words.getUint32(8, true);
-  if (start > LONGEST_HEADER) throw unlike(file);
+  if (start > LONGEST_HEADER) throw badHeader(file);
   return layout(file, text.slice(head[6] === 1 ? 10 : 12, start), start);
 }
 
@@ -33,13 +33,13 @@ function layout(file, header, start) {
   const described = /'descr':\s*'([^']*)'/.exec(header)?.[1];
   const order = /'fortran_order':\s*(True|False)/.exec(header)?.[1];
   const sizes = /'shape':\s*\(([\d\s,]*)\)/.exec(header)?.[1];
-  if (order === undefined || sizes === undefined) throw unlike(file);
+  if (order === undefined || sizes === undefined) throw badHeader(file);
   if (described?.endsWith("O")) {
     throw new Unreadable(file, "It holds Python objects, which are never read.",
       "Save plain numbers: np.save(file, array.astype('float32')).");
   }
   if (!(described in DTYPES)) {
-    throw new Unreadable(file, `Its numbers are of the type ${described ?? "of a table"}, which is not taken here.`,
+    throw new Unreadable(file, `Its numbers have the type ${described ?? "of a table"}, which is not supported here.`,
       "Save it as little-endian numbers: np.save(file, array.astype('<f4')), labels as '<i8'.");
   }
   if (order === "True") {
@@ -50,28 +50,28 @@ function layout(file, header, start) {
   const size = shape.reduce((all, one) => all * one, 1) * Number(described.slice(2));
   if (start + size !== file.size) {
     throw new Unreadable(file, `Its header describes ${start + size} bytes, but it has ${file.size}.`,
-      "Copy it again: it is not whole.");
+      "Copy it again: it is incomplete.");
   }
   return { file, dtype: DTYPES[described], shape, start, size, width: Number(described.slice(2)) };
 }
 
-function unlike(file) {
-  return new Unreadable(file, "Its header cannot be read.", "Save it again by np.save.");
+function badHeader(file) {
+  return new Unreadable(file, "Its header cannot be read.", "Save it again with np.save.");
 }
 
-// Which of two headers is the labels': the one so named, or else the one list of whole numbers.
+// Finds the labels of two headers: the one with that name, or else the only list of integers.
 export function labelsFirst(pair) {
   const named = pair.filter((one) => /label|target/i.test(one.file.name));
   const whole = pair.filter((one) => /^[IU]/.test(one.dtype) && one.shape.length === 1);
   const found = named.length === 1 ? named[0] : whole.length === 1 ? whole[0] : null;
   if (found === null) {
-    throw new Unreadable(pair[0].file, "Neither name says which of the two files are the labels.",
+    throw new Unreadable(pair[0].file, "The names do not say which file holds the labels.",
       "Call it labels.npy.");
   }
   return [found, pair.find((one) => one !== found)];
 }
 
-// The body: a safetensors header, then both files' numbers, the widest first so that all are aligned.
+// The body: a safetensors header, then the numbers of both files, widest first for alignment.
 export function joined(kind, values, labels) {
   const parts = [[kind, values], ["labels", labels]].sort((a, b) => b[1].width - a[1].width);
   const header = {};

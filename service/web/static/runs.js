@@ -1,6 +1,6 @@
-// The pages of training runs. All that is shown is text: nothing that was received becomes markup.
+// The pages of training runs. Everything is shown as text: nothing received becomes markup.
 
-import { draw as drawChart, hideEmpty, whyNot } from "./drawing.js";
+import { draw as drawChart, hideEmpty, chartError } from "./drawing.js";
 
 const { root, run } = document.body.dataset;
 const WAIT_SECONDS = 20;
@@ -41,7 +41,7 @@ async function allPages(path) {
   return found;
 }
 
-// ---- words
+// ---- formatting
 
 const missing = "\u2013";
 const fixed = (value, digits) => (value === null ? missing : value.toFixed(digits).replace("-", MINUS));
@@ -110,11 +110,11 @@ function listed(one) {
 
 async function attempt(action) {
   try {
-    say("trouble", "");
+    say("error", "");
     await action();
   } catch (error) {
     if (isSignedOut(error)) signIn();
-    else say("trouble", `The service gave no answer: ${error.message}`);
+    else say("error", `The service did not respond: ${error.message}`);
   }
 }
 
@@ -136,25 +136,25 @@ async function load() {
 async function follow() {
   let seconds = 1;
   for (;;) {
-    const asked = performance.now();
+    const started = performance.now();
     try {
-      await look();
+      await poll();
       seconds = 1;
-      say("trouble", "");
+      say("error", "");
       status("live", "live");
-      if (performance.now() - asked < 250) await pause(0.25);
+      if (performance.now() - started < 250) await pause(0.25);
     } catch (error) {
       if (isSignedOut(error)) return signIn();
       if (error.status === 404) {
         absent();
         await pause(ABSENT_SECONDS);
       } else if (error instanceof Lost || error.status >= 500 || error.status === 429) {
-        status("connection lost, trying again", "lost");
+        status("connection lost, retrying", "lost");
         await pause(seconds);
         seconds = Math.min(2 * seconds, LONGEST_PAUSE_SECONDS);
       } else {
         status("stopped", "lost");
-        say("trouble", `This page cannot go on: ${error.message}`);
+        say("error", `This page stopped updating: ${error.message}`);
         throw error;
       }
     }
@@ -162,35 +162,35 @@ async function follow() {
 }
 
 function absent() {
-  say("trouble", `The service knows no run of the name ${run}; this page asks again.`);
+  say("error", `There is no run ${run}; this page keeps checking.`);
   $("content").hidden = true;
-  status("not there", "lost");
+  status("not found", "lost");
   now = null;
 }
 
-async function look() {
-  // a wait belongs to the session it began with, so that after one in vain the newest is asked for
+async function poll() {
+  // a wait is for one session: after one without a new step, ask for the newest session
   const wait = now === null || waited ? "" : `?after=${now.step}&wait=${WAIT_SECONDS}`;
   waited = wait !== "";
-  const news = await ask(`${address}/state${wait}`);
+  const latest = await ask(`${address}/state${wait}`);
   const last = steps.length ? steps[steps.length - 1].step : 0;
-  if (now === null || news.session !== now.session || news.step < now.step) await load();
-  else if (news.step > now.step) steps = steps.concat(await allPages(`${address}/history?after=${last}`));
+  if (now === null || latest.session !== now.session || latest.step < now.step) await load();
+  else if (latest.step > now.step) steps = steps.concat(await allPages(`${address}/history?after=${last}`));
   else return;
   waited = false;
-  now = { session: news.session, step: news.step };
+  now = { session: latest.session, step: latest.step };
   await show();
 }
 
 function describe(about) {
   const settings = about.settings || {};
-  const told = [
+  const facts = [
     about.archived ? "archived" : "",
     about.kind === "adafocal" ? `AdaFocal, rate ${settings.rate}, rule ${settings.rule}` : about.kind,
     ...Object.entries(about.tags).map(([name, value]) => `${name}: ${value}`),
     about.description,
   ];
-  $("about").textContent = told.filter(Boolean).join(" \u00b7 ");
+  $("about").textContent = facts.filter(Boolean).join(" \u00b7 ");
   fill("sessions", about.sessions.map((one) => row(one.id, [
     String(one.base_step), String(one.world_size), one.decides, moment(one.begun_at),
   ])));
@@ -199,10 +199,10 @@ function describe(about) {
 async function show() {
   $("content").hidden = false;
   $("waiting").hidden = steps.length > 0;
-  $("told").hidden = false;
+  $("details").hidden = false;
   $("charts").hidden = steps.length === 0;
   showFigures();
-  fill("steps", steps.slice(-LAST_STEPS).reverse().map(told));
+  fill("steps", steps.slice(-LAST_STEPS).reverse().map(stepRow));
   if (steps.length) await draw();
 }
 
@@ -218,10 +218,10 @@ function showFigures() {
   );
 }
 
-function told(step) {
+function stepRow(step) {
   const remarks = [];
   if (step.partial) remarks.push(flag(`partial: ranks ${step.ranks.join(", ")} of ${step.world_size}`));
-  if (step.verified === false) remarks.push(flag("unverified: the update gives other gammas", "unverified"));
+  if (step.verified === false) remarks.push(flag("unverified: the service computed other gammas", "unverified"));
   return row(String(step.step), [
     ...figures(step.metrics),
     percent(step.metrics.confidence),
@@ -233,8 +233,8 @@ function told(step) {
 }
 
 async function draw() {
-  const trouble = whyNot();
-  if (trouble) return say("undrawn", trouble);
+  const error = chartError();
+  if (error) return say("chart-error", error);
   charts ??= await (await fetch(`${root}/static/run-charts.json`)).json();
   const hasGammas = steps.some((one) => one.gammas !== null);
   for (const [name, chart] of Object.entries(charts)) {
@@ -243,7 +243,7 @@ async function draw() {
 }
 
 async function drawOne(name, chart, hasGammas) {
-  const values = steps.map((one) => ({ ...one }));  // a view writes into its data
+  const values = steps.map((one) => ({ ...one }));  // Vega modifies its data
   if (views[name]) {
     await views[name].data("steps", values).runAsync();
     return hideEmpty(views[name].container());

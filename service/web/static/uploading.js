@@ -1,4 +1,4 @@
-// Calls of the API that tell how far a body has got, and what the service says if it refuses.
+// Calls the API with upload progress, and turns problems into errors.
 
 export class Refusal extends Error {
   constructor(problem) {
@@ -9,9 +9,9 @@ export class Refusal extends Error {
 
 export class Stopped extends Error {}
 
-const AWAY = { code: "", detail: "The service does not answer, or it has closed the connection." };
+const AWAY = { code: "", detail: "The service did not respond, or it closed the connection." };
 
-// POST a body; onProgress hears which share of it was sent, signal stops it.
+// POST a body; onProgress gets the bytes sent and the total, signal aborts it.
 export function post(url, body, { type, token, onProgress, signal }) {
   return new Promise((resolve, reject) => {
     const call = new XMLHttpRequest();

@@ -78,7 +78,7 @@ REFUSED = {
     "binary label": ([0.2, 0.9], [0, 2], "labels must lie in 0..1 (1 row"),
     "float labels": (GOOD, [0.0, 1.0, 2.0], "labels must be integers, got dtype float64"),
     "label matrix": (GOOD, LABELS[:, None], "labels must have shape (n,), got (3, 1)"),
-    "too few labels": (GOOD, [0, 1], "labels must be as many as the rows: 2 for 3 rows"),
+    "too few labels": (GOOD, [0, 1], "there must be as many labels as rows: 2 for 3 rows"),
 }
 
 

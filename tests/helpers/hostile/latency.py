@@ -16,8 +16,8 @@ import numpy as np
 
 HERE = Path(__file__).parent
 P99_SECONDS = 0.25
-MOST_SECONDS = 0.5
-MOST_MEGABYTES = 200
+MAX_SECONDS = 0.5
+MAX_MEGABYTES = 200
 # a delay of the control excuses the service for so long before and after
 EXCUSED_SECONDS = 0.3
 
@@ -48,8 +48,8 @@ class Watched:
     def check(self) -> None:
         """Fail if other callers had to wait, or the process grew."""
         assert self.p99 <= P99_SECONDS, str(self)
-        assert self.slowest <= MOST_SECONDS, str(self)
-        assert self.megabytes <= MOST_MEGABYTES, str(self)
+        assert self.slowest <= MAX_SECONDS, str(self)
+        assert self.megabytes <= MAX_MEGABYTES, str(self)
 
 
 @contextlib.contextmanager

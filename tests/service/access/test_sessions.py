@@ -13,7 +13,7 @@ from service.access.permissions import Scope
 
 
 def test_the_oldest_session_of_a_key_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MOST_SESSIONS", 3)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
     with in_process(tmp_path) as service:
         mine, other = (make_key(service, Scope.ADMIN).split("_")[1] for _ in range(2))
         found = service.app.state.parts.sessions

@@ -74,7 +74,8 @@ def neighbours(local: Local) -> Iterator[Neighbours]:
         httpx.Client(base_url=local.base_url, timeout=60, headers=headers[0]) as a,
         httpx.Client(base_url=local.base_url, timeout=60, headers=headers[1]) as b,
     ):
-        yield Neighbours(a, b, make_one_of_each(a), list(calls_of(local.app)))
+        calls = [call for call in calls_of(local.app) if not call.path.startswith("/help")]
+        yield Neighbours(a, b, make_one_of_each(a), calls)
 
 
 def places(call: Call, things: Things) -> Iterator[dict[str, Any]]:

@@ -128,7 +128,7 @@ def test_other_addresses_need_a_key_and_the_hint_makes_one(tmp_path: Path) -> No
     done = command("serve", "--host", EVERYWHERE, "--port", 0, "--data-dir", folder)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    hint = shlex.split(done.stderr.partition("Make one:")[2].splitlines()[0])
+    hint = shlex.split(done.stderr.partition("Create one:")[2].splitlines()[0])
     python, *arguments = hint
     assert (ROOT / python).samefile(sys.executable)
     assert arguments[:3] == ["-m", "service", "keys"]
@@ -265,7 +265,7 @@ def test_a_worker_alone_prepares_a_fresh_directory_and_leaves_when_told(tmp_path
         )
     try:
         deadline = time.monotonic() + 60
-        while "takes from fit.cpu" not in log.read_text():
+        while "worker_started" not in log.read_text():
             assert worker.poll() is None, log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)

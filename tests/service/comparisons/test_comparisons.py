@@ -18,7 +18,7 @@ from calibrators.fitting.evaluation import Judged, fit_and_judge
 from calibrators.methods.identity import Identity
 from calibrators.methods.temperature import TemperatureScaling
 from service.access.permissions import Scope
-from service.comparisons.service import KEPT, Comparisons
+from service.comparisons.service import MAX_KEPT, Comparisons
 
 PATH = "/v1/calibrators/fashion/compare"
 CLASSES = 5
@@ -131,19 +131,19 @@ def test_comparisons_of_one_workspace_push_out_none_of_another(
 
     def ask(workspace: str, number: int) -> Any:
         pair = SimpleNamespace(key=("a", number, 2))
-        found = comparisons.ask(SimpleNamespace(workspace=workspace), pair, None)  # type: ignore[arg-type]
+        found = comparisons.start(SimpleNamespace(workspace=workspace), pair, None)  # type: ignore[arg-type]
         found.result(20)
 
     try:
         ask("quiet", 1)
-        for number in range(2 * KEPT):
+        for number in range(2 * MAX_KEPT):
             ask("busy", number)
         ask("quiet", 1)
         assert begun.count("quiet") == 1
-        ask("busy", 2 * KEPT - 1)
-        assert begun.count("busy") == 2 * KEPT
+        ask("busy", 2 * MAX_KEPT - 1)
+        assert begun.count("busy") == 2 * MAX_KEPT
         ask("busy", 0)
-        assert begun.count("busy") == 2 * KEPT + 1
+        assert begun.count("busy") == 2 * MAX_KEPT + 1
     finally:
         comparisons.close()
 
@@ -166,7 +166,7 @@ def test_one_workspace_does_not_wait_for_the_comparisons_of_another(
 
     def ask(workspace: str, number: int) -> Any:
         pair = SimpleNamespace(key=("a", number, 2))
-        return comparisons.ask(SimpleNamespace(workspace=workspace), pair, None)  # type: ignore[arg-type]
+        return comparisons.start(SimpleNamespace(workspace=workspace), pair, None)  # type: ignore[arg-type]
 
     try:
         busy = [ask("busy", number) for number in range(3)]

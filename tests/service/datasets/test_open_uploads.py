@@ -19,7 +19,7 @@ from sqlalchemy import event, insert, update
 
 from service.settings import DAY
 from service.storage.records import Part
-from service.storage.repository import AT_ONCE
+from service.storage.repository import DELETE_BATCH
 from service.storage.tables import datasets, idempotency
 
 pytestmark = pytest.mark.both_backends
@@ -151,7 +151,7 @@ def test_uploads_that_were_left_open_are_deleted_after_a_week(place: Place) -> N
 
 
 def test_many_old_rows_are_deleted_in_short_transactions(place: Place) -> None:
-    count = 2 * AT_ONCE + 1
+    count = 2 * DELETE_BATCH + 1
     row = {"workspace": place.workspace, "request_sha256": "0" * 64, "answer": {}}
     with place.database.write() as store:
         old = [{**row, "key": str(number), "created_at": 1.0} for number in range(count)]
@@ -165,7 +165,7 @@ def test_many_old_rows_are_deleted_in_short_transactions(place: Place) -> None:
     event.listen(place.database.engine, "after_cursor_execute", note)
     housekeeping(place, "alive", silence=60).keep_house()
     event.remove(place.database.engine, "after_cursor_execute", note)
-    assert deleted == [AT_ONCE, AT_ONCE, 1]
+    assert deleted == [DELETE_BATCH, DELETE_BATCH, 1]
 
 
 def test_the_bytes_of_parts_are_kept_as_a_sum(place: Place) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +12,14 @@ import pytest
 from helpers.backends import Backend
 from helpers.fit_fixtures import FINAL, Hooks, Place, begin
 from helpers.raw_blobs import keys
+from structlog.testing import capture_logs
 
 from calibrators import Report, archive
 from service.datasets.service import forget_spent_datasets
 from service.errors import BlobMissing
-from service.fits.execution import Ending, FitJob, Stop, conclude, run
+from service.fits.execution import Ending, FitAttempt, Stop, conclude, run
 from service.storage.blob_keys import dataset_key, map_key, onnx_key
-from service.storage.blobs import Unnamed
+from service.storage.blobs import PendingBlobs
 from service.storage.records import Fit, FitStatus
 
 pytestmark = pytest.mark.both_backends
@@ -32,7 +32,7 @@ def place(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.close()
 
 
-def started(place: Place, fit: Fit) -> FitJob:
+def started(place: Place, fit: Fit) -> FitAttempt:
     job = begin(place.database, fit.id, worker="w1", device="cpu")
     assert job is not None
     return job
@@ -54,7 +54,7 @@ def error_of(ending: Ending | None) -> dict[str, str]:
 def test_versions_hold_all_that_is_to_be_known(place: Place) -> None:
     data = place.dataset()
     notes = {"model": "sha256:abc", "tags": {"run": "7"}, "description": "first", "seed": 3}
-    fit = place.order(data, ("temperature", {}), ("smart", {"steps": 20}), **notes)
+    fit = place.start_fit(data, ("temperature", {}), ("smart", {"steps": 20}), **notes)
     job, hooks = started(place, fit), Hooks()
     ending = run(job, place.blobs, hooks, device="cpu", time_limit=60)
     assert ending is not None
@@ -104,10 +104,10 @@ def test_versions_hold_all_that_is_to_be_known(place: Place) -> None:
 
 def test_an_evaluation_dataset_and_a_held_out_share_are_used(place: Place) -> None:
     data, other = place.dataset(), place.dataset()
-    ending = ended(place, place.order(data, ("temperature", {}), evaluation=other))
+    ending = ended(place, place.start_fit(data, ("temperature", {}), evaluation=other))
     assert ending is not None
     assert "separate evaluation set of 2,000 rows" in ending.versions[0].report["judged_on"]
-    ending = ended(place, place.order(data, ("temperature", {}), held_out=0.4))
+    ending = ended(place, place.start_fit(data, ("temperature", {}), held_out=0.4))
     assert ending is not None
     assert ending.versions[0].report["n"] == 800
 
@@ -116,7 +116,7 @@ def test_a_map_without_onnx_is_a_version_with_a_warning(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    ending = ended(place, place.order(place.dataset(), ("temperature", {})))
+    ending = ended(place, place.start_fit(place.dataset(), ("temperature", {})))
     assert ending is not None
     (version,) = ending.versions
     assert version.facts["onnx_sha256"] is None
@@ -135,7 +135,7 @@ def test_a_map_without_onnx_is_a_version_with_a_warning(
 def test_failures_name_the_method_and_write_no_version(
     place: Place, methods: list[tuple[str, dict[str, Any]]], code: str, message: str
 ) -> None:
-    fit = place.order(place.dataset(), *methods)
+    fit = place.start_fit(place.dataset(), *methods)
     job = started(place, fit)
     ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60)
     error = error_of(ending)
@@ -152,35 +152,39 @@ def test_a_dataset_that_is_gone_or_damaged(place: Place) -> None:
     data = place.dataset()
     key = dataset_key(place.workspace, data.id, data.sha256 or "")
     place.blobs.put(key, b"other bytes")
-    assert error_of(ended(place, place.order(data, ("temperature", {}))))["code"] == "blob_corrupt"
+    assert (
+        error_of(ended(place, place.start_fit(data, ("temperature", {}))))["code"] == "blob_corrupt"
+    )
     place.blobs.delete(key)
-    assert error_of(ended(place, place.order(data, ("temperature", {}))))["code"] == "blob_missing"
+    assert (
+        error_of(ended(place, place.start_fit(data, ("temperature", {}))))["code"] == "blob_missing"
+    )
     with place.database.write() as store:
         store.datasets.remove(data.id)
-    error = error_of(ended(place, place.order(data, ("temperature", {}))))
+    error = error_of(ended(place, place.start_fit(data, ("temperature", {}))))
     assert error["code"] == "dataset_gone"
     assert error["message"] == "the dataset of this fit was deleted: send it again"
 
 
 def test_data_that_cannot_be_fitted_on(place: Place) -> None:
     few = place.dataset(logits=3 * np.eye(3, dtype=np.float32), labels=np.arange(3))
-    error = error_of(ended(place, place.order(few, ("temperature", {}))))
+    error = error_of(ended(place, place.start_fit(few, ("temperature", {}))))
     assert error["code"] == "too_few_rows"
     assert error["message"].startswith("temperature: ")
 
 
 def test_reasons_to_stop(place: Place) -> None:
     data = place.dataset()
-    cancelled = ended(place, place.order(data, ("smart", {})), Hooks(Stop.CANCEL))
+    cancelled = ended(place, place.start_fit(data, ("smart", {})), Hooks(Stop.CANCEL))
     assert cancelled == Ending(FitStatus.CANCELLED)
-    assert ended(place, place.order(data, ("smart", {})), Hooks(Stop.ABANDON)) is None
-    late = error_of(ended(place, place.order(data, ("smart", {})), time_limit=0.0))
+    assert ended(place, place.start_fit(data, ("smart", {})), Hooks(Stop.ABANDON)) is None
+    late = error_of(ended(place, place.start_fit(data, ("smart", {})), time_limit=0.0))
     assert late["code"] == "time_limit"
     assert "0 seconds" in late["message"]
 
 
 def test_the_time_limit_counts_from_the_first_start(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         first = store.fits.start(fit.id, worker="w0", device="cpu")
         assert first is not None
@@ -190,26 +194,28 @@ def test_the_time_limit_counts_from_the_first_start(place: Place) -> None:
     assert job.fit.started_at == first.started_at
 
 
-def test_faults_are_logged_and_not_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
-    with caplog.at_level(logging.ERROR):
+def test_faults_are_logged_and_not_told(place: Place) -> None:
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
+    with capture_logs() as logged:
         error = error_of(ended(place, fit, Hooks(error=KeyError("/secret/path"))))
     assert error["code"] == "internal_error"
     assert fit.id in error["message"]
     assert "secret" not in error["message"]
-    assert "/secret/path" in caplog.text
+    assert [(one["event"], one["fit"], one["exc_info"]) for one in logged] == [
+        ("fit_failed", fit.id, True)
+    ]
 
 
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")]
 )
 def test_too_little_memory(place: Place, error: Exception) -> None:
-    ending = ended(place, place.order(place.dataset(), ("temperature", {})), Hooks(None, error))
+    ending = ended(place, place.start_fit(place.dataset(), ("temperature", {})), Hooks(None, error))
     assert error_of(ending)["code"] == "out_of_memory"
 
 
 def test_an_attempt_that_runs_no_longer_writes_nothing(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     first = started(place, fit)
     with place.database.write() as store:
         assert store.fits.requeue(fit.id, first.fit.attempt)
@@ -225,7 +231,7 @@ def test_an_attempt_that_runs_no_longer_writes_nothing(place: Place) -> None:
 
 
 def test_a_fit_that_does_not_wait_is_not_begun(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.fits.cancel(fit.id)
     assert begin(place.database, fit.id, worker="w1", device="cpu") is None
@@ -236,7 +242,7 @@ def test_datasets_sent_for_fits_go_with_the_end_of_the_last(
     place: Place, status: FitStatus
 ) -> None:
     data = place.dataset(delete_after_fit=True)
-    first, last = (place.order(data, ("temperature", {})) for _ in range(2))
+    first, last = (place.start_fit(data, ("temperature", {})) for _ in range(2))
     conclude(place.database, started(place, first).fit, Ending(status))
     forget_spent_datasets(place.database, place.blobs, data)
     with place.database.read() as store:
@@ -250,7 +256,7 @@ def test_datasets_sent_for_fits_go_with_the_end_of_the_last(
 
 
 def test_an_ending_whose_answer_got_lost_is_written_once(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     job = started(place, fit)
     ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60)
     assert ending is not None
@@ -262,11 +268,11 @@ def test_an_ending_whose_answer_got_lost_is_written_once(place: Place) -> None:
 def test_a_worker_that_was_paused_after_it_wrote_its_blobs_does_not_name_them(
     place: Place,
 ) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     job = started(place, fit)
     ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60)
     assert ending is not None
-    late = replace(ending, unnamed=Unnamed(place.blobs, within=-1))
+    late = replace(ending, pending=PendingBlobs(place.blobs, within=-1))
     done = conclude(place.database, job.fit, late)
     assert done is not None
     assert (done.status, done.versions) == (FitStatus.FAILED, [])
@@ -276,7 +282,7 @@ def test_a_worker_that_was_paused_after_it_wrote_its_blobs_does_not_name_them(
 
 
 def test_a_fit_that_needs_too_much_memory_is_refused(place: Place) -> None:
-    fit = place.order(place.dataset(), ("matrix", {}))
+    fit = place.start_fit(place.dataset(), ("matrix", {}))
     job = started(place, fit)
     ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60, memory_limit=1 << 20)
     error = error_of(ending)
@@ -289,13 +295,13 @@ def test_a_fit_that_needs_too_much_memory_is_refused(place: Place) -> None:
 def test_maps_that_are_too_large_together_are_refused_before_the_rest_is_fitted(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = place.order(place.dataset(), ("temperature", {}))
+    alone = place.start_fit(place.dataset(), ("temperature", {}))
     one = ended(place, alone)
     assert one is not None
     size = one.versions[0].facts["map_bytes"]
     monkeypatch.setattr("service.fits.execution.MAX_FIT_BYTES", int(1.5 * size))
     hooks = Hooks()
-    fit = place.order(place.dataset(), *[("temperature", {})] * 4)
+    fit = place.start_fit(place.dataset(), *[("temperature", {})] * 4)
     assert error_of(ended(place, fit, hooks))["code"] == "maps_too_large"
     assert {one["methods_done"] for one in hooks.told} == {0, 1}
 
@@ -307,7 +313,7 @@ def test_a_fit_that_is_stopped_while_it_writes_leaves_no_blobs(place: Place) -> 
         def stop(self) -> Stop | None:
             return Stop.CANCEL if set(keys(place.blobs)) - before else None
 
-    fit = place.order(place.dataset(), ("temperature", {}), ("identity", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}), ("identity", {}))
     before = set(keys(place.blobs))
     ending = ended(place, fit, Stopping())
     assert ending is not None

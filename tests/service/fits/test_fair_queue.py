@@ -16,7 +16,7 @@ from service.access.permissions import Principal, Scope
 from service.errors import TooMany
 from service.fits import service as fits
 from service.fits.queue import claim
-from service.fits.service import CPU, GPU, QUEUES, FitOrder, FitRequest, MethodOrder
+from service.fits.service import CPU, GPU, QUEUES, FitRequest, FitSpec, MethodSpec
 from service.storage import tables
 from service.storage.records import Fit, FitStatus
 
@@ -35,7 +35,7 @@ def place(place: Place) -> Iterator[Place]:
 
 
 def claimed(place: Place, *queues: str) -> Fit | None:
-    found = claim(place.database, queues or [CPU], worker="w", device="cpu").job
+    found = claim(place.database, queues or [CPU], worker="w", device="cpu").attempt
     return None if found is None else found.fit
 
 
@@ -45,7 +45,7 @@ def caller(place: Place) -> Principal:
 
 def orders(place: Place, count: int) -> list[str]:
     data = place.dataset()
-    return [place.order(data, QUICK).id for _ in range(count)]
+    return [place.start_fit(data, QUICK).id for _ in range(count)]
 
 
 def in_turn(place: Place, count: int) -> list[str]:
@@ -67,9 +67,9 @@ def test_workspaces_take_turns_and_the_fits_of_each_are_in_order(place: Place) -
 
 def test_a_worker_takes_from_its_own_queues(place: Place) -> None:
     data = place.dataset()
-    gpu = place.order(data, QUICK, queue=GPU)
+    gpu = place.start_fit(data, QUICK, queue=GPU)
     assert claimed(place, CPU) is None
-    cpu = place.order(data, QUICK)
+    cpu = place.start_fit(data, QUICK)
     assert claimed(place, CPU, GPU) == place.fit(gpu.id)
     assert claimed(place, CPU, GPU) == place.fit(cpu.id)
 
@@ -104,7 +104,7 @@ def test_a_cancelled_fit_is_not_claimed(place: Place) -> None:
 
 def test_open_fits_of_a_workspace_are_bounded(place: Place) -> None:
     dataset = place.dataset()
-    request = FitRequest("digits", FitOrder([MethodOrder("temperature")]), dataset.id)
+    request = FitRequest("digits", FitSpec([MethodSpec("temperature")]), dataset.id)
 
     def submit() -> str:
         with place.database.write() as store:

@@ -16,7 +16,7 @@ from calibrators.registry import get_method, make_recipe
 from service.access.permissions import Principal, Scope
 from service.errors import LONGEST_MESSAGE, Invalid, TooLarge
 from service.fits import service as fits
-from service.fits.service import LONGEST_ORDER, FitOrder, FitRequest, MethodOrder
+from service.fits.service import LONGEST_SPEC, FitRequest, FitSpec, MethodSpec
 
 pytestmark = pytest.mark.both_backends
 
@@ -49,9 +49,9 @@ def test_no_message_repeats_megabytes() -> None:
 )
 def test_an_order_is_bounded(params: dict[str, Any]) -> None:
     with pytest.raises(TooLarge) as refused:
-        FitOrder([MethodOrder("auto", params)]).check()
-    assert refused.value.code == "order_too_large"
-    assert refused.value.details["limit"] == LONGEST_ORDER
+        FitSpec([MethodSpec("auto", params)]).check()
+    assert refused.value.code == "fit_too_large"
+    assert refused.value.details["limit"] == LONGEST_SPEC
 
 
 def test_a_candidate_is_named_once() -> None:
@@ -63,7 +63,7 @@ def test_recipes_are_made_before_the_write_lock(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = place.dataset()
-    request = FitRequest("digits", FitOrder([MethodOrder("auto")]), dataset.id)
+    request = FitRequest("digits", FitSpec([MethodSpec("auto")]), dataset.id)
     request.check()
     monkeypatch.setattr(fits, "make_recipe", None)
     caller = Principal(place.workspace, "tests", frozenset({Scope.FIT}))

@@ -18,7 +18,7 @@ from helpers.live_service import in_process, running, wait_until
 from calibrators.fitting.evaluation import memory_bytes
 from calibrators.registry import make_recipe
 from service.errors import TooLarge
-from service.fits.execution import MAX_MAP_BYTES, FitJob, check_map_size, run
+from service.fits.execution import MAX_MAP_BYTES, FitAttempt, check_map_size, run
 from service.storage.records import Dataset
 
 ROWS, CLASSES = 200, 400
@@ -79,7 +79,7 @@ def test_a_worker_refuses_before_it_loads() -> None:
     known = dict.fromkeys(field.name for field in fields(Dataset))
     data = Dataset(**{**known, "rows": ROWS, "classes": CLASSES})
     order = {"methods": [{"method": "temperature", "params": {}}], "seed": 0, "held_out": None}
-    job = FitJob(SimpleNamespace(order=order, evaluation=None), data, None, 0.0)  # type: ignore[arg-type]
+    job = FitAttempt(SimpleNamespace(order=order, evaluation=None), data, None, 0.0)  # type: ignore[arg-type]
     ending = run(job, None, Calm(), device="cpu", time_limit=9, memory_limit=1000)  # type: ignore[arg-type]
     assert ending is not None
     assert ending.error is not None

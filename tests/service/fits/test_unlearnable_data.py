@@ -53,7 +53,7 @@ def fitted(place: Place, case: str, *methods: str) -> tuple[FitStatus, list[Vers
     logits, labels = DATA[case]
     segments = np.resize(["app", "web"], len(labels))
     data = place.dataset(logits=logits * next(SCALES), labels=labels, segments=segments)
-    fit = place.order(data, *((name, {}) for name in methods))
+    fit = place.start_fit(data, *((name, {}) for name in methods))
     job = begin(place.database, fit.id, worker="w1", device="cpu")
     assert job is not None
     with warnings.catch_warnings():

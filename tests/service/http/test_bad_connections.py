@@ -50,7 +50,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """One with little patience."""
+    """One with short timeouts."""
     with limited(tmp_path_factory.mktemp("hasty"), body_timeout=TIMEOUT) as local:
         yield local
 

@@ -25,8 +25,8 @@ from service.http.middleware.request_log import RequestLog
 from service.http.problems import LastResort, install_problems
 
 LIMIT = 1 << 20
-PATIENCE, LITTLE = 60.0, 0.4
-LEAST_RATE = 1000
+RETRY_SECONDS, LITTLE = 60.0, 0.4
+MIN_RATE = 1000
 
 
 class Counting:
@@ -45,7 +45,7 @@ class Counting:
         await self.app(scope, counting_receive, send)
 
 
-def guarded(timeout: float = PATIENCE) -> Counting:
+def guarded(timeout: float = RETRY_SECONDS) -> Counting:
     app = FastAPI()
     install_problems(app)
 
@@ -72,7 +72,7 @@ def guarded(timeout: float = PATIENCE) -> Counting:
         await send({"type": "http.response.body", "body": str(size).encode()})
 
     app.mount("/raw", raw)
-    guard = BodyGuard(app, lambda scope: LIMIT, timeout, LEAST_RATE)
+    guard = BodyGuard(app, lambda scope: LIMIT, timeout, MIN_RATE)
     return Counting(RequestLog(LastResort(guard), Metrics()))
 
 
@@ -105,7 +105,7 @@ def port(app: Counting) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def hasty_port() -> Iterator[int]:
-    """Of an app with little patience."""
+    """Of an app with short timeouts."""
     with running(guarded(LITTLE)) as port:
         yield port
 

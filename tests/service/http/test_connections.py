@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.http.server.connections import MOST_HEAD_BYTES_OF_ONE, Connections
+from service.http.server.connections import MAX_HEAD_BYTES_OF_ONE, Connections
 
 
 class Line:
@@ -63,7 +63,7 @@ def test_near_the_limit_of_all_who_has_most_makes_room() -> None:
 
 def test_heads_of_an_address_have_a_limit_together() -> None:
     connections = Connections(100, 100)
-    assert connections.hold_head("a", MOST_HEAD_BYTES_OF_ONE)
+    assert connections.hold_head("a", MAX_HEAD_BYTES_OF_ONE)
     assert not connections.hold_head("a", 1)
     assert connections.hold_head("b", 1)
-    assert connections.hold_head("a", -MOST_HEAD_BYTES_OF_ONE)
+    assert connections.hold_head("a", -MAX_HEAD_BYTES_OF_ONE)

@@ -65,7 +65,7 @@ def test_a_websocket_is_refused_without_a_traceback(
     assert head.startswith(b"HTTP/1.1 400 "), head
     told = json.loads(body)
     if path.startswith("/v2"):
-        assert "no route takes WebSockets" in told["error"]
+        assert "WebSockets are not supported" in told["error"]
     else:
         assert told["code"] == "no_websockets"
     log = own_service.log.read_text()

@@ -27,7 +27,7 @@ CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n
 
 
 class Hasty(HttpProtocol):
-    """With little patience, for tests of what comes too slowly: a busy machine is slow as well."""
+    """With short timeouts, for tests of what comes too slowly: a busy machine is slow as well."""
 
     head_seconds = HEAD_SECONDS
     leftover_seconds = HEAD_SECONDS
@@ -90,7 +90,7 @@ def hasty_address() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def hasty(hasty_address: tuple[str, int]) -> Iterator[socket.socket]:
-    """A connection to one with little patience."""
+    """A connection to one with short timeouts."""
     with socket.create_connection(hasty_address, timeout=20) as made:
         yield made
 

@@ -243,7 +243,7 @@ def test_one_blob_is_taken_out_of_the_file_as_the_guide_says(
     (tmp_path / "data/blobs" / lost).unlink()
     done = command("doctor", *data)
     assert (done.returncode, f"restore the blob {lost} from a backup" in done.stdout) == (1, True)
-    (line,) = re.findall(r"^tar .*$", (ROOT / "docs/service.md").read_text(), re.M)
+    (line,) = re.findall(r"^tar .*$", (ROOT / "docs/how-to/back-up.md").read_text(), re.M)
     given = {"calibrd-2026-01-05.tar": kept.file, "calibrd-data": tmp_path / "data", "KEY": lost}
     for word, meant in given.items():
         line = line.replace(word, str(meant))

@@ -103,8 +103,8 @@ def test_a_database_that_is_not_what_the_manifest_says_is_refused(
     (tmp_path / "other.db").unlink()
     for content, said in (
         (b"junk" * 1000, "the database is damaged: file is not a database"),
-        (foreign, "the database in the backup has the schema None and its manifest says "),
-        (b"", "the database in the backup has the schema None and its manifest says "),
+        (foreign, "the database in the backup has the schema None, but its manifest says "),
+        (b"", "the database in the backup has the schema None, but its manifest says "),
     ):
 
         def forge(
@@ -134,8 +134,8 @@ def test_members_of_other_names_are_refused(kept: Kept, tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("format", 2, "has the format 2, and this program reads 1"),
-        ("schema", "9999", "whose schema 9999 this program does not know"),
+        ("format", 2, "has format 2, but this program reads 1"),
+        ("schema", "9999", "whose schema 9999 is unknown to this version"),
         ("calibrd", None, None),
         ("surprise", 1, "manifest cannot be read"),
     ],

@@ -58,8 +58,8 @@ class Patient(Place):
                 base64.b64decode(body["judged_rows"]),
             ),
         )
-        self.done = self.order(self.data, ("temperature", {}))
-        self.waiting = self.order(self.data, ("temperature", {}))
+        self.done = self.start_fit(self.data, ("temperature", {}))
+        self.waiting = self.start_fit(self.data, ("temperature", {}))
         onnx = hashlib.sha256(b"onnx").hexdigest()
         self.blobs.put(onnx_key(self.workspace, made.id, onnx), b"onnx")
         named = {"onnx_sha256": onnx, "fit": self.done.id}
@@ -188,7 +188,7 @@ def without_calibrator(it: Patient) -> None:
     with it.database.engine.connect() as connection:
         row = dict(connection.execute(select(versions).where(mine)).mappings().one())
     row |= {"calibrator": "cb_gone", "id": None, "fit": None}
-    with it.database.unhurried.connect() as connection:
+    with it.database.unlimited.connect() as connection:
         if it.database.is_sqlite:
             connection.connection.execute("PRAGMA foreign_keys=OFF")
         else:
@@ -266,7 +266,7 @@ HISTORIES: dict[str, Fault] = {
 def test_all_is_well(patient: Patient) -> None:
     looking = Doctor(patient.database, patient.blobs, orphan_seconds=-60)
     assert list(looking.findings()) == []
-    assert looking.seen == {
+    assert looking.checked == {
         "versions": 1,
         "aliases": 1,
         "datasets": 1,
@@ -298,7 +298,7 @@ def test_a_fault_is_named_with_what_to_do_about_it(patient: Patient, fault: str)
 def test_statistics_of_an_archived_run_may_wait(patient: Patient) -> None:
     patient.skip()
     (found,) = patient.findings()
-    assert "is at step 3, and 1 statistics, the first of step 5, wait" in found.problem
+    assert "is at step 3, and 1 statistics, the first of step 5, have waited" in found.problem
     patient.change(update(runs).values(archived_at=2.0))
     try:
         assert patient.findings() == []

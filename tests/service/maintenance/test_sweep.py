@@ -29,7 +29,7 @@ from service.maintenance.sweep import CHORE, sweep
 from service.registry import registration
 from service.registry.registration import Registration, register
 from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key, part_key
-from service.storage.blobs import Blobs, Unnamed
+from service.storage.blobs import Blobs, PendingBlobs
 from service.storage.repository import new_id
 
 pytestmark = pytest.mark.both_backends
@@ -105,7 +105,7 @@ def test_orphans_of_every_kind_go_after_the_grace_and_nothing_else(place: Place)
     before = set(stored.keys(place.blobs))
     assert sweep(place.database, place.blobs, older_than=3600).orphans.total() == 0
     told: list[str] = []
-    dry = sweep(place.database, place.blobs, older_than=ALL, dry_run=True, tell=told.append)
+    dry = sweep(place.database, place.blobs, older_than=ALL, dry_run=True, on_orphan=told.append)
     assert set(told) == lost
     assert set(stored.keys(place.blobs)) == before
     swept = sweep(place.database, place.blobs, older_than=ALL)
@@ -202,7 +202,7 @@ def test_sweeping_while_writers_write_resend_delete_and_pause(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (datasets, registration):
-        monkeypatch.setattr(module, "Unnamed", lambda blobs: Unnamed(blobs, WINDOW))
+        monkeypatch.setattr(module, "PendingBlobs", lambda blobs: PendingBlobs(blobs, WINDOW))
     blobs, principal = PausingBlobs(place.settings.blobs), caller(place)
     kept = Datasets(place.database, blobs, Limits(1 << 20, 1 << 20, 10), Quota(0, None))
     bodies = [npz(*sample(20, 3, seed=seed)) for seed in range(3)]
@@ -246,4 +246,4 @@ def test_sweeping_while_writers_write_resend_delete_and_pause(
     assert sum(swept) > 0
     looking = Doctor(place.database, place.blobs, orphan_seconds=ALL)
     assert list(looking.findings()) == []
-    assert looking.seen["versions"] > 0
+    assert looking.checked["versions"] > 0

@@ -66,7 +66,8 @@ def test_a_loss_against_the_version_in_production_needs_force(client: Local) -> 
     refused = client.put(ALIAS, json={"version": 2})
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
     assert (
-        "is less accurate than version 1 on the rows that judged both" in refused.json()["detail"]
+        "is less accurate than version 1 on rows that both were judged on"
+        in refused.json()["detail"]
     )
     assert "95 % interval -" in refused.json()["detail"]
     assert client.put(ALIAS, json={"version": 2, "force": True}).status_code == 409

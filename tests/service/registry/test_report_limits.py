@@ -12,7 +12,7 @@ import pytest
 from helpers.workspace_contents import fitted_elsewhere
 
 from service.registry.reports import renderer as rendering
-from service.registry.reports.limits import MOST_ITEMS
+from service.registry.reports.limits import MAX_ITEMS
 
 URL = "/v1/calibrators/long/versions"
 
@@ -27,7 +27,7 @@ def test_a_report_of_ours_is_taken(local):
     assert registered(local).status_code == 201
 
 
-@pytest.mark.parametrize("name", sorted(MOST_ITEMS))
+@pytest.mark.parametrize("name", sorted(MAX_ITEMS))
 def test_no_part_of_a_report_may_be_longer_than_ours(local, name):
     report = fitted_elsewhere()["report"]
     part = report.get(name) or report["equal_width"]

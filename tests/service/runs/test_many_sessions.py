@@ -106,7 +106,7 @@ def embedded(tmp_path: Path) -> Iterator[Database]:
 def test_opening_a_session_costs_the_same_however_many_there_are(
     embedded: Database, monkeypatch: pytest.MonkeyPatch, facts: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(sessions, "MOST_SESSIONS", 10_000)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 10_000)
     run = begin(embedded, "a").run.id
     few = operations(embedded, lambda: begin(embedded, "b", **facts))
     add_sessions(embedded, run, 3, 3000)
@@ -117,7 +117,7 @@ def test_opening_a_session_costs_the_same_however_many_there_are(
 def test_a_run_takes_a_limited_number_of_sessions(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
     open_run(tenant, "job", session="a")
     open_run(tenant, "job", session="b")
     refused = tenant.post("/v1/runs", json={"name": "job", "kind": "adafocal", "session": "c"})

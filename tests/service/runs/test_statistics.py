@@ -39,14 +39,20 @@ BEGIN = AdaFocalState.begin(SETTINGS)
 @pytest.mark.parametrize(
     ("decides", "change", "status", "code", "words"),
     [
-        ("trainer", {"step": 3}, 422, "bad_step", "goes on from step 3: a step must be greater"),
-        ("service", {"step": 10_004}, 422, "bad_step", "is at step 3, and statistics wait at most"),
-        ("trainer", {"rank": 1}, 422, "bad_rank", "rank must be 0 where the trainer decides"),
+        ("trainer", {"step": 3}, 422, "bad_step", "starts after step 3: step must be greater"),
+        (
+            "service",
+            {"step": 10_004},
+            422,
+            "bad_step",
+            "is at step 3, and statistics may be at most",
+        ),
+        ("trainer", {"rank": 1}, 422, "bad_rank", "rank must be 0 if the trainer decides"),
         ("service", {"rank": 2}, 422, "bad_rank", "less than world_size 2, got 2"),
         ("trainer", {"state": None}, 422, "bad_state", "state is missing"),
-        ("trainer", {"state": BEGIN.to_dict()}, 422, "bad_state", "after step 4, got step 0"),
+        ("trainer", {"state": BEGIN.to_dict()}, 422, "bad_state", "of step 4, got step 0"),
         ("service", {"state": BEGIN.to_dict()}, 422, "bad_state", "must be null"),
-        ("service", {"statistics": "AAAA"}, 422, "bad_statistics", "do not begin with CBS1"),
+        ("service", {"statistics": "AAAA"}, 422, "bad_statistics", "bad magic bytes"),
         ("service", {"statistics": "ä"}, 422, "bad_base64", "in base64"),
         ("service", {"session": "b"}, 404, "no_such_session", "no session 'b'"),
     ],
@@ -95,7 +101,9 @@ def test_more_nll_than_can_be_merged_is_refused(tenant: httpx.Client) -> None:
     open_shared(tenant, ranks=3, merge_timeout=0.2)
     refused = post(tenant, "job", "a", 1, much)
     assert refusal(refused) == (413, "too_many_rows")
-    assert f"3 ranks hold at most a sum of nll of {(2**63 - 1) // 3}" in refused.json()["detail"]
+    assert (
+        f"3 ranks may hold at most a sum of nll of {(2**63 - 1) // 3}" in refused.json()["detail"]
+    )
     open_run(tenant, "alone", kind="monitor", session="a")
     assert good(post(tenant, "alone", "a", 1, much))["status"] == "decided"
 

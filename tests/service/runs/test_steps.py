@@ -103,7 +103,7 @@ def test_other_statistics_of_the_same_rank_are_refused(tenant: httpx.Client) -> 
     first = good(post(tenant, "job", "a", 1, seen(1)))
     refused = post(tenant, "job", "a", 1, seen(2))
     assert refusal(refused) == (409, "statistics_differ")
-    assert "rank 0 has sent other statistics for step 1" in refused.json()["detail"]
+    assert "rank 0 has already sent different statistics for step 1" in refused.json()["detail"]
     # the same numbers, packed in another way
     planes = zlib.decompress(seen(1).to_bytes()[4:])
     assert BinStatistics.from_bytes(b"CBS1" + zlib.compress(planes, 1)) == seen(1)
@@ -156,7 +156,7 @@ def test_workers_decide_what_nobody_looks_at(tenant: httpx.Client, shared_app: L
 def test_many_steps_that_waited_for_the_first_are_decided_in_turns(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(decisions, "MAX_AT_ONCE", 3)
     open_run(tenant, "watch", kind="monitor", session="a")
     for step in range(2, 9):
         assert good(post(tenant, "watch", "a", step, seen(1)))["status"] == "waiting"

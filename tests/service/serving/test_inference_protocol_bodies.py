@@ -74,7 +74,7 @@ def test_json_flat_and_nested_are_the_same(http: httpx.Client) -> None:
         (request(datatype="BYTES"), "must be one of FP32, FP64"),
         (request(datatype="BOOL"), "got 'BOOL'"),
         (request(datatype=32), "inputs[0].datatype must be a string, got 32"),
-        (request(datatype="BF16"), "binary tensors only"),
+        (request(datatype="BF16"), "as a binary tensor"),
         (request(datatype="INT32"), "must hold whole numbers only"),
         (request(datatype="INT8", data=[1, 2, 300]), "beyond the range of INT8"),
         (request(datatype="FP16", data=[1, 2, 1e6]), "beyond the range of FP16"),
@@ -190,7 +190,7 @@ def test_a_bomb_is_not_unpacked_beyond_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("binary", "number", "advice"),
-    [(True, 8, "send fewer rows"), (False, 20, "send fewer rows, or ask for binary_data_output")],
+    [(True, 8, "send fewer rows"), (False, 20, "send fewer rows, or set binary_data_output")],
 )
 def test_small_input_cannot_ask_for_a_huge_answer(
     http: httpx.Client, binary: bool, number: int, advice: str
@@ -231,7 +231,7 @@ def test_the_fingerprint_of_the_model(http: httpx.Client) -> None:
         assert refused.status_code == 409
         assert refused.json()["error"] == (
             r"fingerprinted@1 was fitted for 'mod\xe8le:v1', but the caller's model is 'v2': "
-            "send that model's values, or ask with fingerprint=warn"
+            "send that model's values, or use fingerprint=warn"
         )
     for header, model, sentence in (
         (b"v2", same, "two different fingerprints"),

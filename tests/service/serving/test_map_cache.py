@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from helpers import raw_blobs as stored
 from helpers.live_service import in_process
 from helpers.registration import temperature_registration
+
+from service.serving import map_cache
 
 pytestmark = pytest.mark.both_backends
 
@@ -40,6 +44,42 @@ def test_cache_is_bounded_and_what_gave_way_comes_back(backend, tmp_path):
         register(client, "a", 5.0)
         promote(client, "a", 2)
         assert served(client, "a").json()["version"] == 2
+
+
+def test_a_move_waits_for_no_look_at_all_aliases(local):
+    """Others may have thousands of aliases in use, and a look at all of them takes seconds."""
+    register(local, "moved", 1.0)
+    register(local, "moved", 2.0)
+    promote(local, "moved", 1)
+    assert served(local, "moved").json()["version"] == 1
+    with ThreadPoolExecutor() as threads, local.app.state.parts.maps._refreshing:
+        assert threads.submit(promote, local, "moved", 2).result(timeout=20).status_code == 200
+        assert served(local, "moved").json()["version"] == 2
+
+
+def test_a_change_of_keys_waits_for_no_look_at_all_aliases(local):
+    body = {"name": "ci", "scopes": ["admin"]}
+    with ThreadPoolExecutor() as threads, local.app.state.parts.maps._refreshing:
+        answer = threads.submit(local.post, "/v1/keys", json=body).result(timeout=20)
+    assert answer.status_code == 201
+
+
+def test_a_workspace_has_so_many_aliases_in_use(local, monkeypatch):
+    monkeypatch.setattr(map_cache, "ALIASES_PER_WORKSPACE", 3)
+    register(local, "many", 1.0)
+    body = {"version": 1, "force": True, "reason": "test"}
+    for number in range(5):
+        local.put(f"/v1/calibrators/many/aliases/a{number}", json=body)
+    maps = local.app.state.parts.maps
+    for _ in range(2):
+        for number in range(5):
+            assert served(local, "many", f"a{number}").status_code == 200
+        (in_use,) = maps._aliases.values()
+        assert [place.ref for place in in_use] == ["a2", "a3", "a4"]
+    assert served(local, "many", "1").status_code == 200
+    assert maps.bytes == 4 * map_cache.PLACE_OVERHEAD + sum(
+        one.bytes for one in maps._versions.values()
+    )
 
 
 def test_corrupt_map_is_never_served_and_the_old_one_goes_on(local):

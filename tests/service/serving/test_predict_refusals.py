@@ -165,7 +165,7 @@ def test_bodies_beyond_the_limits():
     assert LIMITS.json_bytes < len(in_json) < LIMITS.bytes
     refused = post(in_json)
     assert code_of(refused) == (413, "body_too_large")
-    assert f"at most {LIMITS.json_bytes} bytes are taken" in refused.json()["detail"]
+    assert f"at most {LIMITS.json_bytes} bytes are allowed" in refused.json()["detail"]
     packed = io.BytesIO()
     np.savez_compressed(packed, logits=np.zeros((400_000, 3)))
     assert code_of(post(packed.getvalue())) == (413, "body_too_large")

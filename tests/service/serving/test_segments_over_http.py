@@ -83,7 +83,7 @@ def test_why_there_is_no_onnx_is_told(
     assert answer.json()["detail"] == f"version 1 of segments has no ONNX form: {why}"
     local.post("/v1/calibrators/foreign/versions", json=registration(Segmented().fit(SET)))
     answer = local.get("/v1/calibrators/foreign/versions/1/onnx")
-    assert "made for versions that are fitted by this service" in answer.json()["detail"]
+    assert "only versions that were fitted by this service have one" in answer.json()["detail"]
 
 
 def test_a_dataset_says_how_many_segments_it_has(client: httpx.Client, uploaded) -> None:

@@ -74,7 +74,7 @@ class Ward:
         self.cached = client.get(PREDICT.format("production")).json()
 
     def _fitted(self) -> Version:
-        fit = self.place.order(self.place.dataset(), ("temperature", {}))
+        fit = self.place.start_fit(self.place.dataset(), ("temperature", {}))
         assert self.fit_again(fit.id) is None
         with self.place.database.read() as store:
             (version,) = store.calibrators.versions(self.place.calibrator.id, 1, None)
@@ -152,10 +152,10 @@ def test_no_fit_runs_on_a_damaged_dataset(ward: Ward) -> None:
     key, other = (dataset_key(place.workspace, d.id, str(d.sha256)) for d in (data, another))
     for _ in range(OTHERS):
         with ward.damager.damaged(key, other):
-            assert ward.fit_again(place.order(data, ("temperature", {})).id) == "blob_corrupt"
-    assert ward.fit_again(place.order(data, ("temperature", {})).id) is None
+            assert ward.fit_again(place.start_fit(data, ("temperature", {})).id) == "blob_corrupt"
+    assert ward.fit_again(place.start_fit(data, ("temperature", {})).id) is None
     stored.remove(place.blobs, key)
-    assert ward.fit_again(place.order(data, ("temperature", {})).id) == "blob_missing"
+    assert ward.fit_again(place.start_fit(data, ("temperature", {})).id) == "blob_missing"
     metrics = ward.client.get("/metrics").text
     assert f'calibrd_failed_fits{{code="blob_corrupt"}} {OTHERS}.0' in metrics
     assert 'calibrd_failed_fits{code="blob_missing"} 1.0' in metrics

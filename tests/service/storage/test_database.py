@@ -17,7 +17,7 @@ from helpers.live_service import Local
 from sqlalchemy import Engine, event, make_url, text
 
 from service.errors import Unavailable
-from service.storage.database import AWAY, Database, connection_arguments
+from service.storage.database import DATABASE_DOWN, Database, connection_arguments
 
 pytestmark = pytest.mark.both_backends
 
@@ -44,11 +44,11 @@ def test_statements_and_locks_have_limits_but_migrations_have_none(postgresql: D
     limits = {"statement_timeout": "30s", "lock_timeout": "10s"}
     for name, limit in {**limits, "idle_in_transaction_session_timeout": "10s"}.items():
         assert setting(postgresql.engine, name) == limit
-        assert setting(postgresql.unhurried, name) == "0"
+        assert setting(postgresql.unlimited, name) == "0"
 
 
 def test_a_cut_line_is_noticed_soon_by_both_ends(postgresql: Database) -> None:
-    for engine in (postgresql.engine, postgresql.unhurried):
+    for engine in (postgresql.engine, postgresql.unlimited):
         assert setting(engine, "application_name") == "calibrd"
         assert setting(engine, "tcp_keepalives_idle") == "5"
         assert setting(engine, "tcp_user_timeout") == "10000"
@@ -116,7 +116,7 @@ def test_slow_statements_are_told_apart(postgresql: Database, limit: str) -> Non
 
 
 def test_a_transaction_that_stood_still_too_long_can_be_tried_again(postgresql: Database) -> None:
-    with pytest.raises((Unavailable, *AWAY)), postgresql.write() as store:  # noqa: PT012
+    with pytest.raises((Unavailable, *DATABASE_DOWN)), postgresql.write() as store:  # noqa: PT012
         store.session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 100"))
         time.sleep(0.5)
         store.keys.count()
@@ -125,6 +125,6 @@ def test_a_transaction_that_stood_still_too_long_can_be_tried_again(postgresql: 
 
 
 def test_a_database_that_takes_no_writes_is_one_that_is_away(postgresql: Database) -> None:
-    with pytest.raises(AWAY), postgresql.write() as store:  # noqa: PT012
+    with pytest.raises(DATABASE_DOWN), postgresql.write() as store:  # noqa: PT012
         store.session.execute(text("SET TRANSACTION READ ONLY"))  # as a standby is
         store.keys.add_workspace("new")

@@ -54,6 +54,6 @@ def test_a_slow_statement_is_ended_and_its_connection_goes_on(tmp_path: Path, ho
 
 def test_migrations_may_take_long(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'slow.db'}", seconds=0.01)
-    with database.unhurried.connect() as connection:
+    with database.unlimited.connect() as connection:
         assert connection.scalar(text(LONG)) == 2_000_000
     database.close()

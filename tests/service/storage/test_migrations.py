@@ -163,7 +163,7 @@ def test_migrations_are_not_edited() -> None:
 
 
 def execute(database: Database, *statements: str) -> None:
-    with database.unhurried.begin() as connection:
+    with database.unlimited.begin() as connection:
         for one in statements:
             connection.exec_driver_sql(one)
 
@@ -262,7 +262,7 @@ def test_a_schema_that_differs_from_its_revision_is_refused(
         with pytest.raises(Invalid, match=re.escape(words)) as refused:
             opened(database)
         assert refused.value.code == "schema_differs"
-        assert "docs/deploying.md" in refused.value.message
+        assert "docs/how-to/upgrade.md" in refused.value.message
     database.close()
 
 

@@ -22,9 +22,9 @@ from service.concurrency import long_poll
 from service.concurrency.long_poll import Watcher
 from service.storage.database import Database
 from service.storage.notifications import (
+    CHANGES,
     FITS,
     FITS_DONE,
-    NEWS,
     NotificationListener,
     announce,
 )
@@ -129,7 +129,7 @@ def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, obje
     taken = [os.dup(0) for _ in range(1100)]
     database, news = Database(str(settings["database_url"])), threading.Event()
     try:
-        with NotificationListener(database.unhurried, {NEWS: news.set}):
+        with NotificationListener(database.unlimited, {CHANGES: news.set}):
             assert news.wait(10)  # it looks once when it begins to listen
             news.clear()
             with database.write() as store:
@@ -145,12 +145,12 @@ def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, obje
 def test_a_fit_that_is_ordered_or_ends_is_heard_of(place: Place) -> None:
     waiting, ended = threading.Event(), threading.Event()
     calls = {FITS: waiting.set, FITS_DONE: ended.set}
-    with NotificationListener(place.database.unhurried, calls, poll_seconds=0.01):
+    with NotificationListener(place.database.unlimited, calls, poll_seconds=0.01):
         for event in (waiting, ended):
             assert event.wait(10)  # it looks once when it begins to listen
         time.sleep(0.1)
         waiting.clear()
-        fit = place.order(place.dataset(), ("temperature", {}))
+        fit = place.start_fit(place.dataset(), ("temperature", {}))
         assert waiting.wait(10)
         ended.clear()
         with place.database.write() as store:

@@ -20,13 +20,13 @@ from helpers.live_service import Running, running, wait_until
 from sqlalchemy import text
 
 from service.errors import Unavailable
-from service.storage.database import AWAY, Database
+from service.storage.database import DATABASE_DOWN, Database
 from service.worker.startup import prepare_database
 
 # the setting's default is 3; a busy machine is late
 LONGEST = 6.0
 RECOVERY = 30.0
-MOST_THREADS = 80  # 40 for calls, and those of the service
+MAX_THREADS = 80  # 40 for calls, and those of the service
 PATHS = ("/readyz", "/v1/calibrators", "/v1/runs", "/v2/health/ready")
 
 
@@ -110,7 +110,7 @@ def test_many_calls_do_not_pile_up(service: Running, server: Postgres) -> None:
     assert {status for status, _ in answers} == {503}
     # those that wait for a thread are refused as soon as the first ones are given up
     assert max(seconds for _, seconds in answers) < LONGEST
-    assert threads < MOST_THREADS
+    assert threads < MAX_THREADS
     wait_until(lambda: asked(service, "/v1/runs")[0] == 200, RECOVERY)
 
 
@@ -122,7 +122,7 @@ def database(url: str) -> Iterator[Database]:
 
 
 def test_a_transaction_that_is_under_way_ends_in_time(database: Database, server: Postgres) -> None:
-    with pytest.raises(AWAY), database.write() as store:  # noqa: PT012
+    with pytest.raises(DATABASE_DOWN), database.write() as store:  # noqa: PT012
         store.keys.count()
         with paused(server):
             began = time.monotonic()
@@ -138,7 +138,7 @@ def answers(database: Database) -> bool:
     try:
         with database.read() as store:
             store.keys.count()
-    except AWAY:
+    except DATABASE_DOWN:
         return False
     return True
 
@@ -159,7 +159,7 @@ def test_a_first_connection_is_given_up_in_time(url: str, server: Postgres) -> N
     database = Database(url, seconds=2.0)
     with paused(server):
         began = time.monotonic()
-        with pytest.raises(AWAY), database.read():
+        with pytest.raises(DATABASE_DOWN), database.read():
             pass
         assert time.monotonic() - began < LONGEST
     wait_until(lambda: answers(database), RECOVERY)
@@ -200,7 +200,7 @@ def test_a_pool_without_connections_is_given_up_in_time(url: str) -> None:
     wait_until(lambda: database.engine.pool.checkedout() == 30)
     began = time.monotonic()
     try:
-        with pytest.raises(AWAY), database.read():
+        with pytest.raises(DATABASE_DOWN), database.read():
             pass
         assert time.monotonic() - began < LONGEST
     finally:

@@ -105,7 +105,7 @@ def test_promote_moves_records_the_reason_and_can_be_rolled_back(client: Local) 
     assert "worth a try" in row_of(history, before)
     again = client.post(ROLLBACK, data=form)
     assert again.status_code == 412
-    assert "is not as you last saw it" in Shell(again.text).words
+    assert "has changed since you read it" in Shell(again.text).words
 
 
 @pytest.mark.parametrize(("version", "told"), [(2, "was not judged"), (3, "takes logits of 4")])
@@ -125,7 +125,7 @@ def test_what_needs_force_says_so_and_is_not_done_without(
 def test_who_was_overtaken_is_told_and_moves_nothing(client: Local) -> None:
     late = promote(client, 4, expected="0")
     assert late.status_code == 412
-    assert "is not as you last saw it" in Shell(late.text).words
+    assert "has changed since you read it" in Shell(late.text).words
     assert place(client) == 1
 
 

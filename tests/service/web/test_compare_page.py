@@ -163,11 +163,11 @@ def _csv(logits: np.ndarray, labels: np.ndarray) -> str:
 def test_many_rows_are_measured_on_some_of_them(
     service: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "MOST_ROWS", 1000)
+    monkeypatch.setattr(comparing, "MAX_ROWS", 1000)
     body = npz(*sample(3000, CLASSES, seed=8))
     dataset = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
     words = _words(measured(service, a=1, b=2, dataset=dataset))
-    assert "1,000 rows, drawn from the 3,000 of the dataset" in words
+    assert "1,000 rows, sampled from the 3,000 of the dataset" in words
 
 
 def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
@@ -187,7 +187,7 @@ def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
 @pytest.mark.parametrize(
     ("asked", "status", "told"),
     [
-        ({"a": 2, "b": 2}, 422, "choose two versions"),
+        ({"a": 2, "b": 2}, 422, "choose two different versions"),
         ({"a": 1, "b": 99}, 404, "has no version 99"),
         ({"a": 0, "b": 1}, 422, "greater than or equal to 1"),
         ({"a": 1, "b": 2, "dataset": "ds_0"}, 404, "no such dataset"),
@@ -211,7 +211,7 @@ def test_who_names_one_version_is_given_another_to_compare_it_with(local: Local)
     local.post("/v1/calibrators/fashion/versions", json=without_rows())
     alone = local.get(PATH, headers=HTML)
     assert alone.status_code == 409
-    assert "no two versions to compare yet" in check_page(alone).words
+    assert "needs two versions to compare" in check_page(alone).words
     for _ in range(2):
         local.post("/v1/calibrators/fashion/versions", json=without_rows())
     assert shown() == "Version 2 and version 3"

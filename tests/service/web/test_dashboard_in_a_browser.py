@@ -68,7 +68,7 @@ def test_1_sign_in_leads_to_where_one_wanted_to_go(
     look(tab, "sign-in")
     tab.page.get_by_label("API key").fill(locked[1])
     tab.press("Sign in")
-    expect_heading(tab, "Jobs")
+    expect_heading(tab, "Fits")
     tab.open(f"{service}/")
     expect_heading(tab, "Calibrators")
     look(tab, "home-empty")
@@ -76,7 +76,9 @@ def test_1_sign_in_leads_to_where_one_wanted_to_go(
 
 def test_2_the_sample_is_fitted_by_a_button_and_watched_to_its_end(tab: Tab, service: str) -> None:
     tab.press("Fit the bundled sample")
-    expect(tab.page.locator("#job")).to_have_attribute("data-status", re.compile("queued|running"))
+    expect(tab.page.locator("#fit-detail")).to_have_attribute(
+        "data-status", re.compile("queued|running")
+    )
     tab.keep_picture("job-running")
     advice = tab.page.get_by_text("Recommended: version")
     expect(advice).to_be_visible(timeout=1000 * FIT_SECONDS)
@@ -92,7 +94,7 @@ def test_3_a_file_is_uploaded_fitted_and_leads_to_its_version(tab: Tab, service:
     expect_heading(tab, "New fit")
     look(tab, "new-fit")
     tab.page.get_by_label("Logits and labels").set_input_files(SAMPLE)
-    tab.page.get_by_label("Name: one that there is").fill("sample")
+    tab.page.get_by_label("Name: an existing calibrator").fill("sample")
     for method in tab.page.locator("input[name=method]").all():
         method.set_checked(method.get_attribute("value") == "temperature")
     tab.press("Upload and fit")
@@ -108,7 +110,7 @@ def test_4_a_file_that_breaks_a_rule_is_told_in_words(
     broken.write_text("logit_0,logit_1,label\n1.5,0.2,0\n0.1,abc,1\n")
     tab.open(f"{service}/new-fit")
     tab.page.get_by_label("Logits and labels").set_input_files(broken)
-    tab.page.get_by_label("Name: one that there is").fill("broken")
+    tab.page.get_by_label("Name: an existing calibrator").fill("broken")
     tab.press("Upload and fit")
     trouble = tab.page.get_by_role("alert")
     expect(trouble).to_contain_text("Line 3")
@@ -131,7 +133,7 @@ def test_6_two_versions_are_compared_on_the_same_rows(tab: Tab, service: str) ->
     tab.open(f"{service}/calibrators/sample")
     tab.page.get_by_label("version 1 as the first").check()
     tab.page.get_by_label("version 2 as the second").check()
-    tab.press("Compare the two")
+    tab.press("Compare")
     expect(tab.page.locator("#measured")).to_contain_text(
         "4,000 rows that both versions were judged on"
     )
@@ -142,7 +144,7 @@ def test_6_two_versions_are_compared_on_the_same_rows(tab: Tab, service: str) ->
 def test_7_promote_says_what_changes_and_roll_back_takes_it_back(tab: Tab, service: str) -> None:
     for number in (1, 2):
         tab.open(f"{service}/calibrators/sample/promote?version={number}")
-        expect(tab.page.get_by_text("Whoever calls")).to_be_visible()
+        expect(tab.page.get_by_text("can be rolled back")).to_be_visible()
         if number == 2:
             look(tab, "promote")
         tab.page.get_by_label("Reason").fill(f"number {number} <b>is</b> better")

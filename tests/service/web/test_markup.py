@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -79,7 +80,7 @@ def _check(answer: httpx.Response, *, is_shown: bool = True) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(one[4:] for one in PAGES if one.startswith("GET ") and "static" not in one)
+    "path", sorted(one[4:] for one in PAGES if re.match(r"GET (?!/static|/help)", one))
 )
 def test_every_page_shows_it_as_text(client: Local, fit: str, path: str) -> None:
     name = RUN if path.startswith("/runs") else NAME

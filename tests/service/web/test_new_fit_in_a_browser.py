@@ -79,7 +79,7 @@ def choose(tab: Tab, files: dict[str, bytes], field: str = "Logits and labels") 
 
 
 def trouble(tab: Tab) -> Locator:
-    return tab.page.locator("#trouble")
+    return tab.page.locator("#error")
 
 
 def test_a_pair_of_npy_files_becomes_the_same_arrays(tab: Tab) -> None:
@@ -104,8 +104,8 @@ def objects() -> bytes:
         (npy(np.asfortranarray(LOGITS)), "ascontiguousarray"),
         (objects(), "Python objects"),
         (npy(LOGITS.astype(">f4")), ">f4"),
-        (npy(np.zeros(3, [("a", "<f4"), ("b", "<f4")])), "not taken here"),
-        (npy(LOGITS)[:-1], "it is not whole"),
+        (npy(np.zeros(3, [("a", "<f4"), ("b", "<f4")])), "not supported here"),
+        (npy(LOGITS)[:-1], "it is incomplete"),
         (b"nonsense", "not an npy file"),
     ],
     ids=["Fortran", "objects", "big-endian", "structured", "cut", "no npy"],
@@ -124,7 +124,7 @@ def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
     choose(tab, {"a.npz": b"", "b.csv": b""})
     expect(trouble(tab)).to_contain_text("Choose one file")
     choose(tab, {f"{MARKUP}.pkl": b""})
-    expect(trouble(tab)).to_contain_text(f"{MARKUP}.pkl is of no kind that is read here")
+    expect(trouble(tab)).to_contain_text(f"{MARKUP}.pkl has an unsupported format")
     choose(tab, {"a.npz": npz(LOGITS, LABELS)})
     expect(trouble(tab)).to_be_hidden()
 
@@ -167,7 +167,7 @@ def test_refusals_name_the_file_the_rule_and_the_rows_as_text(tab: Tab) -> None:
     broken[[7, 30]] = np.nan
     choose(tab, {f"{MARKUP}.npz": npz(broken, LABELS)})
     tab.press("Upload and fit")
-    expect(tab.page.get_by_role("alert")).to_contain_text(f"{MARKUP}.npz was not taken")
+    expect(tab.page.get_by_role("alert")).to_contain_text(f"{MARKUP}.npz was not accepted")
     for told in (
         "Logits must not be NaN.",
         "2 rows break this rule, the first is row 7",
@@ -192,7 +192,7 @@ def test_parameters_of_a_method_are_sent(tab: Tab, service: Local) -> None:
     tab.asked.clear()
     field.fill("{'budget': 5}")
     tab.press("Upload and fit")
-    expect(trouble(tab)).to_contain_text("The parameters of auto are no JSON object")
+    expect(trouble(tab)).to_contain_text("The parameters of auto are not a JSON object")
     assert not [one for one in tab.asked if "/v1/" in one]
     field.fill('{"buget": 5}')
     tab.press("Upload and fit")
@@ -212,10 +212,10 @@ def test_what_was_uploaded_is_not_sent_again(tab: Tab) -> None:
     tab.page.get_by_label("Fingerprint").fill("x" * 200)
     tab.page.evaluate("document.querySelector('#model').value += 'x'")
     tab.page.evaluate(DROPPED, base64.b64encode(npz(LOGITS, LABELS)).decode())
-    expect(tab.page.locator("#data-said")).to_contain_text("dropped.npz")
+    expect(tab.page.locator("#data-status")).to_contain_text("dropped.npz")
     tab.asked.clear()
     tab.press("Upload and fit")
-    expect(trouble(tab)).to_contain_text("The fit was not ordered")
+    expect(trouble(tab)).to_contain_text("The fit was not submitted")
     tab.page.get_by_label("Fingerprint").fill("")
     tab.press("Upload and fit")
     tab.page.wait_for_url("**/jobs/fit_*")
@@ -224,12 +224,12 @@ def test_what_was_uploaded_is_not_sent_again(tab: Tab) -> None:
 
 def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: Local) -> None:
     choose(tab, {"logits.npy": npy(LOGITS), "labels.npy": npy(LABELS)})
-    choose(tab, {"test.npz": npz(LOGITS[1:], LABELS[1:])}, "To judge on")
+    choose(tab, {"test.npz": npz(LOGITS[1:], LABELS[1:])}, "Evaluation data")
     tab.page.get_by_label("Fingerprint").fill("sha256:0f1e")
     tab.page.locator("input[value=temperature]").check()
     tab.press("Upload and fit")
     tab.page.wait_for_url("**/jobs/fit_*")
-    expect(tab.page.locator("#job")).to_contain_text("waits for a worker")
+    expect(tab.page.locator("#fit-detail")).to_contain_text("waiting for a worker")
     tab.check_access()
     id = tab.page.url.rpartition("/")[2]
     parts = service.app.state.parts
@@ -239,12 +239,12 @@ def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: 
     assert [(one.rows, one.format) for one in found] == [(60, "safetensors"), (59, "npz")]
     assert [one["method"] for one in fit.order["methods"]] == ["auto", "temperature"]
     assert (fit.calibrator_name, fit.order["model"]) == ("net", "sha256:0f1e")
-    expect(tab.page.locator("#said")).to_have_text("The fit is running.")
+    expect(tab.page.locator("#announcement")).to_have_text("The fit is running.")
     with parts.database.write() as store:
         store.fits.finish(id, fit.attempt, FitStatus.SUCCEEDED, versions=[1, 2], progress=None)
     tab.page.wait_for_url("**/calibrators/net")
     tab.open(f"{service.base_url}/jobs/{id}")
-    expect(tab.page.locator("#job")).to_contain_text(
+    expect(tab.page.locator("#fit-detail")).to_contain_text(
         "It made version 1 (auto), version 2 (temperature)."
     )
     assert tab.page.url.endswith(id)  # who comes back later is not sent on
@@ -261,7 +261,7 @@ def test_pages_are_open_to_all_in_the_width_there_is(
     tab.check_access()
     tab.keep_picture(f"new-fit-{width}")
     tab.open(f"{service.base_url}/calibrators/fashion/try", width=width, dark=dark)
-    tab.press("Fill in an example")
+    tab.press("Use an example")
     expect(tab.page.locator("tbody tr")).to_have_count(5)
     tab.check_width()
     tab.check_access()
@@ -275,9 +275,9 @@ def test_without_javascript_there_are_lines_for_a_shell(tab: Tab, service: Local
     with browser_.new_context(java_script_enabled=False, storage_state=state) as plain:
         page = plain.new_page()
         page.goto(f"{service.base_url}/new-fit")
-        assert "Uploads from this page need JavaScript" in page.inner_text("main")
+        assert "Uploading from this page needs JavaScript" in page.inner_text("main")
         expect(page.get_by_text("--data-binary @file.npz")).to_be_visible()
         expect(page.get_by_role("button", name="Upload and fit")).to_be_hidden()
         page.goto(f"{service.base_url}/calibrators/fashion/try")
-        page.get_by_role("button", name="Fill in an example").click()
+        page.get_by_role("button", name="Use an example").click()
         expect(page.locator("tbody tr")).to_have_count(5)

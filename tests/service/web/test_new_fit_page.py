@@ -87,7 +87,7 @@ def test_the_name_is_filled_in_and_limits_are_shown(fitter: Local) -> None:
     words = check_page(page).words
     assert "At most 3.0 MiB; CSV at most 1.0 MiB" in words
     assert '"$API/v1/calibrators/resnet50-prod/fits?method=auto"' in words
-    assert "need JavaScript" in words
+    assert "needs JavaScript" in words
 
 
 def test_names_that_there_are_can_be_chosen(fitter: Local) -> None:

@@ -92,7 +92,7 @@ def test_all_charts_are_drawn_in_the_width_there_is(
     expect(tab.page.locator("#live")).to_have_text("live")
     expect_step(tab, 20)
     expect(tab.page.locator(".flag")).to_have_text(
-        ["unverified: the update gives other gammas", "partial: ranks 0 of 2"]
+        ["unverified: the service computed other gammas", "partial: ranks 0 of 2"]
     )
     tab.check_width()
     tab.check_access()
@@ -137,7 +137,7 @@ def test_whoever_is_signed_out_is_led_to_sign_in_and_back(tab: Tab, client: Loca
     tab.page.wait_for_url("**/sign-in*")
     tab.keep_picture("locked")
     enter(tab, "cal_wrong")
-    expect(tab.page.locator("#trouble")).to_contain_text("refused this key")
+    expect(tab.page.locator("#error")).to_contain_text("refused this key")
     enter(tab, token)
     expect_charts(tab, 5)
     assert tab.page.url == f"{client.base_url}/runs/{RUN}"

@@ -132,7 +132,7 @@ def test_a_session_expires_and_is_cleared_away(admin: Local, tmp_path: Path) -> 
         worker="tidy",
         queues=[],
         device="cpu",
-        at_work=set,
+        current_fits=set,
     )
     housekeeping.keep_house()
     with parts.database.read() as store:
@@ -268,7 +268,7 @@ def test_a_form_of_an_ended_session_leads_to_sign_in_and_back(browser: Local) ->
     asked = parse_qs(urlsplit(answer.headers["location"]).query)
     assert asked == {"ended": ["1"], "next": ["/calibrators/fashion/promote?version=2"]}
     page = browser.get("/sign-in", params={name: one[0] for name, one in asked.items()})
-    assert "Your session has ended, and nothing was changed" in page.text
+    assert "Your session has ended; nothing was changed" in page.text
     foreign = {**HTML, "Referer": "https://elsewhere.example/keys"}
     answer = browser.post("/calibrators/fashion/promote", headers=foreign)
     assert answer.headers["location"].endswith("?ended=1&next=/")

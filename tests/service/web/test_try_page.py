@@ -21,7 +21,7 @@ from calibrators.methods.temperature import TemperatureMap
 from service.access.permissions import Scope
 from service.app import MAX_PASTED_BYTES
 from service.errors import Invalid
-from service.web.components.pasted_rows import MOST_ROWS, example_row, rows_of
+from service.web.components.pasted_rows import MAX_ROWS, example_row, rows_of
 
 SEGMENTED = SegmentedMap(
     k=3,
@@ -142,15 +142,15 @@ def test_a_row_of_two_classes_may_be_one_number(user: Local) -> None:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ("", "write a row of numbers"),
-        ("1 2 3", "a row has 5 numbers here, one for each class; row 1 has 3"),
+        ("", "enter a row of numbers"),
+        ("1 2 3", "a row must have 5 numbers, one per class; row 1 has 3"),
         ("1 2 3 4 5\n1 2 3 4", "row 2 has 4"),
         ("[[1, 2, 3]]", "fitted on 5 classes, got rows of 3"),
         ("[[1, 2, 3, 4, 5], [1]]", "all rows of values must be equally long"),
         ("1 2 3 4 five", "row 1: 'five' is not a number"),
         (f"1 2 3 4 {MARKUP}", "is not a number"),
         ("1 2 nan 4 5", "must not be NaN"),
-        ("1 2 3 4 5\n" * 21, "at most 20 rows are shown here, got 21"),
+        ("1 2 3 4 5\n" * 21, "this page shows at most 20 rows, got 21"),
         ("[]", ""),
         ("[" * 5000, ""),
     ],
@@ -228,7 +228,7 @@ def test_whatever_is_pasted_is_rows_or_told(text, k) -> None:
     with suppress(Invalid):
         rows = rows_of(text, k)
         assert rows.ndim == 2
-        assert len(rows) <= MOST_ROWS
+        assert len(rows) <= MAX_ROWS
 
 
 def test_a_map_with_segments_is_tried_for_each_of_them(user: Local) -> None:

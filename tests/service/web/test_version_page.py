@@ -92,7 +92,7 @@ def test_it_shows_how_the_version_was_judged_and_what_it_is(reader: Local) -> No
             assert figure.replace("-", "\N{MINUS SIGN}") in words
     for one in (version["map_sha256"], "sha256:0f1e", "temperature", report.judged_on, "numpy"):
         assert one in words
-    assert "no ONNX: it is made for versions that are fitted by this service" in words
+    assert "no ONNX: only versions that were fitted by this service have one" in words
     assert "the first of many" in words
     assert "teamvision" in words
     assert reader.head(PAGE).status_code == 200
@@ -195,7 +195,7 @@ def test_notes_are_changed_by_those_who_may_promote(promoter: Local, reader: Loc
     cleared = {"tags": "", "description": "", "csrf": csrf_of(promoter)}
     late = promoter.post(f"{NO_REPORT}/notes", data={**cleared, "seen": form["seen"]})
     assert late.status_code == 412
-    assert "somebody changed these notes" in check_page(late).words
+    assert "somebody has changed these notes" in check_page(late).words
     cleared["seen"] = seen_on(promoter, NO_REPORT)
     assert promoter.post(f"{NO_REPORT}/notes", data=cleared).status_code == 303
     assert promoter.get(f"/v1{NO_REPORT}").json()["tags"] == {}
@@ -210,7 +210,7 @@ def seen_on(client: Local, page: str) -> str:
     ("tags", "said"),
     [
         ("vision", "tags must be written as name: value, got 'vision'"),
-        ("a: 1\na: 2", "tags must have a name each, got 'a: 2'"),
+        ("a: 1\na: 2", "tags must have unique names, got 'a: 2'"),
         ("Team: vision", "a tag"),
         ("\n".join(f"t{number}: x" for number in range(33)), "at most 32 tags"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
@@ -13,11 +12,12 @@ from helpers.run_posts import post
 from helpers.workers import housekeeping
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
 
 from calibrators.adafocal import BinStatistics
 from service.access.permissions import Principal, Scope
 from service.errors import NoSpace
-from service.fits.execution import Ending, FitJob, Stop, conclude
+from service.fits.execution import Ending, FitAttempt, Stop, conclude
 from service.fits.queue import claim
 from service.fits.service import CPU
 from service.runs.service import SentStatistics
@@ -25,13 +25,13 @@ from service.runs.sessions import Opening, open_session
 from service.storage.blobs import Blobs
 from service.storage.records import FitStatus
 from service.storage.tables import workers
-from service.worker.queue_worker import RunningFit, patiently
+from service.worker.queue_worker import RunningFit, retry
 
 pytestmark = pytest.mark.both_backends
 
 
 def test_three_lost_workers_are_enough(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     alive = housekeeping(place, "alive", silence=0.4)
     for attempt in range(1, 4):
         with place.database.write() as store:
@@ -53,7 +53,7 @@ def test_three_lost_workers_are_enough(place: Place) -> None:
 
 @by_the_clock
 def test_a_worker_that_was_silent_itself_judges_nobody(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     first = housekeeping(place, "first", silence=0.2)
     with place.database.write() as store:
         store.workers.beat("second", queues=["fit.cpu"], device="cpu")
@@ -76,7 +76,7 @@ class SlowBlobs(Blobs):
 def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
     place.blobs = SlowBlobs(place.settings.blobs)
     spent = place.dataset(delete_after_fit=True)
-    fit = place.order(spent, ("temperature", {}))
+    fit = place.start_fit(spent, ("temperature", {}))
     with place.database.write() as store:
         store.fits.cancel(fit.id)
     busy = housekeeping(place, "busy", silence=2.0, heartbeat=0.1, housekeeping=0.1)
@@ -96,15 +96,15 @@ def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
     assert beats > 10
 
 
-def begun(place: Place) -> FitJob:
+def begun(place: Place) -> FitAttempt:
     """A fit that a worker has taken."""
-    order = place.order(place.dataset(), ("temperature", {}))
+    order = place.start_fit(place.dataset(), ("temperature", {}))
     job = begin(place.database, order.id, worker="w", device="cpu")
     assert job is not None
     return job
 
 
-def hooks(place: Place, job: FitJob, time_limit: float = 60.0) -> RunningFit:
+def hooks(place: Place, job: FitAttempt, time_limit: float = 60.0) -> RunningFit:
     return RunningFit(
         place.database, job, every=0.02, leaving=threading.Event(), time_limit=time_limit
     )
@@ -132,13 +132,10 @@ def test_a_fit_that_is_too_busy_to_stop_is_ended_within_two_seconds(place: Place
     within(2, ended_after)
 
 
-def test_a_fit_hears_of_its_cancellation_after_an_error(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fit_hears_of_its_cancellation_after_an_error(place: Place) -> None:
     job = begun(place)
     fit = job.fit
-    caplog.set_level(logging.WARNING)
-    with hooks(place, job) as running:
+    with capture_logs() as logged, hooks(place, job) as running:
         running.progress({"loss": object()})  # which is no JSON
         time.sleep(0.3)
         assert place.fit(fit.id).progress is None
@@ -151,11 +148,11 @@ def test_a_fit_hears_of_its_cancellation_after_an_error(
             time.sleep(0.02)
         assert running.stop() is Stop.CANCEL
     assert place.fit(fit.id).progress == {"step": 1}
-    assert [record.exc_info is not None for record in caplog.records] == [True]
+    assert [one["exc_info"] is not None for one in logged] == [True]
 
 
 def test_a_fit_that_its_worker_does_not_know_waits_again(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.fits.start(fit.id, worker="forgetful", device="cpu")
     housekeeping(place, "forgetful", silence=60).beat()
@@ -163,15 +160,15 @@ def test_a_fit_that_its_worker_does_not_know_waits_again(place: Place) -> None:
 
 
 def test_a_fit_is_left_to_a_worker_that_is_taking_it(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.fits.start(fit.id, worker="busy", device="cpu")
-    housekeeping(place, "busy", silence=60, at_work=lambda: None).beat()
+    housekeeping(place, "busy", silence=60, current_fits=lambda: None).beat()
     assert place.fit(fit.id).status is FitStatus.RUNNING
 
 
 def test_a_fit_of_a_worker_that_nobody_knows_waits_again(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.fits.start(fit.id, worker="unknown", device="cpu")
     housekeeping(place, "alive", silence=60).keep_house()
@@ -179,11 +176,11 @@ def test_a_fit_of_a_worker_that_nobody_knows_waits_again(place: Place) -> None:
 
 
 def test_a_worker_that_was_taken_for_dead_claims_nothing_before_it_beats(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
 
     def claimed() -> bool:
         found = claim(place.database, [CPU], worker="woken", device="cpu")
-        return found.job is not None
+        return found.attempt is not None
 
     assert not claimed()
     assert place.fit(fit.id).attempt == 0
@@ -206,7 +203,7 @@ def test_a_worker_that_is_claiming_is_not_taken_for_dead(place: Place) -> None:
         assert store.workers.remove_silent("slow", -60)
 
 
-def test_patience_ends() -> None:
+def test_retry_seconds_ends() -> None:
     tried = []
 
     def away() -> None:
@@ -214,11 +211,11 @@ def test_patience_ends() -> None:
         raise OperationalError("SELECT 1", {}, ConnectionError())
 
     with pytest.raises(OperationalError):
-        patiently(away, 0.5)
+        retry(away, 0.5)
     assert len(tried) == 3
 
 
-def test_patience_waits_for_room() -> None:
+def test_retry_seconds_waits_for_room() -> None:
     answers = iter([NoSpace("no_space", "full"), NoSpace("no_space", "full"), None])
 
     def write() -> str:
@@ -226,7 +223,7 @@ def test_patience_waits_for_room() -> None:
             raise error
         return "written"
 
-    assert patiently(write, 10) == "written"
+    assert retry(write, 10) == "written"
 
 
 def test_a_worker_decides_steps_of_runs_that_have_waited_long_enough(place: Place) -> None:

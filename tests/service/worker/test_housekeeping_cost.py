@@ -24,7 +24,7 @@ def housekeeping(place: Place) -> Housekeeping:
         worker="tests",
         queues=[],
         device="cpu",
-        at_work=set,
+        current_fits=set,
     )
 
 
@@ -44,8 +44,8 @@ def test_others_write_while_it_looks(place: Place, monkeypatch: pytest.MonkeyPat
 
 def test_a_spent_dataset_is_deleted_and_one_in_use_is_not(place: Place) -> None:
     spent, judge, used, unused = (place.dataset(delete_after_fit=True) for _ in range(4))
-    done = place.order(spent, ("temperature", {}), evaluation=judge)
-    place.order(used, ("temperature", {}))
+    done = place.start_fit(spent, ("temperature", {}), evaluation=judge)
+    place.start_fit(used, ("temperature", {}))
     with place.database.write() as store:
         assert store.fits.cancel(done.id) is not None
     housekeeping(place).keep_house()

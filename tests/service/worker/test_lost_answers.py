@@ -46,7 +46,7 @@ def test_blobs_of_a_version_stay_if_the_answer_to_its_commit_is_lost(
         return done
 
     monkeypatch.setattr(queue_worker, "conclude", losing_conclude)
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     worked_once(place)
     assert len(calls) == 2
     assert place.fit(fit.id).status is FitStatus.SUCCEEDED
@@ -62,7 +62,7 @@ def test_blobs_of_a_fit_that_was_ended_meanwhile_are_deleted(
         return conclude(*arguments)
 
     monkeypatch.setattr(queue_worker, "conclude", late_conclude)
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     before = keys(place.blobs)
     worked_once(place)
     assert place.fit(fit.id).status is FitStatus.CANCELLED

@@ -36,7 +36,7 @@ def claimed(place: Place) -> Claim:
 
 
 def test_a_fit_that_lost_its_worker_waits_longer_each_time(place: Place) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     assert to_wait(place) == 0
     for losses in range(3):
         lose(place, fit)
@@ -46,20 +46,20 @@ def test_a_fit_that_lost_its_worker_waits_longer_each_time(place: Place) -> None
 
 
 def test_other_fits_of_the_workspace_wait_as_well_and_those_of_others_do_not(place: Place) -> None:
-    first, second = (place.order(place.dataset(), ("temperature", {})) for _ in range(2))
+    first, second = (place.start_fit(place.dataset(), ("temperature", {})) for _ in range(2))
     lose(place, first)
     assert to_wait(place, "ws_other") == 0
     found = claimed(place)
-    assert found.job is None
+    assert found.attempt is None
     assert FIRST_PAUSE - 2 < found.seconds <= FIRST_PAUSE  # it looks again as soon as it may
     place.enter_new_workspace()
-    other = place.order(place.dataset(), ("temperature", {}))
+    other = place.start_fit(place.dataset(), ("temperature", {}))
     found = claimed(place)
-    assert found.job is not None
-    assert found.job.fit.id == other.id
+    assert found.attempt is not None
+    assert found.attempt.fit.id == other.id
     with place.database.write() as store:
         store.session.execute(update(fits).values(lost_at=fits.c.lost_at - FIRST_PAUSE))
     found = claimed(place)
-    assert found.job is not None
-    assert found.job.fit.id == first.id
+    assert found.attempt is not None
+    assert found.attempt.fit.id == first.id
     assert place.fit(second.id).status is FitStatus.QUEUED

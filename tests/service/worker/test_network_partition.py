@@ -17,9 +17,9 @@ from sqlalchemy import make_url, text
 
 from service.fits.execution import run
 from service.storage.records import FitStatus
-from service.worker.queue_worker import PatientBlobs
+from service.worker.queue_worker import RetryingBlobs
 
-LATE = re.compile("ends: by another worker|attempt 1, is left to others")
+LATE = re.compile("fit_taken_over|fit_abandoned")
 SOME_SECONDS = ("smart", {"steps": 1200})
 
 
@@ -51,7 +51,7 @@ def names_of_connections(place: Place) -> set[str]:
 
 def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> None:
     crew, its_line = cut_off
-    fit = place.order(place.dataset(), SOME_SECONDS)
+    fit = place.start_fit(place.dataset(), SOME_SECONDS)
     crew.running(fit)
     # all connect in our way, or one would wait for minutes on a line that is cut
     assert names_of_connections(place) == {"calibrd"}
@@ -70,7 +70,7 @@ def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> 
     wait_until(is_back, 30)
     wait_until(lambda: LATE.search(crew.log()), 30)
     crew.end(1)
-    again = place.wait(place.order(place.dataset(), ("temperature", {})))
+    again = place.wait(place.start_fit(place.dataset(), ("temperature", {})))
     assert (again.status, again.worker) == (FitStatus.SUCCEEDED, lost)
     assert place.fit(fit.id) == done
     assert place.versions_of(fit) == done.versions
@@ -80,14 +80,14 @@ def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> 
 def test_a_fit_outlasts_an_outage_of_the_blob_store(
     shared_fleet: Fleet, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}))
     job = begin(place.database, fit.id, worker="w1", device="cpu")
     assert job is not None
     with line(make_url(shared_fleet.blobs.url).port or 0) as its_line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{its_line.port}")
         its_line.hang_up()
         for seconds, mended_after, status in ((0, 60, "failed"), (30, 2, "succeeded")):
-            blobs = PatientBlobs(place.settings.blobs, seconds=seconds)
+            blobs = RetryingBlobs(place.settings.blobs, seconds=seconds)
             timer = threading.Timer(mended_after, its_line.mend)
             timer.start()
             ending = run(job, blobs, Hooks(), device="cpu", time_limit=60)

@@ -75,7 +75,7 @@ def worker(place: Place, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def check_goes_on(place: Place, process: subprocess.Popen[bytes], stuck: Fit) -> None:
     """The next fit succeeds in the same process, which holds nothing of the one before."""
-    then = place.wait(place.order(place.dataset(), QUICK), seconds=120)
+    then = place.wait(place.start_fit(place.dataset(), QUICK), seconds=120)
     assert then.status is FitStatus.SUCCEEDED
     assert process.poll() is None
     assert f"-{process.pid}-" in (then.worker or "")
@@ -89,7 +89,7 @@ def check_goes_on(place: Place, process: subprocess.Popen[bytes], stuck: Fit) ->
 def test_a_fit_that_computes_beyond_its_limit_does_not_keep_its_worker(
     place: Place, worker: subprocess.Popen[bytes]
 ) -> None:
-    fit = place.wait(place.order(place.dataset(), STUCK), RUNNING, seconds=120)
+    fit = place.wait(place.start_fit(place.dataset(), STUCK), RUNNING, seconds=120)
     began = time.monotonic()
     done = place.wait(fit)
     assert time.monotonic() - began < SOON
@@ -102,7 +102,7 @@ def test_a_fit_that_computes_beyond_its_limit_does_not_keep_its_worker(
 def test_a_cancelled_fit_that_does_not_come_back_does_not_keep_its_worker(
     place: Place, worker: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    fit = place.order(place.dataset(), STUCK)
+    fit = place.start_fit(place.dataset(), STUCK)
     wait_until((tmp_path / "mark").exists, 120)
     with place.database.write() as store:
         store.fits.cancel(fit.id)
@@ -118,7 +118,7 @@ def test_a_store_that_never_answers_does_not_keep_a_worker(
     file = Path(unquote(urlsplit(place.settings.blobs).path)) / key
     file.unlink()
     os.mkfifo(file)  # as a file on a server that hangs: opening it does not return
-    fit = place.order(dataset, QUICK)
+    fit = place.start_fit(dataset, QUICK)
     done = place.wait(fit, seconds=120)
     assert (done.error or {})["code"] == "time_limit"
     check_goes_on(place, worker, fit)
@@ -127,8 +127,8 @@ def test_a_store_that_never_answers_does_not_keep_a_worker(
 def test_fits_that_wait_behind_a_stuck_one_lose_no_attempt(
     place: Place, worker: subprocess.Popen[Any]
 ) -> None:
-    stuck = place.wait(place.order(place.dataset(), STUCK), RUNNING, seconds=120)
-    waiting = [place.order(place.dataset(), QUICK) for _ in range(3)]
+    stuck = place.wait(place.start_fit(place.dataset(), STUCK), RUNNING, seconds=120)
+    waiting = [place.start_fit(place.dataset(), QUICK) for _ in range(3)]
     assert place.wait(stuck).status is FitStatus.FAILED
     for fit in waiting:
         done = place.wait(fit, seconds=120)

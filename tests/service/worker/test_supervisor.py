@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from service.settings import Settings
 from service.worker import supervisor
@@ -57,21 +58,19 @@ def test_a_worker_that_dies_is_replaced_and_all_are_stopped(
     assert workers.pids() == []
 
 
-def test_pauses_between_starts_grow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pauses_between_starts_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.1)
     workers = WorkerSupervisor(
         Settings(data_dir=tmp_path), 1, (sys.executable, "-c", "raise SystemExit(3)")
     )
-    workers.start()
-    try:
-        until(lambda: len(caplog.messages) >= 3)
-    finally:
-        workers.stop()
-    assert [one.rpartition(" ended ")[2] for one in caplog.messages[:3]] == [
-        f"(3): another starts in {pause} s" for pause in ("0.1", "0.2", "0.4")
-    ]
+    with capture_logs() as logged:
+        workers.start()
+        try:
+            until(lambda: len(logged) >= 3)
+        finally:
+            workers.stop()
+    assert {(one["event"], one["code"]) for one in logged} == {("worker_exited", 3)}
+    assert [one["restart_seconds"] for one in logged[:3]] == pytest.approx([0.1, 0.2, 0.4])
 
 
 def test_one_that_does_not_leave_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,15 +145,16 @@ def test_every_worker_has_a_slot_of_its_own_and_keeps_it(
 
 
 def test_one_that_had_taken_a_fit_is_replaced_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 30.0)
     code = "import os; from service.worker.queue_worker import note_fit; note_fit(); os._exit(9)"
     workers = WorkerSupervisor(Settings(data_dir=tmp_path), 1, (sys.executable, "-c", code))
-    workers.start()
-    try:
-        until(lambda: len(caplog.messages) >= 3, seconds=20)
-    finally:
-        workers.stop()
-    assert all("another starts in 0 s" in one for one in caplog.messages)
+    with capture_logs() as logged:
+        workers.start()
+        try:
+            until(lambda: len(logged) >= 3, seconds=20)
+        finally:
+            workers.stop()
+    assert {(one["event"], one["restart_seconds"]) for one in logged} == {("worker_exited", 0.0)}

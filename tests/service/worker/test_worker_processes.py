@@ -40,7 +40,7 @@ def crew(place: Place) -> Iterator[Crew]:
 
 
 def test_two_methods_give_two_versions_with_maps_reports_and_onnx(place: Place, crew: Crew) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}), ("smart", {"steps": 100}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}), ("smart", {"steps": 100}))
     done = place.wait(fit)
     assert (done.status, done.attempt, done.device) == (FitStatus.SUCCEEDED, 1, "cpu")
     assert done.versions == place.versions_of(fit)
@@ -62,7 +62,7 @@ def test_a_fit_starts_soon_after_it_was_ordered(place: Place, crew: Crew) -> Non
     data = place.dataset()
 
     def started_after() -> float:
-        done = place.wait(place.order(data, ("temperature", {})))
+        done = place.wait(place.start_fit(data, ("temperature", {})))
         assert done.started_at is not None
         return done.started_at - done.created_at
 
@@ -71,7 +71,7 @@ def test_a_fit_starts_soon_after_it_was_ordered(place: Place, crew: Crew) -> Non
 
 
 def test_a_failure_has_its_code_and_no_version(place: Place, crew: Crew) -> None:
-    fit = place.order(place.dataset(), ("temperature", {}), ("smart", {"hidden": 0}))
+    fit = place.start_fit(place.dataset(), ("temperature", {}), ("smart", {"hidden": 0}))
     done = place.wait(fit)
     assert done.status is FitStatus.FAILED
     assert done.error is not None
@@ -83,7 +83,7 @@ def test_a_running_fit_tells_its_progress_and_is_cancelled_within_two_seconds(
     place: Place, crew: Crew
 ) -> None:
     def cancelled_after() -> float:
-        fit = place.order(place.dataset(), ENDLESS)
+        fit = place.start_fit(place.dataset(), ENDLESS)
         crew.running(fit)
         progress = place.fit(fit.id).progress
         assert progress is not None
@@ -103,26 +103,26 @@ def test_a_running_fit_tells_its_progress_and_is_cancelled_within_two_seconds(
 
 def test_a_waiting_fit_is_cancelled_at_once_and_never_starts(place: Place, crew: Crew) -> None:
     data = place.dataset()
-    busy = [place.order(data, ENDLESS) for _ in crew.processes]
+    busy = [place.start_fit(data, ENDLESS) for _ in crew.processes]
     for fit in busy:
         place.wait(fit, RUNNING)
-    waiting = place.order(data, ("temperature", {}))
+    waiting = place.start_fit(data, ("temperature", {}))
     with place.database.write() as store:
         cancelled = store.fits.cancel(waiting.id)
         assert cancelled is not None
         assert cancelled.status is FitStatus.CANCELLED
         for fit in busy:
             store.fits.cancel(fit.id)
-    place.wait(place.order(data, ("temperature", {})))
+    place.wait(place.start_fit(data, ("temperature", {})))
     found = place.fit(waiting.id)
     assert (found.status, found.attempt, found.started_at) == (FitStatus.CANCELLED, 0, None)
 
 
 def test_a_worker_of_two_queues_runs_one_fit_at_a_time(place: Place, crew: Crew) -> None:
     data = place.dataset()
-    busy = [place.order(data, ENDLESS) for _ in crew.processes]
+    busy = [place.start_fit(data, ENDLESS) for _ in crew.processes]
     runs_on = {place.wait(fit, RUNNING).worker or "": fit for fit in busy}
-    other = place.order(data, ("temperature", {}), queue=GPU)
+    other = place.start_fit(data, ("temperature", {}), queue=GPU)
     time.sleep(1.0)
     assert place.fit(other.id).status is FitStatus.QUEUED
     with place.database.write() as store:
@@ -138,7 +138,7 @@ def test_a_worker_of_two_queues_runs_one_fit_at_a_time(place: Place, crew: Crew)
 
 def test_a_dataset_for_one_fit_is_deleted_after_it(place: Place, crew: Crew) -> None:
     data = place.dataset(delete_after_fit=True)
-    place.wait(place.order(data, ("temperature", {})))
+    place.wait(place.start_fit(data, ("temperature", {})))
     wait_until(lambda: not place.has_bytes_of(data), 5)
 
 
@@ -163,7 +163,7 @@ def test_what_no_worker_saw_the_end_of_is_deleted_by_the_housekeeping(
 
 @by_the_clock
 def test_a_worker_that_leaves_hands_its_fit_back(place: Place, crew: Crew) -> None:
-    fit = place.order(place.dataset(), SOME_SECONDS)
+    fit = place.start_fit(place.dataset(), SOME_SECONDS)
     leaver = crew.running(fit)
     left_at = time.monotonic()
     leaver.send_signal(signal.SIGTERM)
@@ -180,7 +180,7 @@ def test_a_worker_that_leaves_hands_its_fit_back(place: Place, crew: Crew) -> No
 
 
 def test_a_killed_workers_fit_is_run_by_another_and_written_once(place: Place, crew: Crew) -> None:
-    fit = place.order(place.dataset(), SOME_SECONDS)
+    fit = place.start_fit(place.dataset(), SOME_SECONDS)
     victim = crew.running(fit)
     victim.kill()
     crew.replace(victim)
@@ -191,14 +191,17 @@ def test_a_killed_workers_fit_is_run_by_another_and_written_once(place: Place, c
 
 
 def test_a_worker_that_slept_changes_nothing_when_it_wakes(place: Place, crew: Crew) -> None:
-    fit = place.order(place.dataset(), SOME_SECONDS)
+    place.enter_new_workspace()
+    fit = place.start_fit(place.dataset(), SOME_SECONDS)
     sleeper = crew.running(fit)
     place.put_to_sleep(sleeper)
     done = place.wait(fit)
     sleeper.send_signal(signal.SIGCONT)
     assert (done.status, done.attempt) == (FitStatus.SUCCEEDED, 2)
-    again = [place.order(place.dataset(), ("temperature", {})) for _ in range(3)]
+    versions = place.versions_of(fit)
+    place.enter_new_workspace()
+    again = [place.start_fit(place.dataset(), ("temperature", {})) for _ in range(3)]
     assert {place.wait(one).status for one in again} == {FitStatus.SUCCEEDED}
     assert sleeper.poll() is None
     assert place.fit(fit.id) == done
-    assert place.versions_of(fit) == done.versions
+    assert place.versions_of(fit) == versions == done.versions

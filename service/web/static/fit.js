@@ -1,0 +1,24 @@
+// Goes to the result of a fit when it finishes while the page is open, or if the fit was just
+// submitted and is finished already. live.js keeps the page up to date.
+
+const detail = () => document.getElementById("fit-detail");
+const SUBMITTED = "#submitted";
+
+function showResult() {
+  if (detail().dataset.result) location.assign(detail().dataset.result);
+}
+
+function follow() {
+  const watch = new MutationObserver(() => {
+    if ("busy" in detail().dataset) return;
+    watch.disconnect();
+    showResult();
+  });
+  watch.observe(document.getElementById("main"), { childList: true });
+}
+
+const wasSubmitted = location.hash === SUBMITTED;
+// so that going back to this page does not redirect again
+if (wasSubmitted) history.replaceState(null, "", location.pathname);
+if ("busy" in detail().dataset) follow();
+else if (wasSubmitted) showResult();
