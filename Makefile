@@ -33,8 +33,8 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	echo "no browser: the tests that need one are skipped (on Debian: apt-get install chromium)"
 
-test: .venv/base browser  ## all tests but those of faults, in three processes; the dashboard in Chromium (pictures in out/pictures)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/service/hostile
+test: .venv/base browser  ## all tests but those of faults, in four processes; the dashboard in Chromium (pictures in out/pictures)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/service/hostile
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests/service/hostile
 
 test-unit: .venv/base  ## the quick tests, which need no service

@@ -72,8 +72,7 @@ def forgive(tab: Tab, service: str, words: str) -> None:
     tab.problems = [one for one in tab.problems if words not in one]
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_it_fits_the_window_and_keeps_nobody_out(
     tab: Tab, service: str, width: int, dark: bool
 ) -> None:
