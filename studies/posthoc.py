@@ -13,7 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kept import put_between, run_all
 from logit_sets import is_shifted, set_names, split_numbers
@@ -25,15 +25,17 @@ from posthoc_report import (
     class_change_table,
     main_table,
     paper_table,
+    recipes_table,
     variants_table,
 )
 
 from calibrators.charts import to_svg
+from calibrators.numerics.objectives import ObjectiveName
 from calibrators.registry import all_methods
 
 NO_CANDIDATE = ("segmented",)  # these sets have no segments
 WITH_CLASS_CHANGE = ("auto", {"allow_class_change": True, "budget": 60.0})
-OBJECTIVES = ("nll", "label_smoothing", "mse", "brier", "soft_ece", "charbonnier", "pointwise")
+OBJECTIVES = get_args(ObjectiveName)
 INDICATORS = ("margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all_logits")
 ROWS = (50, 100, 200, 500, 1000, 2000, 5000)
 WITH_FEW_ROWS = (
@@ -50,7 +52,15 @@ WITH_FEW_ROWS = (
     "auto",
 )
 SPLITS_WITH_FEW_ROWS = 3
-PARTS = ("main", "variants", "few-rows", "class-change")
+AS_PUBLISHED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("temperature", {}),
+    ("smart", {}),
+    *(("smart", {"seed": seed}) for seed in (1, 2)),
+    ("smart", {"objective": "charbonnier_per_sample"}),
+    *(("smart", {"as_published": True, "seed": seed}) for seed in (0, 1, 2)),
+    ("smart", {"as_published": True, "objective": "charbonnier_per_sample"}),
+)
+PARTS = ("main", "variants", "as-published", "few-rows", "class-change")
 Recipe = tuple[str, dict[str, Any]]
 
 
@@ -126,6 +136,9 @@ def main() -> None:
         found = fitted(planned(options.folder, same, smart_variants()))
         show("table 3", variants_table(found, "objective"))
         show("table 4", variants_table(found, "indicator"))
+    if options.only in (None, "as-published"):
+        found = fitted(planned(options.folder, same, AS_PUBLISHED))
+        show("as published", recipes_table(found))
     if options.only in (None, "few-rows"):
         found = fitted(planned_with_few_rows(options.folder, same))
         show("few rows", few_rows_table(found))

@@ -178,10 +178,18 @@ def paper_table(found: Sequence[Found]) -> str:
 def variants_table(found: Sequence[Found], parameter: str) -> str:
     """Return SMART with each value of one parameter: means over sets, and ranks."""
     chosen = [one for one in found if one["plan"]["params"][0][0] == parameter]
-    variants = grouped(chosen, lambda plan: str(plan["params"][0][1]))
+    return _ranked(parameter, grouped(chosen, lambda plan: str(plan["params"][0][1])))
+
+
+def recipes_table(found: Sequence[Found]) -> str:
+    """Return all recipes of these fits: means over sets, and ranks."""
+    return _ranked("recipe", grouped(found, called))
+
+
+def _ranked(title: str, variants: dict[str, list[Found]]) -> str:
     placed = ranks(variants)
     heads = ["ECE-15", "above", "AdaECE", "NLL", "Brier", "fit seconds", "mean rank [95 %]"]
-    lines = [f"| {parameter} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    lines = [f"| {title} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for name, ones in variants.items():
         keys = ("ece", "above", "ada_ece", "nll", "brier", "seconds")
         cells = [f"{mean(ones, key):.{COLUMNS[key][1]}f}" for key in keys]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from calibrators.base import TemperatureTypeMap
+from calibrators.base import CalibrationMap, TemperatureTypeMap
 from calibrators.data import CalibrationSet
 from calibrators.errors import FitError, NotConverged, ParameterError
 from calibrators.export.onnx import FLOAT, Builder
@@ -34,6 +34,7 @@ from calibrators.numerics.parallel import Floats, scratch_bytes
 
 MAX_HIDDEN = 4096
 HIDDEN_AT_ONCE = 1 << 20
+BATCH = 1024  # rows of a step of the published training
 FLOOR = 0.1
 NEUTRAL = math.log(math.expm1(1 - FLOOR))
 
@@ -118,8 +119,10 @@ class Smart(AfterTemperature):
     starts there (T = 1 for every sample). It then minimises the soft-binned calibration error
     ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` (see numerics.objectives) by full-batch Adam with
     analytic gradients. The order of the classes never changes, so neither does accuracy. The
-    objective is the *binned* form; the per-sample form stated in the paper's Eq. 6
-    (``objective="pointwise"``) is minimised by confidences of 0 and 1.
+    objective is the *binned* form; the per-sample form of the paper's Eq. 6
+    (``objective="charbonnier_per_sample"``) is lower for confidences near 0 and 1 than for
+    calibrated ones. ``lam`` is ``1 / (2 sigma^2)``: 200 for the paper's sigma of 0.05, which its
+    Tables 13 and 14 call lambda.
 
     More than 2,048 rows are first merged into at most that many cells of rows that agree in margin,
     confidence and correctness (see numerics.cells), so that a step costs the same however many
@@ -127,6 +130,11 @@ class Smart(AfterTemperature):
     for the indicator "all_logits" and the objective "brier".
 
     ``indicator`` and ``objective`` offer the alternatives the paper compares (its Tables 3 and 4).
+    ``as_published`` trains as the paper describes it: logits are not divided by the temperature of
+    temperature scaling first, the network starts at random weights, and each of ``steps`` passes
+    takes batches of 1,024 rows. The floor of 0.1 under T is then absolute, so the scale of the
+    logits matters. On our study sets it was worse than temperature scaling
+    (docs/studies/posthoc.md); it is here for comparison.
     Stopping after ``steps`` at ``learning_rate`` regularises: fewer and larger steps were worse on
     a hundred rows.
 
@@ -154,9 +162,12 @@ class Smart(AfterTemperature):
     bins: Annotated[int, Ge(2), Le(1000)] = 15
     lam: Annotated[float, Gt(0), Le(1e6)] = 200.0
     delta: Annotated[float, Ge(0), Le(1)] = 1e-3
+    as_published: bool = False
 
     def memory_bytes(self, n: int, k: int) -> int:
         """Estimate the peak memory: copies of the logits, or confidence tables; hidden units."""
+        if self.as_published:
+            return 8 * n * 3 * k + scratch_bytes()
         copies = 3 if self.indicator in ("all_logits", "entropy", "confidence") else 1
         network = 3 * self.hidden + 4
         if self._merges(n):
@@ -167,6 +178,14 @@ class Smart(AfterTemperature):
             taken = 8 * n * (max(copies * k, network + curve_numbers(k)) + inputs)
         return taken + scratch_bytes()
 
+    def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
+        if not self.as_published:
+            return super()._fit(data, context)
+        signal = indicate(self.indicator, data.logits, 1.0)
+        centre, spread = _standard(signal)
+        weights, value = self._train_in_batches(data, (signal - centre) / spread, context)
+        return self._map(data, 1.0, (centre, spread), weights, {"value": value, "device": "cpu"})
+
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> SmartMap:
@@ -174,32 +193,37 @@ class Smart(AfterTemperature):
         scale = 1 / base.temperature
         table = tabulate(data, scale, NODES) if self._merges(data.n) else None
         signal = self._signal(data, base.temperature, table)
-        centre, spread = signal.mean(axis=0), signal.std(axis=0)
-        spread[spread == 0] = 1.0
+        centre, spread = _standard(signal)
         samples, inputs = self._observe(data, scale, table, (signal - centre) / spread, device)
         objective = make_objective(
             self.objective, samples, bins=self.bins, lam=self.lam, delta=self.delta
         )
         with_ones = np.vstack([inputs.T, np.ones(len(inputs))])
         weights, value = self._train(objective, to_device(with_ones, device), context)
+        info = {"value": value, "device": device or "cpu"}
+        return self._map(data, base.temperature, (centre, spread), weights, info)
+
+    def _map(
+        self,
+        data: CalibrationSet,
+        temperature: float,
+        standard: tuple[Floats, Floats],
+        weights: Floats,
+        info: dict[str, Any],
+    ) -> SmartMap:
         *first, w2 = weights[:-1].reshape(-1, self.hidden)
         return SmartMap(
             k=data.k,
             kind=data.kind,
-            base_temperature=base.temperature,
+            base_temperature=temperature,
             indicator=self.indicator,
-            centre=centre,
-            spread=spread,
+            centre=standard[0],
+            spread=standard[1],
             w1=np.stack(first[:-1]),
             b1=first[-1],
             w2=w2,
             b2=float(weights[-1]),
-            fit_info={
-                "objective": self.objective,
-                "value": value,
-                "steps": self.steps,
-                "device": device or "cpu",
-            },
+            fit_info={"objective": self.objective, "steps": self.steps, **info},
         )
 
     def _signal(self, data: CalibrationSet, temperature: float, table: CurveTable | None) -> Floats:
@@ -252,6 +276,42 @@ class Smart(AfterTemperature):
                 "try a smaller learning_rate",
             )
         return np.array(weights.tolist()), value
+
+    def _train_in_batches(
+        self, data: CalibrationSet, signal: Floats, context: FitContext
+    ) -> tuple[Floats, float]:
+        """Return the weights after all passes from a random start, and their mean objective."""
+        rng = np.random.default_rng(self.seed)
+        weights = published_start(rng, signal.shape[1], self.hidden)
+        optimiser = Adam(self.learning_rate)
+        smoothed = self.objective == "label_smoothing"
+        for step in range(1, self.steps + 1):
+            total = 0.0
+            for rows in np.array_split(rng.permutation(data.n), math.ceil(data.n / BATCH)):
+                samples = observe(data.take(rows), exact=True, with_mean_gaps=smoothed)
+                objective = make_objective(
+                    self.objective, samples, bins=self.bins, lam=self.lam, delta=self.delta
+                )
+                inputs = np.vstack([signal[rows].T, np.ones(len(rows))])
+                value, gradient = _gradient(weights, inputs, self.hidden, objective)
+                weights = weights + optimiser.move(gradient)
+                total += value * len(rows)
+            context.step(step, self.steps, total / data.n)
+        return weights, total / data.n
+
+
+def _standard(signal: Floats) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation of each column; 1 where a column is constant."""
+    spread = signal.std(axis=0)
+    spread[spread == 0] = 1.0
+    return signal.mean(axis=0), spread
+
+
+def published_start(rng: np.random.Generator, inputs: int, hidden: int) -> Floats:
+    """Return random weights of both layers, uniform in +-1/sqrt(fan-in), as torch initialises."""
+    first = rng.uniform(-1, 1, (inputs + 1) * hidden) / math.sqrt(inputs)
+    second = rng.uniform(-1, 1, hidden + 1) / math.sqrt(hidden)
+    return np.concatenate([first, second])
 
 
 def _gradient(

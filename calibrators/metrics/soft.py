@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +14,11 @@ from calibrators.metrics._inputs import Array, Floats, at_least
 from calibrators.metrics.toplabel import Scores, as_top_label
 from calibrators.numerics.parallel import row_blocks
 
-__all__ = ["kernel_bias", "pointwise_charbonnier", "smce_bound", "soft_ece"]
+__all__ = ["charbonnier_soft_ece", "kernel_bias", "kernel_bias_bound", "smce_bound", "soft_ece"]
+
+# points of the integrals over [0, 1]
+INTEGRAL = 2048
+Density: TypeAlias = Callable[[Floats], Floats]
 
 
 def soft_ece(
@@ -28,8 +34,9 @@ def soft_ece(
     `(1/n) sum_b sqrt(R_b^2 + (delta W_b)^2)` with `R_b = sum_i w_ib (a_i - c_i)`,
     `W_b = sum_i w_ib` and `w_ib` proportional to `exp(-lam (c_i - u_b)^2)`, summing to 1 over the
     bins with centres u_b = (b + 1/2)/M. It is `sum_b (W_b/n) sqrt((acc_b - conf_b)^2 + delta^2)`
-    without the division. Convention: the *binned* form, not the per-sample one of Eq. 6
-    (`pointwise_charbonnier`). Karandikar et al. 2021; SMART.
+    without the division. `lam = 1 / (2 sigma^2)`, sigma the width of a soft bin. Convention: the
+    *binned* form, not the per-sample form of Eq. 6 (`charbonnier_soft_ece`). Karandikar et al.
+    2021; SMART.
 
     >>> round(soft_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
@@ -45,32 +52,71 @@ def soft_ece(
     return float(np.hypot(residual, delta * mass).sum() / top.confidence.size)
 
 
-def pointwise_charbonnier(
-    probabilities: Scores, labels: npt.ArrayLike | None = None, *, delta: float = 1e-3
+def charbonnier_soft_ece(
+    probabilities: Scores,
+    labels: npt.ArrayLike | None = None,
+    *,
+    bins: int = 15,
+    lam: float = 200.0,
+    delta: float = 1e-3,
+    density: Density | None = None,
 ) -> float:
-    """Return H, the per-sample functional that Eq. 6 of the SMART paper literally states.
+    """Return H of the SMART paper's Eq. 6: the residual of each row against the bins around it.
 
-    `(1/n) sum_i sum_b w_ib sqrt((a_i - c_i)^2 + delta^2)`. The weights of a row sum to 1 over the
-    bins, so bins and lambda drop out of the value. Not a calibration error: hard 0 or 1 scores
-    better than the truth. It exists for Theorem 3.1 (`smce_bound`).
+    `(1/n) sum_i sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)`: the residual is against the *centre*
+    u_b of a soft bin, and `w_ib` is proportional to `exp(-lam (c_i - u_b)^2) density(u_b)`. The
+    integral of Eq. 6 is the limit of many bins; the paper computes it with 15. With `delta = 0` it
+    is Eq. 5. Not a calibration error: rows are not averaged before the residual is taken, so a
+    calibrated model does not score 0 (`soft_ece` is the binned form, which does).
 
-    >>> round(pointwise_charbonnier([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 6)
+    >>> round(charbonnier_soft_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 6)
     0.5
     """
-    _check_soft(1.0, delta)
-    return float(np.hypot(as_top_label(probabilities, labels).residual, delta).mean())
+    at_least("bins", bins, 1)
+    _check_soft(lam, delta)
+    top = as_top_label(probabilities, labels)
+    centre = (np.arange(bins) + 0.5) / bins
+    right, wrong = np.hypot(1 - centre, delta), np.hypot(centre, delta)
+    total = 0.0
+    for block in row_blocks(top.confidence.size, bins):
+        weight = soft_weights(top.confidence[block], bins, lam, density)
+        total += np.where(top.correct[block], weight @ right, weight @ wrong).sum()
+    return float(total / top.confidence.size)
 
 
-def kernel_bias(lam: float = 200.0, kappa: float = 1.0) -> float:
-    """Return B_lam of Theorem 3.1, the bias by the width of a soft bin.
+def kernel_bias(lam: float = 200.0, density: Density | None = None) -> float:
+    """Return B_lam of Theorem 3.1, the largest mean distance of a confidence to its soft bins.
 
-    `min(1, 2 kappa / (sqrt(pi lam) erf(sqrt(lam))))`; kappa bounds the ratio of the confidence's
-    density to the uniform one. SMART, Theorem 3.1.
+    `sup over p of the integral of |p - u| K(p, u) density(u) du`, K the normalised kernel. For the
+    uniform density this is about `1 / sqrt(pi lam)`. SMART, Theorem 3.1.
 
-    >>> round(kernel_bias(200.0), 6)
+    >>> round(kernel_bias(200.0), 4)
+    0.0399
+    """
+    _check_soft(lam, 0.0)
+    place = np.linspace(0, 1, INTEGRAL + 1)
+    centre = (np.arange(INTEGRAL) + 0.5) / INTEGRAL
+    distance = [
+        (soft_weights(place[rows], INTEGRAL, lam, density) * abs(place[rows, None] - centre))
+        .sum(axis=1)
+        .max()
+        for rows in row_blocks(place.size, INTEGRAL)
+    ]
+    return float(max(distance))
+
+
+def kernel_bias_bound(lam: float = 200.0, kappa: float = 1.0) -> float:
+    """Return the bound of Eq. 17 on `kernel_bias`.
+
+    `min(1, 2 kappa / (sqrt(pi lam) erf(sqrt(lam))))`. kappa is the largest value of the reference
+    density divided by its smallest, 1 for the uniform density.
+
+    >>> round(kernel_bias_bound(200.0), 6)
     0.079788
     """
     _check_soft(lam, 0.0)
+    if not kappa >= 1:
+        raise ParameterError("bad_parameter", f"kappa must be at least 1, got {kappa!r}")
     return min(1.0, 2 * kappa / (math.sqrt(math.pi * lam) * math.erf(math.sqrt(lam))))
 
 
@@ -80,20 +126,29 @@ def smce_bound(
     *,
     lam: float = 200.0,
     delta: float = 1e-3,
-    kappa: float = 1.0,
+    density: Density | None = None,
 ) -> float:
-    """Return the upper bound `H + 2 B_lam` on smCE of Theorem 3.1 (SMART).
+    """Return the upper bound `H + 2 B_lam` on smCE of Theorem 3.1 (SMART), H as an integral.
 
-    >>> round(smce_bound([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 6)
-    0.659577
+    >>> round(smce_bound([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 4)
+    0.5798
     """
-    return pointwise_charbonnier(probabilities, labels, delta=delta) + 2 * kernel_bias(lam, kappa)
+    top = as_top_label(probabilities, labels)
+    value = charbonnier_soft_ece(top, bins=INTEGRAL, lam=lam, delta=delta, density=density)
+    return value + 2 * kernel_bias(lam, density)
 
 
-def soft_weights(confidence: Floats, bins: int, lam: float) -> Floats:
-    """Return the weights (n, bins) of each confidence in each soft bin; rows sum to 1."""
+def soft_weights(
+    confidence: Floats, bins: int, lam: float, density: Density | None = None
+) -> Floats:
+    """Return the weights (n, bins) of each confidence in each soft bin; rows sum to 1.
+
+    ``density`` is the reference density at given points, positive; by default it is uniform.
+    """
     centre = (np.arange(bins) + 0.5) / bins
     exponent: Array = -lam * (confidence[:, None] - centre) ** 2
+    if density is not None:
+        exponent += np.log(density(centre))
     exponent -= exponent.max(axis=1, keepdims=True)
     weight: Floats = np.exp(exponent)
     weight /= weight.sum(axis=1, keepdims=True)

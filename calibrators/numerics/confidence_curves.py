@@ -89,23 +89,22 @@ def observe(
     device: str | None = None,
     *,
     with_mean_gaps: bool = False,
+    exact: bool = False,
 ) -> Samples:
-    """Return the rows of a set, logits times ``scale``, as numpy arrays or on a torch device."""
+    """Return the rows of a set, logits times ``scale``, as numpy arrays or on a torch device.
+
+    ``exact`` makes no table of curves, which would limit the range of beta.
+    """
     means = mean_gaps(data) * scale if with_mean_gaps else None
+    curve = ExactCurve.build if exact or data.k <= MANY_CLASSES else TabulatedCurve.build
     return Samples(
-        curve=_curve(data, scale, device),
+        curve=curve(data, scale, device),
         label_gap=to_device(data.label_gaps.astype(np.float64) * scale, device),
         correct=to_device(correctness(data), device),
         weight=to_device(np.ones(data.n), device),
         n=data.n,
         mean_gap=None if means is None else to_device(means, device),
     )
-
-
-def _curve(data: CalibrationSet, scale: float, device: str | None) -> Curve:
-    if data.k > MANY_CLASSES:
-        return TabulatedCurve.build(data, scale, device)
-    return ExactCurve.build(data, scale, device)
 
 
 def correctness(data: CalibrationSet) -> Floats:

@@ -10,8 +10,10 @@ torch tensors.
 - ``soft_ece`` and ``charbonnier``: ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` over soft bins with
   centres u_b = (b + 1/2)/B and weights w_ib proportional to exp(-lam (c_i - u_b)^2), where
   ``R_b = sum_i w_ib (a_i - c_i)`` and ``W_b = sum_i w_ib``; delta is 0 for ``soft_ece``.
-- ``pointwise``: mean of sqrt((a - c)^2 + delta^2), the per-sample form that the SMART paper's Eq. 6
-  states; it is minimised by confidences of 0 and 1 and is here for comparison only.
+- ``charbonnier_per_sample``: mean of ``sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)``, Eq. 6 of the
+  SMART paper, whose residual is against the centre of a bin; for comparison only.
+- ``mae``: mean of sqrt((a - c)^2 + delta^2), the absolute error of the confidence. Like Eq. 6 it is
+  minimised by confidences near 0 and 1; for comparison only.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ from calibrators.errors import ParameterError
 from calibrators.numerics.confidence_curves import Array, Samples, namespace, whole
 
 ObjectiveName = Literal[
-    "nll", "label_smoothing", "mse", "brier", "soft_ece", "charbonnier", "pointwise"
+    "nll",
+    "label_smoothing",
+    "mse",
+    "brier",
+    "soft_ece",
+    "charbonnier",
+    "charbonnier_per_sample",
+    "mae",
 ]
 Objective = Callable[[Array], tuple[float, Array]]
 
@@ -52,8 +61,10 @@ def make_objective(
             return lambda beta: _mse(samples, beta)
         case "brier":
             return lambda beta: _brier(samples, beta)
-        case "pointwise":
-            return lambda beta: _pointwise(samples, delta, beta)
+        case "mae":
+            return lambda beta: _mae(samples, delta, beta)
+        case "charbonnier_per_sample":
+            return _per_sample(samples, bins, lam, delta)
         case "soft_ece":
             return _soft_binned(samples, bins, lam, 0.0)
         case "charbonnier":
@@ -72,7 +83,7 @@ def _mse(samples: Samples, beta: Array) -> tuple[float, Array]:
     return samples.mean(miss * miss), 2 * samples.weight * miss * slope / samples.n
 
 
-def _pointwise(samples: Samples, delta: float, beta: Array) -> tuple[float, Array]:
+def _mae(samples: Samples, delta: float, beta: Array) -> tuple[float, Array]:
     confidence, slope = samples.curve.confidence(beta)
     miss = confidence - samples.correct
     root = namespace(miss).sqrt(miss * miss + delta * delta)
@@ -111,13 +122,7 @@ def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objec
     read back, so a step costs a few passes over n instead of n times bins exponentials.
     """
     xp = namespace(samples.correct)
-    weights: Any
-    slopes: Any
-    weights, slopes = soft_bin_weights(bins, lam)
-    if xp is not np:
-        weights, slopes = (
-            xp.asarray(one, device=samples.correct.device) for one in (weights, slopes)
-        )
+    weights, slopes = (_beside(samples, one) for one in soft_bin_weights(bins, lam))
 
     def objective(beta: Array) -> tuple[float, Array]:
         confidence, by_log_beta = samples.curve.confidence(beta)
@@ -133,6 +138,32 @@ def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objec
         return float(root.sum()) / samples.n, gradient / samples.n
 
     return objective
+
+
+def _per_sample(samples: Samples, bins: int, lam: float, delta: float) -> Objective:
+    """Return Eq. 6, which of each sample depends on confidence and correctness alone."""
+    xp = namespace(samples.correct)
+    centres = (np.arange(bins) + 0.5) / bins
+    residuals = np.hypot(np.stack([centres, 1 - centres]), delta)
+    weights, slopes = soft_bin_weights(bins, lam)
+    wrong, right = _beside(samples, residuals @ weights)
+    wrong_slope, right_slope = _beside(samples, residuals @ slopes)
+    correct = samples.correct
+
+    def objective(beta: Array) -> tuple[float, Array]:
+        confidence, by_log_beta = samples.curve.confidence(beta)
+        grid = Grid.place(xp, confidence)
+        value = correct * grid.read(right) + (1 - correct) * grid.read(wrong)
+        slope = correct * grid.read(right_slope) + (1 - correct) * grid.read(wrong_slope)
+        return samples.mean(value), samples.weight * slope * by_log_beta / samples.n
+
+    return objective
+
+
+def _beside(samples: Samples, table: NDArray[np.float64]) -> Any:
+    """Return a table on the device of the samples."""
+    xp = namespace(samples.correct)
+    return table if xp is np else xp.asarray(table, device=samples.correct.device)
 
 
 @dataclass(frozen=True)

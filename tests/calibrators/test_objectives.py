@@ -32,11 +32,13 @@ def reference(name: str, z: torch.Tensor, y: torch.Tensor, log_beta: torch.Tenso
             return ((c - a) ** 2).mean()
         case "brier":
             return ((p - torch.nn.functional.one_hot(y, z.shape[1])) ** 2).sum(dim=1).mean()
-        case "pointwise":
+        case "mae":
             return ((c - a) ** 2 + 1e-6).sqrt().mean()
     delta = 1e-3 if name == "charbonnier" else 0.0
     centres = (torch.arange(15, dtype=torch.float64) + 0.5) / 15
     w = torch.softmax(-200 * (c[:, None] - centres) ** 2, dim=1)
+    if name == "charbonnier_per_sample":
+        return (w * ((a[:, None] - centres) ** 2 + 1e-6).sqrt()).sum(dim=1).mean()
     residual = (w * (a - c)[:, None]).sum(dim=0)
     return (residual**2 + (delta * w.sum(dim=0)) ** 2).sqrt().sum() / len(c)
 
@@ -94,14 +96,14 @@ def test_label_smoothing_refuses_samples_without_mean_gaps() -> None:
         make_objective("label_smoothing", observe(draw(20, 3)))
 
 
-def test_the_pointwise_form_rewards_certainty_and_the_binned_form_does_not() -> None:
-    """Why SMART's objective is the binned form: Eq. 6 read literally prefers hard 0/1 answers."""
+@pytest.mark.parametrize("name", ["charbonnier_per_sample", "mae"])
+def test_equation_6_rewards_certainty_and_the_binned_form_does_not(name: str) -> None:
+    """Why SMART's objective is the binned form: Eq. 6 prefers hard answers to calibrated ones."""
     calibrated = draw(20_000, 4, temperature=1.0, dtype=np.float64)
     samples = observe(calibrated)
     honest, hard = np.ones(calibrated.n), np.full(calibrated.n, 50.0)
-    pointwise = make_objective("pointwise", samples)
-    binned = make_objective("charbonnier", samples)
-    assert pointwise(hard)[0] < pointwise(honest)[0]
+    per_sample, binned = make_objective(name, samples), make_objective("charbonnier", samples)
+    assert per_sample(hard)[0] < per_sample(honest)[0]
     assert binned(honest)[0] < 0.2 * binned(hard)[0]
 
 

@@ -249,3 +249,46 @@ def test_warnings_point_at_the_caller() -> None:
 def test_a_fit_that_ends_worse_than_it_began_says_so() -> None:
     with pytest.warns(NotConverged, match="the objective rose from"):
         Smart(learning_rate=1e6, steps=20).fit(draw(500, 3))
+
+
+def test_as_published_is_the_training_of_the_paper() -> None:
+    """Algorithm 1 by autograd and torch's own Adam, on the same batches and from the same start."""
+    data = draw(1500, 5, dtype=np.float64)
+    recipe = Smart(as_published=True, steps=4, seed=3)
+    fitted = recipe.fit(data)
+    rng = np.random.default_rng(3)
+    start = torch.tensor(smart.published_start(rng, 1, 16))
+    w1, b1, w2 = (one.clone().requires_grad_() for one in start[:-1].reshape(3, 16))
+    b2 = start[-1].clone().requires_grad_()
+    optimiser = torch.optim.Adam([w1, b1, w2, b2], lr=5e-3)
+    z, y = torch.tensor(data.logits), torch.tensor(data.labels)
+    two = z.topk(2).values
+    margin = two[:, 0] - two[:, 1]
+    m = (margin - margin.mean()) / margin.std(correction=0)
+    centres = (torch.arange(15) + 0.5).double() / 15
+    for _ in range(4):
+        for rows in np.array_split(rng.permutation(1500), 2):
+            hidden = torch.relu(m[rows, None] * w1 + b1)
+            t = torch.nn.functional.softplus(hidden @ w2 + b2) + 0.1
+            c = torch.softmax(z[rows] / t[:, None], dim=1).max(dim=1).values
+            a = (z[rows].argmax(dim=1) == y[rows]).double()
+            w = torch.softmax(-200 * (c[:, None] - centres) ** 2, dim=1)
+            residual, mass = (w * (a - c)[:, None]).sum(dim=0), w.sum(dim=0)
+            loss = (residual**2 + (1e-3 * mass) ** 2).sqrt().sum() / len(rows)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    assert fitted.base_temperature == 1
+    np.testing.assert_allclose(fitted.w1[0], w1.detach(), atol=1e-4)
+    np.testing.assert_allclose(fitted.w2, w2.detach(), atol=1e-4)
+    assert fitted.b2 == pytest.approx(b2.item(), abs=1e-4)
+
+
+def test_as_published_depends_on_the_scale_of_the_logits_and_ours_does_not() -> None:
+    data, _ = two_regimes(3000, 0)
+    small = CalibrationSet(data.logits / 200, data.labels)
+    ours, published = (
+        abs(ece(Smart(as_published=flag, steps=60).fit(small).apply(small.logits), data.labels))
+        for flag in (False, True)
+    )
+    assert ours < 0.05 < 0.2 < published

@@ -8,13 +8,16 @@ import relplot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
+from scipy.integrate import quad
 from scipy.optimize import linprog
 
+from calibrators.errors import ParameterError
 from calibrators.metrics import (
     TopLabel,
+    charbonnier_soft_ece,
     kde_ece,
     kernel_bias,
-    pointwise_charbonnier,
+    kernel_bias_bound,
     smce,
     smce_bound,
     smece,
@@ -103,15 +106,59 @@ def test_smce_solves_a_larger_linear_program(sample) -> None:
         assert smce(case) == pytest.approx(linear_program(case), abs=5e-7)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(tops, st.floats(1, 1e4), st.floats(0, 0.1))
-def test_theorem_3_1(top: TopLabel, lam: float, delta: float) -> None:
-    """smCE <= H + 2 B_lam. With Eq. 6 read literally even H alone is a bound, as |f| <= 1."""
-    bound = smce_bound(top, lam=lam, delta=delta)
-    assert smce(top) <= bound + 1e-12
-    assert bound == pytest.approx(
-        pointwise_charbonnier(top, delta=delta) + 2 * kernel_bias(lam), abs=1e-12
-    )
+def rising(u: np.ndarray) -> np.ndarray:
+    """A reference density with kappa = 3."""
+    return 0.5 + u
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(tops, st.sampled_from([1.0, 30.0, 200.0, 5000.0]), st.floats(0, 0.1))
+@pytest.mark.parametrize("density", [None, rising])
+def test_theorem_3_1(density, top: TopLabel, lam: float, delta: float) -> None:
+    assert smce(top) <= smce_bound(top, lam=lam, delta=delta, density=density) + 1e-4
+
+
+@pytest.mark.parametrize("lam", [30.0, 200.0, 5000.0])
+def test_theorem_3_1_needs_its_kernel_bias(lam: float) -> None:
+    """Sure and always wrong: smCE is 1 and H is less, so the bound would fail without B_lam."""
+    wrong = TopLabel([1.0] * 20, [False] * 20)
+    value = charbonnier_soft_ece(wrong, bins=2048, lam=lam, delta=0.0)
+    assert value + 0.9 * kernel_bias(lam) < smce(wrong) == 1
+    assert smce_bound(wrong, lam=lam, delta=0.0) == pytest.approx(1 + kernel_bias(lam), abs=1e-3)
+
+
+@pytest.mark.parametrize(("density", "kappa"), [(None, 1.0), (rising, 3.0)])
+@pytest.mark.parametrize("lam", [1.0, 30.0, 200.0, 5000.0])
+def test_kernel_bias_is_the_definition_and_below_its_bound(lam: float, density, kappa) -> None:
+    def mean_distance(p: float) -> float:
+        def kernel(u: float) -> float:
+            return np.exp(-lam * (p - u) ** 2) * (1.0 if density is None else density(u))
+
+        near = [min(max(p, 0.0), 1.0)]
+        above = quad(lambda u: abs(p - u) * kernel(u), 0, 1, points=near, limit=200)[0]
+        return above / quad(kernel, 0, 1, points=near, limit=200)[0]
+
+    expected = max(mean_distance(p) for p in np.linspace(0, 1, 41))
+    assert kernel_bias(lam, density) == pytest.approx(expected, rel=2e-3)
+    assert kernel_bias(lam, density) <= kernel_bias_bound(lam, kappa)
+    if density is None and lam >= 30:
+        assert kernel_bias(lam) == pytest.approx(1 / np.sqrt(np.pi * lam), rel=1e-2)
+
+
+def test_charbonnier_soft_ece_is_equation_6(sample) -> None:
+    top = top_label(*sample(60, sharpen=1.5))
+    lam, delta = 200.0, 0.01
+
+    def of_row(c: float, a: float) -> float:
+        kernel = [lambda u: np.exp(-lam * (c - u) ** 2)]
+        kernel.append(lambda u: kernel[0](u) * np.sqrt((a - u) ** 2 + delta**2))
+        mass, residual = (quad(one, 0, 1, points=[c], limit=200)[0] for one in kernel)
+        return residual / mass
+
+    expected = np.mean([of_row(*row) for row in zip(top.confidence, top.correct, strict=True)])
+    integral = charbonnier_soft_ece(top, bins=2048, lam=lam, delta=delta)
+    assert integral == pytest.approx(expected, abs=1e-5)
+    assert charbonnier_soft_ece(top, lam=lam, delta=delta) == pytest.approx(expected, abs=5e-3)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -119,10 +166,10 @@ def test_theorem_3_1(top: TopLabel, lam: float, delta: float) -> None:
 def test_theorem_3_1_for_the_binned_form(top: TopLabel) -> None:
     """The form SMART is fitted with: f changes little inside a soft bin, so the bound is not
     trivial. It needs bins closer than the kernel is wide, as 15 bins at lam = 200 are."""
-    assert smce(top) <= soft_ece(top) + kernel_bias(200.0) + 1e-12
+    assert smce(top) <= soft_ece(top) + kernel_bias_bound(200.0) + 1e-12
 
 
-def test_the_binned_bound_is_tighter_than_the_pointwise_one(sample) -> None:
+def test_the_binned_form_is_a_tighter_bound_than_equation_6(sample) -> None:
     top = top_label(*sample(5000))
     assert soft_ece(top) + 2 * kernel_bias() < smce_bound(top) - 0.1
 
@@ -146,18 +193,19 @@ def test_soft_bins_become_hard_ones(sample) -> None:
     assert soft_ece(top, lam=1e7) == pytest.approx(top.equal_width(15).ece(), abs=1e-6)
 
 
-def test_pointwise_form_prefers_hard_answers_to_the_truth(sample) -> None:
-    """Why SMART is not fitted with Eq. 6 as written: the truth scores 2c(1 - c), hard answers
+def test_equation_6_prefers_hard_answers_to_the_truth(sample) -> None:
+    """Why SMART is not fitted with Eq. 6: calibrated rows score about 2c(1 - c), hard answers
     min(c, 1 - c). The binned form ranks them the right way round."""
     truth = top_label(*sample(20_000, classes=10))
     hard = TopLabel((truth.confidence > 0.5).astype(float), truth.correct)
-    assert pointwise_charbonnier(hard) < pointwise_charbonnier(truth) - 0.04
+    assert charbonnier_soft_ece(hard) < charbonnier_soft_ece(truth) - 0.03
     assert soft_ece(truth) < 0.02 < 0.1 < soft_ece(hard)
     c = truth.confidence
-    assert pointwise_charbonnier(truth) == pytest.approx(np.mean(2 * c * (1 - c)), abs=0.01)
-    assert pointwise_charbonnier(hard) == pytest.approx(np.minimum(c, 1 - c).mean(), abs=0.01)
+    assert charbonnier_soft_ece(truth) == pytest.approx(np.mean(2 * c * (1 - c)), abs=0.02)
 
 
-def test_kernel_bias_is_at_most_one() -> None:
-    assert kernel_bias(0.01) == 1.0
-    assert kernel_bias(200.0, kappa=2.0) == pytest.approx(2 * kernel_bias(200.0))
+def test_the_bound_of_the_kernel_bias_is_at_most_one() -> None:
+    assert kernel_bias_bound(0.01) == 1.0
+    assert kernel_bias_bound(200.0, kappa=2.0) == pytest.approx(2 * kernel_bias_bound(200.0))
+    with pytest.raises(ParameterError, match="kappa must be at least 1"):
+        kernel_bias_bound(200.0, kappa=0.5)
